@@ -1,0 +1,131 @@
+"""The ASGI application: the token path first, Litestar behind it.
+
+`gateway.app:app` is the application for any ASGI server; `create_app` makes one of given settings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import structlog
+from litestar import Litestar, Request, Response, get
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from . import account, log, platform
+from .errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
+from .inference import NOT_FOUND, NOT_FOUND_HEADERS
+from .process import Gateway
+from .settings import BadSettings, Settings, load
+from .store import backbone
+
+logger = structlog.get_logger()
+
+BODY_LIMIT = 1_048_576  # bytes of a body outside the token path
+
+
+@get("/health", sync_to_thread=False, include_in_schema=True)
+def health() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@get("/ready")
+async def ready(gateway: Gateway) -> Response[dict[str, str]]:
+    """Redis is reachable, and the process is not draining."""
+    if gateway.draining:
+        raise BackboneUnavailable("This process is shutting down; ask another.")
+    with backbone():
+        await gateway.store.client.ping()
+    if not gateway.registry.live:
+        raise BackboneUnavailable
+    return Response({"status": "ready"})
+
+
+@get("/metrics", media_type="text/plain; version=0.0.4; charset=utf-8", sync_to_thread=False)
+def metrics(gateway: Gateway) -> bytes:
+    """For Prometheus."""
+    return gateway.metrics.render()
+
+
+def _render(request: Request[Any, Any, State], error: Exception) -> Response[bytes]:
+    request_id = request.scope["state"].get("request_id", "")
+    if isinstance(error, HTTPException) and not isinstance(error, ServiceError):
+        if error.status_code == 404:
+            return Response(NOT_FOUND, status_code=404, headers={k.decode(): v.decode() for k, v in NOT_FOUND_HEADERS})
+        if error.status_code == 405:
+            error = MethodNotAllowed(*(error.headers or {}).get("Allow", "").split(", "))
+        elif error.status_code in (400, 413):
+            error = RequestMalformed(_fields(error))
+        elif error.status_code == 401:
+            error = Unauthorized()
+    if not isinstance(error, ServiceError):
+        logger.error("request.crashed", request_id=request_id, exc_info=error)
+        error = ServiceError()
+    headers, body = error.render(request_id)
+    return Response(
+        body,
+        status_code=error.status,
+        media_type="application/json",
+        headers={k.decode(): v.decode() for k, v in headers if k != b"content-length"},
+    )
+
+
+def _fields(error: HTTPException) -> str:
+    """Names the field; values stay out of messages."""
+    extra = error.extra if isinstance(error.extra, list) else []
+    named = [f"{e.get('key') or 'body'}: {e.get('message')}" for e in extra if isinstance(e, dict)]
+    return "; ".join(named) or str(error.detail)
+
+
+class Front:
+    """Sends the token path to its bare handler and the rest to Litestar, and marks every answer."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self._inference: ASGIApp = gateway.inference
+        self._litestar = Litestar(
+            [health, ready, metrics, *platform.ROUTES, *account.ROUTES],
+            dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},
+            exception_handlers={Exception: _render},
+            lifespan=[gateway.running],
+            logging_config=None,
+            openapi_config=None,
+            request_max_body_size=BODY_LIMIT,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":  # type: ignore[comparison-overlap]
+            if scope["path"].startswith("/capsule/"):
+                return await self._inference(scope, receive, send)
+            request_id = os.urandom(10).hex()
+            scope["state"]["request_id"] = request_id
+
+            async def marked(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                await send(message)
+
+            return await self._litestar(scope, receive, marked)
+        return await self._litestar(scope, receive, send)
+
+
+def create_app(settings: Settings) -> Front:
+    log.configure(settings)
+    return Front(Gateway(settings))
+
+
+def __getattr__(name: str) -> Any:
+    """`app` is made when a server asks for it, so that importing this module reads no settings."""
+    if name != "app":
+        raise AttributeError(name)
+    try:
+        made = create_app(load())
+    except BadSettings as error:
+        sys.exit(f"The settings are wrong:\n{error}")
+    globals()["app"] = made
+    return made

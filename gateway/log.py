@@ -1,0 +1,50 @@
+"""One line an event: JSON for machines, colours in a terminal. Never content, a token or a key."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from .settings import Settings
+
+
+def _json(_: Any, __: str, event: MutableMapping[str, Any]) -> bytes:
+    return msgspec.json.encode(event)
+
+
+def configure(settings: Settings) -> None:
+    level = logging.getLevelNamesMapping()[settings.log_level.upper()]
+    before: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    text = settings.log_format == "text"
+    structlog.configure(
+        processors=[*before, structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()) if text else _json],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout)
+        if text
+        else structlog.BytesLoggerFactory(sys.stdout.buffer),
+        cache_logger_on_first_use=True,
+    )
+    # What libraries log goes the same way. httpx logs addresses, which may hold a secret: only its failures.
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+                if text
+                else lambda *event: _json(*event).decode(),
+            ],
+            foreign_pre_chain=[*before, structlog.processors.format_exc_info],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)

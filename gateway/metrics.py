@@ -1,0 +1,91 @@
+"""What Prometheus reads at /metrics. Names follow OpenTelemetry's gen_ai conventions where there is one.
+
+Children with labels are looked up once and kept: the token path only counts.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+TTFT = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)  # seconds
+DURATION = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)  # seconds
+TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 8192, 32768, 131072)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter("gateway_requests", "Inference requests", ["door", "status", "code"], registry=registry)
+        self.open_streams = Gauge(
+            "gateway_streams_open",
+            "Exchanges with the provider under way",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.ttft = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "From the request to its first token",
+            ["gen_ai_request_model"],
+            buckets=TTFT,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "From the request to its end",
+            ["gen_ai_request_model"],
+            buckets=DURATION,
+            registry=registry,
+        )
+        self.tokens = Histogram(
+            "gen_ai_client_token_usage",
+            "Tokens of a request, as the provider reported them",
+            ["gen_ai_request_model", "gen_ai_token_type"],
+            buckets=TOKENS,
+            registry=registry,
+        )
+        self._reserved = Counter("gateway_reserved_nano_euro", "Reserved", registry=registry)
+        self._settled = Counter("gateway_settled_nano_euro", "Settled", registry=registry)
+        self.refusals = Counter(
+            "gateway_admission_refusals", "Requests over a rate or the cap", ["kind"], registry=registry
+        )
+        self.settlement_retries = Counter(
+            "gateway_settlement_retries", "Settlements written again after a failure", registry=registry
+        )
+        self.anomalies = Counter(
+            "gateway_usage_anomalies",
+            "Answers whose usage was missing, nonsense or above the bound",
+            ["kind"],
+            registry=registry,
+        )
+        self.provider_errors = Counter(
+            "gateway_provider_errors", "Requests that the provider failed", ["code"], registry=registry
+        )
+        self.request = lru_cache(256)(self.requests.labels)
+        self.model = lru_cache(16)(
+            lambda model: (
+                self.ttft.labels(model),
+                self.duration.labels(model),
+                self.tokens.labels(model, "input"),
+                self.tokens.labels(model, "output"),
+            )
+        )
+
+    def reserved(self, nano_euro: int) -> None:
+        self._reserved.inc(nano_euro)
+
+    def settled(self, nano_euro: int) -> None:
+        self._settled.inc(nano_euro)
+
+    def refused(self, kind: str) -> None:
+        self.refusals.labels(kind).inc()
+
+    def render(self) -> bytes:
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # several processes of one gateway: their sum
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+            return generate_latest(registry)
+        return generate_latest(self.registry)

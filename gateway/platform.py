@@ -1,0 +1,188 @@
+"""The operators' surface: accounts, apps, and the inference switch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, delete, get, patch, post, put
+from litestar.connection import ASGIConnection
+from litestar.datastructures import State
+from litestar.handlers import BaseRouteHandler
+from litestar.router import Router
+
+from workers import egress
+
+from .account import bearer, is_operator
+from .errors import NotFound, RequestMalformed, Unauthorized
+from .process import Gateway
+from .registry import (
+    DOMAIN,
+    SLUG,
+    App,
+    Auth,
+    BackendAuth,
+    Build,
+    JwksAuth,
+    Repository,
+    SecretAuth,
+    now_iso,
+)
+from .vault import NoEncryptionKey
+
+Plan = Literal["free", "starter", "maker", "max"]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+SECRET_BYTES = 32
+
+
+async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
+    if not is_operator(gateway, bearer(connection)):  # type: ignore[arg-type]
+        raise Unauthorized
+
+
+class NewAccount(msgspec.Struct, forbid_unknown_fields=True):
+    name: Name
+    plan: Plan = "free"
+
+
+class PlanChange(msgspec.Struct, forbid_unknown_fields=True):
+    plan: Plan
+
+
+class AppFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole record: what is left out is unset."""
+
+    account: str
+    name: str | None = None
+    auth: Auth = JwksAuth()
+    customDomain: str | None = None
+    customDomainVerified: bool = False
+    repository: Repository | None = None
+    build: Build | None = None
+
+
+class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
+    enabled: bool | None = None
+    approved: bool | None = None
+
+
+@post("/accounts")
+async def create_account(data: NewAccount, gateway: Gateway) -> dict[str, str]:
+    account, api_key = await gateway.registry.create_account(data.name, data.plan)
+    return {"id": account.id, "apiKey": api_key}
+
+
+@patch("/accounts/{account_id:str}")
+async def change_account(account_id: str, data: PlanChange, gateway: Gateway) -> dict[str, Any]:
+    changed: dict[str, Any] = msgspec.to_builtins(await gateway.registry.change_plan(account_id, data.plan))
+    return changed
+
+
+@put("/apps/{app:str}")
+async def put_app(app: str, data: AppFields, gateway: Gateway) -> dict[str, Any]:
+    registry = gateway.registry
+    before: App | None = await registry.find(app)
+    name = data.name or (before.name if before else app)
+    if not SLUG.fullmatch(app) or not SLUG.fullmatch(name):
+        raise RequestMalformed(
+            "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
+        )
+    if await registry.account(data.account) is None:
+        raise RequestMalformed("account: there is no such account.")
+    taken = await registry.app(name)
+    if taken is not None and (before is None or taken.id != before.id):
+        raise RequestMalformed("name: another app has this name.")
+    record = App(
+        id=before.id if before else app,
+        name=name,
+        account=data.account,
+        auth=_checked_auth(data.auth, gateway),
+        customDomain=_checked_domain(data.customDomain),
+        customDomainVerified=data.customDomainVerified,
+        repository=data.repository,
+        build=data.build,
+        createdAt=before.createdAt if before else now_iso(),
+    )
+    await registry.put_app(record, before)
+    return shown(record, gateway)
+
+
+def _checked_auth(auth: Auth, gateway: Gateway) -> Auth:
+    allow_private = gateway.settings.allow_private_addresses
+    if isinstance(auth, SecretAuth):
+        if len(auth.secret.encode()) < SECRET_BYTES:
+            raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
+        try:
+            return msgspec.structs.replace(auth, secret=gateway.vault.seal(auth.secret))
+        except NoEncryptionKey as error:
+            raise RequestMalformed(f"auth.secret: {error}.") from None
+    if isinstance(auth, BackendAuth) or auth.url:
+        try:
+            egress.check_url(auth.url, allow_private=allow_private)
+        except (egress.BlockedAddress, ValueError) as error:
+            raise RequestMalformed(f"auth.url: {error}") from None
+    return auth
+
+
+def _checked_domain(domain: str | None) -> str | None:
+    if domain is None:
+        return None
+    if not DOMAIN.fullmatch(domain := domain.lower().rstrip(".")):
+        raise RequestMalformed("customDomain: a host name such as app.example.com, without scheme or port.")
+    return domain
+
+
+def shown(app: App, gateway: Gateway) -> dict[str, Any]:
+    """The record without what must not be readable."""
+    record: dict[str, Any] = msgspec.to_builtins(app)
+    fields = {f: record.get(f) for f in App.__struct_fields__}
+    fields["auth"] = {k: v for k, v in msgspec.to_builtins(app.auth).items() if k != "secret"}
+    fields["customDomainVerified"] = app.customDomainVerified
+    fields["url"] = f"https://{app.name}.{gateway.settings.apps_domain}"
+    return fields
+
+
+async def _existing(app: str, gateway: Gateway) -> App:
+    record: App | None = await gateway.registry.find(app)
+    if record is None:
+        raise NotFound
+    return record
+
+
+@get("/apps/{app:str}")
+async def get_app(app: str, gateway: Gateway) -> dict[str, Any]:
+    return shown(await _existing(app, gateway), gateway)
+
+
+@delete("/apps/{app:str}")
+async def delete_app(app: str, gateway: Gateway) -> None:
+    await gateway.registry.delete_app(await _existing(app, gateway))
+
+
+@put("/inference")
+async def switch_inference(data: InferenceSwitch, gateway: Gateway) -> dict[str, Any]:
+    status = await gateway.availability.set(enabled=data.enabled, approved=data.approved)
+    return gateway.availability.describe(status)
+
+
+@get("/inference")
+async def show_inference(gateway: Gateway, request: Request[Any, Any, State]) -> dict[str, Any]:
+    return gateway.availability.describe(gateway.availability.status())
+
+
+ROUTES = [
+    Router(
+        path="/platform",
+        route_handlers=[
+            create_account,
+            change_account,
+            put_app,
+            get_app,
+            delete_app,
+            switch_inference,
+            show_inference,
+        ],
+        guards=[operators_only],
+    )
+]

@@ -1,0 +1,122 @@
+"""Everything one gateway process holds, and the work that runs beside its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from types import FrameType
+
+import structlog
+from litestar import Litestar
+
+from workers import egress
+
+from .admission import Admission
+from .auth import Users
+from .availability import Availability
+from .inference import Inference
+from .metrics import Metrics
+from .provider import Provider
+from .registry import Registry
+from .server import end_overdue_connections
+from .settings import Settings
+from .store import Store
+from .vault import Vault
+
+logger = structlog.get_logger()
+
+
+class Gateway:
+    """Everything one process holds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.store = Store(settings.redis_url)
+        self.vault = Vault(settings.encryption_key)
+        self.registry = Registry(self.store, self.vault)
+        self.http = egress.client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
+        self.users = Users(settings, self.vault, self.http)
+        self.admission = Admission(settings, self.store, self.metrics)
+        self.provider = Provider(settings)
+        self.availability = Availability(settings, self.registry, self.provider.has_key, self.provider.probe)
+        self.inference = Inference(
+            settings,
+            self.registry,
+            self.users,
+            self.admission,
+            self.provider,
+            self.availability,
+            self.metrics,
+        )
+        self.draining = False
+
+    def drain(self) -> None:
+        """SIGTERM: nothing new; what runs gets its time, then ends at its bound."""
+        if not self.draining:
+            self.draining = True
+            logger.info("gateway.draining", streams=len(self.provider.streams))
+            asyncio.get_running_loop().call_later(self.settings.drain, self.provider.interrupt)
+
+    def _drain_on_sigterm(self) -> Callable[[], object]:
+        """In front of the server's own handler, whichever server it is; returns what takes it away again."""
+        if threading.current_thread() is not threading.main_thread():
+            return bool
+        loop, servers = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.drain)
+            if callable(servers):
+                servers(number, frame)
+
+        signal.signal(signal.SIGTERM, handle)
+        return partial(signal.signal, signal.SIGTERM, servers)
+
+    @asynccontextmanager
+    async def running(self, _: Litestar) -> AsyncIterator[None]:
+        work = [
+            asyncio.create_task(run)
+            for run in (
+                self.registry.follow(),
+                self.provider.sweep(self.metrics.open_streams.set),
+                self.admission.keep_settling(),
+                self.availability.keep_probing(),
+                end_overdue_connections(),
+            )
+        ]
+        for task in work:
+            task.add_done_callback(_must_not_end)
+        # A process that takes requests before it has read the switch would refuse them.
+        for _attempt in range(40):
+            if self.registry.live:
+                break
+            await asyncio.sleep(0.05)
+        terminate = self._drain_on_sigterm()
+        try:
+            yield
+        finally:
+            terminate()
+            try:
+                async with asyncio.timeout(5):
+                    await self.admission.settle_unwritten()
+            except TimeoutError:
+                logger.error("settlement.left", action="their leases end them at their bound")
+            for task in work:
+                task.remove_done_callback(_must_not_end)
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+            self.provider.close()
+            await self.http.aclose()
+            await self.store.close()
+
+
+def _must_not_end(task: asyncio.Task[None]) -> None:
+    """The process cannot do without this task; it says so and ends, and its supervisor starts another."""
+    error = None if task.cancelled() else task.exception()
+    logger.critical("gateway.broken", task=task.get_coro().__name__, error=repr(error))  # type: ignore[union-attr]
+    os._exit(70)

@@ -1,0 +1,273 @@
+"""Accounts and apps: their records in Redis, and this process's copies of them.
+
+A copy is used only while the subscription to the changes is alive, and is dropped when its record changes, so that
+a change is felt in every process at once. When the subscription is lost, or stays silent for a second, every copy
+goes and each look-up reads Redis until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import structlog
+
+from . import store as s
+from .errors import BackboneUnavailable, NotFound
+from .settings import PLANS
+from .vault import Vault, digest, new_id, new_key
+
+log = structlog.get_logger()
+
+COPIES = 20_000  # records held at the most
+MAX_AGE = 300.0  # seconds after which a copy is read again, were a message ever lost inside a cluster
+HEARTBEAT = 0.3  # seconds between looks at whether the subscription still answers
+
+SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+DOMAIN = re.compile(r"(?=.{4,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.ASCII)
+
+R = TypeVar("R")
+
+
+class JwksAuth(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="jwks", forbid_unknown_fields=True, omit_defaults=True
+):
+    url: str = ""  # empty: https://<app>.{apps_domain}/.well-known/jwks.json
+    issuer: str | None = None
+    audience: str | list[str] | None = None
+    userClaim: str | None = None
+
+
+class SecretAuth(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="kind",
+    tag="secret",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    secret: str  # sealed in the record
+    issuer: str | None = None
+    audience: str | list[str] | None = None
+    userClaim: str | None = None
+
+
+class BackendAuth(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="kind",
+    tag="backend",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    url: str
+    method: Literal["GET", "POST"] = "GET"
+    userField: str | None = None
+
+
+Auth = JwksAuth | SecretAuth | BackendAuth
+
+
+class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str
+    branch: str = "main"
+
+
+class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    command: str = ""
+    output: str = "dist"
+    start: str | None = None
+
+
+class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    id: str
+    name: str
+    account: str
+    auth: Auth = JwksAuth()
+    customDomain: str | None = None
+    customDomainVerified: bool = False
+    repository: Repository | None = None
+    build: Build | None = None
+    createdAt: str
+
+    def __post_init__(self) -> None:
+        # What a verified token is remembered under: another app or another way to verify is another token.
+        seed = self.id.encode() + b"\0" + msgspec.json.encode(self.auth)
+        self.__dict__["auth_digest"] = hashlib.sha256(seed).digest()
+
+    @property
+    def auth_digest(self) -> bytes:
+        value: bytes = self.__dict__["auth_digest"]
+        return value
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    plan: str
+    createdAt: str
+
+
+def now_iso(seconds: float | None = None) -> str:
+    """ISO 8601 UTC with milliseconds and Z."""
+    moment = time.time() if seconds is None else seconds
+    whole = int(moment)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((moment - whole) * 1000):03d}Z"
+
+
+class Registry:
+    def __init__(self, store: s.Store, vault: Vault) -> None:
+        self.store, self.vault = store, vault
+        self.live = False
+        self._copies: dict[str, tuple[Any, float]] = {}
+        self._changes = 0
+        self._watchers: dict[str, Callable[[], Awaitable[None]]] = {}
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def app(self, name: str) -> App | None:
+        return await self._read(s.app_key(name), App)
+
+    async def account(self, account_id: str) -> Account | None:
+        return await self._read(s.account_key(account_id), Account)
+
+    async def _read(self, key: str, kind: type[R]) -> R | None:
+        if (copy := self._copies.get(key)) is not None and copy[1] > time.monotonic():
+            record: R = copy[0]
+            return record
+        before = self._changes
+        text = await self.store.get(key)
+        if text is None:
+            return None  # not kept: names that do not exist must not push out those that do
+        record = msgspec.json.decode(text, type=kind)
+        # A change announced while we read may concern what we just read.
+        if self.live and before == self._changes:
+            while len(self._copies) >= COPIES:
+                del self._copies[next(iter(self._copies))]
+            self._copies[key] = (record, time.monotonic() + MAX_AGE)
+        return record
+
+    async def find(self, app: str) -> App | None:
+        """By name, or by the id it was created under."""
+        if not SLUG.fullmatch(app):
+            return None
+        if name := await self.store.get(s.alias_key(app)):
+            return await self.app(name)
+        return await self.app(app)
+
+    async def apps_of(self, account_id: str) -> list[App]:
+        with s.backbone():
+            names = await self.store.client.smembers(s.account_apps_key(account_id))
+        apps = [await self.app(name) for name in sorted(names)]
+        # A name stands in the set from before its record is written until after it is removed.
+        return [app for app in apps if app is not None and app.account == account_id]
+
+    async def holder(self, api_key: str) -> Account | None:
+        """The account an API key belongs to."""
+        account_id = await self.store.get(s.api_key_key(digest(api_key)))
+        return None if account_id is None else await self.account(account_id)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def create_account(self, name: str, plan: str) -> tuple[Account, str]:
+        """The account and its API key, which is readable only here."""
+        account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
+        api_key = new_key("csk")
+        await self._write(s.account_key(account.id), account)
+        await self.store.change(s.api_key_key(digest(api_key)), account.id)
+        return account, api_key
+
+    async def change_plan(self, account_id: str, plan: str) -> Account:
+        assert plan in PLANS
+        account = await self.account(account_id)
+        if account is None:
+            raise NotFound
+        account = msgspec.structs.replace(account, plan=plan)
+        await self._write(s.account_key(account_id), account)
+        return account
+
+    async def put_app(self, app: App, before: App | None) -> None:
+        apps = self.store.client
+        with s.backbone():
+            await apps.sadd(s.account_apps_key(app.account), app.name)
+        if app.id != app.name:
+            await self.store.change(s.alias_key(app.id), app.name)
+        await self._write(s.app_key(app.name), app)
+        if before is None:
+            return
+        if before.name != app.name:
+            await self.store.change(s.app_key(before.name), "")
+        if app.id == app.name and before.id != before.name:
+            await self.store.change(s.alias_key(app.id), "")
+        if (before.account, before.name) != (app.account, app.name):
+            with s.backbone():
+                await apps.srem(s.account_apps_key(before.account), before.name)
+
+    async def delete_app(self, app: App) -> None:
+        await self.store.change(s.app_key(app.name), "")
+        await self.store.change(s.alias_key(app.id), "")
+        with s.backbone():
+            await self.store.client.srem(s.account_apps_key(app.account), app.name)
+
+    async def _write(self, key: str, record: msgspec.Struct) -> None:
+        await self.store.change(key, msgspec.json.encode(record).decode())
+        self._forget(key)  # this process does not wait for its own message
+
+    # -- staying current -------------------------------------------------------------------------------------
+
+    def watch(self, key: str, reload: Callable[[], Awaitable[None]]) -> None:
+        """`reload` runs when the record changes, and whenever the subscription begins anew."""
+        self._watchers[key] = reload
+
+    def _forget(self, key: str) -> None:
+        self._changes += 1
+        self._copies.pop(key, None)
+
+    def _forget_all(self) -> None:
+        self.live = False
+        self._changes += 1
+        self._copies.clear()
+
+    async def follow(self) -> None:
+        """Runs as long as the process."""
+        pause = 0.05
+        while True:
+            try:
+                async with self.store.subscription() as subscription:
+                    await self._follow(subscription)
+            except (*s.FAULTS, BackboneUnavailable) as error:
+                if self.live:
+                    log.warning("registry.lost", error=type(error).__name__)
+                    pause = 0.05
+            finally:
+                self._forget_all()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    async def _follow(self, subscription: Any) -> None:
+        unanswered = 0
+        while True:
+            async with asyncio.timeout(s.ATTEMPT):
+                message = await subscription.get_message(timeout=HEARTBEAT)
+            if message is None:
+                if unanswered == 2:
+                    raise TimeoutError("the subscription does not answer")
+                unanswered += 1
+                async with asyncio.timeout(s.ATTEMPT):
+                    await subscription.ping()
+                continue
+            unanswered = 0
+            if message["type"] == "subscribe":
+                self.live = True
+                for reload in self._watchers.values():
+                    await reload()
+            elif message["type"] == "message":
+                key = message["data"]
+                self._forget(key)
+                if key in self._watchers:
+                    await self._watchers[key]()

@@ -1,0 +1,130 @@
+"""uvicorn, bounded: what a client may send before it is understood, and how long it may hold a connection.
+
+uvicorn alone waits for ever for the end of a request's head, takes a head of any size, and keeps a connection whose
+client stopped reading. The protocol below counts, and one look a second ends what is over its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.supervisors import Multiprocess
+
+HEAD_BYTES = 65_536  # of one request's line and headers
+HEAD_SECONDS = 15.0  # from a connection's or a request's first byte to the end of its head
+STALL_SECONDS = 60.0  # that a client may leave an answer unread
+LEFTOVER_SECONDS = 5.0  # that a body may go on after its answer was given
+
+CONNECTIONS: set[BoundedProtocol] = set()
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """`since` is when the present wait began; which wait it is, the connection's state tells."""
+
+    head_bytes = 0
+    in_head = True
+    since = 0.0
+    stalled = False
+    uploading = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        CONNECTIONS.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        CONNECTIONS.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.in_head:
+            self.head_bytes += len(data)
+        super().data_received(data)
+        if self.in_head and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.send_431_response()
+
+    def send_431_response(self) -> None:
+        self.transport.write(
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        )
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.in_head = True
+        self.since = self.loop.time()
+
+    def on_headers_complete(self) -> None:
+        self.in_head = False
+        self.uploading = True
+        self.head_bytes = 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.uploading = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        self.stalled = True
+        self.since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.stalled = False
+        super().resume_writing()
+
+    def end_if_overdue(self, now: float) -> None:
+        waited = now - self.since
+        if self.stalled:
+            overdue = waited > STALL_SECONDS
+        elif self.uploading:
+            answered = self.cycle is not None and self.cycle.response_complete
+            overdue = answered and waited > LEFTOVER_SECONDS
+        else:
+            # Between requests uvicorn's own keep-alive timer runs.
+            overdue = self.in_head and self.timeout_keep_alive_task is None and waited > HEAD_SECONDS
+        if overdue:
+            self.transport.abort()
+
+
+async def end_overdue_connections() -> None:
+    """Runs as long as the process."""
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(1)
+        for connection in list(CONNECTIONS):
+            connection.end_if_overdue(loop.time())
+
+
+def serve(host: str, port: int, workers: int, drain: float) -> None:
+    config = uvicorn.Config(
+        "gateway.app:app",
+        host=host,
+        port=port,
+        workers=workers,
+        loop="uvloop",
+        http=BoundedProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,  # it would write paths, and a deploy hook's path is its secret
+        server_header=False,
+        backlog=4096,
+        # Streams end by themselves when the drain is over; this is for what ignores that.
+        timeout_graceful_shutdown=int(drain) + 10,
+    )
+    if workers == 1:
+        uvicorn.Server(config).run()
+        return
+    with tempfile.TemporaryDirectory(prefix="capsule-metrics-") as folder:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # each process writes its figures there
+        Multiprocess(config, sockets=[config.bind_socket()]).run()

@@ -1,0 +1,231 @@
+"""Every setting, read once from the environment and a `.env` file into one frozen struct.
+
+Nothing else in the project reads the environment. A field `redis_url` is the variable `GATEWAY_REDIS_URL`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from dotenv import dotenv_values
+
+NANO = 1_000_000_000  # nano-euro in a euro: money is counted in whole nano-euro
+T = TypeVar("T")
+PLANS = ("free", "starter", "maker", "max")
+
+
+class BadSettings(Exception):
+    """Names every variable that is wrong, one a line."""
+
+
+class RateLimits(msgspec.Struct, frozen=True):
+    app: int = 30
+    user: int = 20
+
+
+class ProviderTimeouts(msgspec.Struct, frozen=True):
+    """Seconds."""
+
+    connect: float = 5
+    first: float = 30
+    idle: float = 30
+    total: float = 300
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    redis_url: str = "redis://localhost:6379/0"
+    base_url: str = "http://localhost:8000"  # {base_url}: the public address of inference and the API
+    api_url: str = ""  # {api_url}: the address in deploy hook URLs; empty: the base URL
+    apps_domain: str = "apps.localhost"  # {apps_domain}
+
+    inference: bool = False  # what the runtime switch says until somebody sets it
+    provider_url: str = "https://api.scaleway.ai/v1"
+    provider_key: str = ""  # the first gate
+    provider_key_file: str = ""  # read instead of provider_key, again whenever the provider refuses it
+    processing_approved: bool = False  # the second gate, until somebody sets it
+    emergency_off_file: str = "/run/capsule/inference.off"  # the file existing means off
+    provider_timeouts: ProviderTimeouts = ProviderTimeouts()
+
+    operator_token: str = ""  # empty closes the platform surface
+    allow_private_addresses: bool = False  # development and tests: loopback, plain http
+    encryption_key: str = ""  # several, comma separated: the first encrypts, all decrypt
+    ca_file: str = ""  # more trusted certificates for outgoing TLS
+
+    registrations_per_day: int = 50
+    deploy_quotas: dict[str, int] = msgspec.field(  # deploys an account and UTC day
+        default_factory=lambda: {"free": 10, "starter": 50, "maker": 200, "max": 1000}
+    )
+    rate_limits: RateLimits = RateLimits()  # requests in a sliding minute
+    daily_caps: dict[str, int] = msgspec.field(  # nano-euro an account and UTC day; euro in the variable
+        default_factory=lambda: {
+            "free": NANO // 20,
+            "starter": NANO // 2,
+            "maker": 2 * NANO,
+            "max": 10 * NANO,
+        }
+    )
+    keep_alive: float = 15  # seconds without an event before a keep-alive
+    drain: float = 30  # seconds that running streams get after SIGTERM
+
+    probe_interval: float = 60  # seconds between uptime probes of an app
+    probe_timeout: float = 10  # seconds
+    probe_url: str = "https://{app}.{apps_domain}/"
+    unhealthy_cooldown: float = 900  # seconds
+    certificate_interval: float = 86_400  # seconds
+    certificate_address: str = ""  # host:port to connect to instead of the custom domain's own
+    webhook_claim_idle: float = 15  # seconds
+    deploy_engine: str = "local"
+    canary: float = 30  # seconds
+    data_dir: str = "./.capsule"
+
+    log_level: str = "info"
+    log_format: str = "json"
+
+
+def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Settings:
+    """Raises BadSettings with one line for each variable that is wrong."""
+    if environ is None:
+        environ = {**{k: v for k, v in dotenv_values(env_file).items() if v is not None}, **os.environ}
+    values: dict[str, Any] = {}
+    wrong: list[str] = []
+    for field in msgspec.structs.fields(Settings):
+        name = "GATEWAY_" + field.name.upper()
+        text = environ.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            values[field.name] = _READERS.get(field.name, _BY_TYPE.get(str(field.type), str))(text)
+        except (ValueError, InvalidOperation) as error:
+            wrong.append(f"{name}: {error}")
+    if wrong:
+        raise BadSettings("\n".join(wrong))
+    settings = Settings(**values)
+    return msgspec.structs.replace(settings, api_url=settings.api_url or settings.base_url)
+
+
+def _switch(text: str) -> bool:
+    if text.lower() in ("on", "true", "yes", "1"):
+        return True
+    if text.lower() in ("off", "false", "no", "0"):
+        return False
+    raise ValueError(f"{text!r} is neither on nor off (true, false)")
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a whole number") from None
+    if number < 1:
+        raise ValueError("must be at least 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number of seconds") from None
+    if not 0 < number < 10_000_000:
+        raise ValueError("must be more than 0 seconds")
+    return number
+
+
+def _euro(text: str) -> int:
+    try:
+        amount = Decimal(text) * NANO
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is not an amount in euro") from None
+    if not amount.is_finite() or amount < 0 or amount != int(amount) or amount > 1_000_000 * NANO:
+        raise ValueError(f"{text!r} must be from 0 to 1000000 euro with at most nine decimals")
+    return int(amount)
+
+
+def _pairs(text: str, allowed: tuple[str, ...], read: Callable[[str], T]) -> dict[str, T]:
+    pairs: dict[str, T] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        if name not in allowed or not equals:
+            raise ValueError(f"{part.strip()!r} is not one of {', '.join(f'{a}=…' for a in allowed)}")
+        pairs[name] = read(value.strip())
+    return pairs
+
+
+def _by_plan(default: Mapping[str, T], read: Callable[[str], T]) -> Callable[[str], dict[str, T]]:
+    return lambda text: {**default, **_pairs(text, PLANS, read)}
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{text!r} is not an http or https address")
+    return text.rstrip("/")
+
+
+def _redis_url(text: str) -> str:
+    if urlsplit(text).scheme not in ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"):
+        raise ValueError("must begin with redis://, rediss://, unix:// or redis+cluster://")
+    return text
+
+
+def _domain(text: str) -> str:
+    domain = text.lower().strip(".")
+    if not domain or any(c not in "abcdefghijklmnopqrstuvwxyz0123456789-.:" for c in domain):
+        raise ValueError(f"{text!r} is not a domain name")
+    return domain
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError(f"{text!r} is not one of {', '.join(allowed)}")
+        return text.lower()
+
+    return read
+
+
+def _claim_idle(text: str) -> float:
+    if (seconds := _seconds(text)) < 10:
+        raise ValueError("must be at least 10 seconds, twice the budget of one delivery")
+    return seconds
+
+
+def _encryption_key(text: str) -> str:
+    if any(len(key.strip()) < 32 for key in text.split(",")):
+        raise ValueError("must be at least 32 characters of randomness (openssl rand -base64 32)")
+    return text
+
+
+def _readable(text: str) -> str:
+    if not Path(text).is_file():
+        raise ValueError(f"{text!r} is not a file")
+    return text
+
+
+_BY_TYPE: dict[str, Callable[[str], Any]] = {
+    str(bool): _switch,
+    str(int): _whole,
+    str(float): _seconds,
+}
+_READERS: dict[str, Callable[[str], Any]] = {
+    "redis_url": _redis_url,
+    "base_url": _url,
+    "api_url": _url,
+    "apps_domain": _domain,
+    "encryption_key": _encryption_key,
+    "ca_file": _readable,
+    "provider_timeouts": lambda text: ProviderTimeouts(**_pairs(text, ("connect", "first", "idle", "total"), _seconds)),
+    "rate_limits": lambda text: RateLimits(**_pairs(text, ("app", "user"), _whole)),
+    "deploy_quotas": _by_plan(Settings().deploy_quotas, _whole),
+    "daily_caps": _by_plan(Settings().daily_caps, _euro),
+    "webhook_claim_idle": _claim_idle,
+    "deploy_engine": _one_of("local", "external"),
+    "log_level": _one_of("debug", "info", "warning", "error"),
+    "log_format": _one_of("json", "text"),
+}

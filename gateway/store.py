@@ -1,0 +1,158 @@
+"""Redis: the client, every key name, and the scripts.
+
+| key | type | holds | ends |
+| --- | --- | --- | --- |
+| `app:<name>` | string | an app's record, JSON | when the app is deleted |
+| `alias:<id>` | string | the name of the app of this id, when they differ | when the app is deleted |
+| `key:<sha256>` | string | the account an API key belongs to | when the key is withdrawn |
+| `inference` | string | the runtime switch and the approval, JSON | never: one record |
+| `provider` | string | what was learnt of the provider, JSON | never: one record |
+| `probe` | string | which process probes the provider now | 20 s |
+| `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
+| `{pNN}:account:<id>:apps` | set | names of its apps | with the account |
+| `{pNN}:window:app:<id>` | list | when the requests of the last minute passed, µs | 60 s |
+| `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
+| `{pNN}:spend:<account>:<day>` | hash | `settled`, `reserved`: nano-euro of a UTC day | 35 days |
+| `{pNN}:reservations` | hash | id → `<account> <day> <nano-euro>` | each when settled |
+| `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
+
+`{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. One script may
+so touch everything that belongs to an account, and everything of an app is under its account's tag.
+
+Changed records are announced on the channel `changes` by the key that changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.client import PubSub
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+
+from .errors import BackboneUnavailable
+
+PARTITIONS = 16
+CHANGES = "changes"
+INFERENCE = "inference"
+PROVIDER = "provider"
+PROBE = "probe"
+
+LUA = Path(__file__).parent.parent / "lua"
+ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
+FAULTS = (RedisError, OSError, asyncio.TimeoutError)
+
+
+def app_key(name: str) -> str:
+    return f"app:{name}"
+
+
+def alias_key(app_id: str) -> str:
+    return f"alias:{app_id}"
+
+
+def api_key_key(digest: str) -> str:
+    return f"key:{digest}"
+
+
+def tag(account_id: str) -> str:
+    return "{p%02d}" % (binascii.crc_hqx(account_id.encode(), 0) % PARTITIONS)
+
+
+def account_key(account_id: str) -> str:
+    return f"{tag(account_id)}:account:{account_id}"
+
+
+def account_apps_key(account_id: str) -> str:
+    return f"{tag(account_id)}:account:{account_id}:apps"
+
+
+def spend_key(account_id: str, day: str) -> str:
+    return f"{tag(account_id)}:spend:{account_id}:{day}"
+
+
+def partition_tags() -> list[str]:
+    return ["{p%02d}" % n for n in range(PARTITIONS)]
+
+
+class Script:
+    def __init__(self, name: str) -> None:
+        self.source = (LUA / f"{name}.lua").read_text()
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, client: Any, keys: list[str], *args: str | int) -> Any:
+        try:
+            return await client.evalsha(self.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return await client.eval(self.source, len(keys), *keys, *args)
+
+
+@contextmanager
+def backbone() -> Iterator[None]:
+    """Whatever Redis fails with leaves as one answer."""
+    try:
+        yield
+    except FAULTS as error:
+        raise BackboneUnavailable from error
+
+
+class Store:
+    """One client for every command, and connections of their own for what waits (subscriptions, blocking reads)."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.cluster = urlsplit(url).scheme.endswith("+cluster")
+        # No automatic retries: a command whose answer was lost may have run, and its caller must know.
+        options: dict[str, Any] = {
+            "decode_responses": True,
+            "socket_timeout": ATTEMPT,
+            "socket_connect_timeout": ATTEMPT,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        self.client: Any = (
+            RedisCluster.from_url(url.replace("+cluster", ""), **options)
+            if self.cluster
+            else Redis.from_url(url, max_connections=1024, **options)
+        )
+        self._change = Script("change")
+
+    async def get(self, key: str) -> str | None:
+        with backbone():
+            value: str | None = await self.client.get(key)
+            return value
+
+    async def change(self, key: str, value: str, *, expected: str | None = None) -> bool:
+        """Writes ('' removes) and announces a record; with `expected`, only while it holds that."""
+        with backbone():
+            check = "any" if expected is None else "same"
+            return bool(await self._change(self.client, [key], CHANGES, check, expected or "", value))
+
+    @asynccontextmanager
+    async def subscription(self) -> AsyncIterator[PubSub]:
+        """A subscription to the changes, on a connection of its own; messages reach every node of a cluster."""
+        parts = urlsplit(self.url.replace("+cluster", ""))
+        if self.cluster and (node := self.client.get_random_node()):
+            credentials, _, _ = parts.netloc.rpartition("@")
+            host = f"[{node.host}]" if ":" in node.host else node.host
+            parts = parts._replace(netloc=f"{credentials}{'@' if credentials else ''}{host}:{node.port}", path="")
+        client = Redis.from_url(
+            urlunsplit(parts), decode_responses=True, socket_timeout=None, socket_connect_timeout=ATTEMPT
+        )
+        try:
+            async with client.pubsub() as subscription:
+                await subscription.subscribe(CHANGES)
+                yield subscription
+        finally:
+            await client.aclose()
+
+    async def close(self) -> None:
+        await self.client.aclose()

@@ -1,0 +1,90 @@
+-- admit.lua: may this request pass, and what may it cost at most?
+--
+-- Decides, in this order, on the windows of the app and of the user and on the day's spend cap of the account.
+-- It reads everything, checks everything, then writes everything or nothing, so that a refused request counts
+-- nowhere. Time is the server's, so that gateways with different clocks cannot disagree about a window or a day.
+--
+-- KEYS[1]  list    the app's window: the times (microseconds) of the requests that passed, oldest first
+-- KEYS[2]  list    the user's window, likewise
+-- KEYS[3]  prefix of the account's spend, `…:spend:<account>`; the day is appended here, in the same slot, because
+--          only this script knows it.  hash {settled, reserved}, nano-euro
+-- KEYS[4]  hash    the partition's reservations: id -> "<account> <day> <nano-euro>"
+-- KEYS[5]  zset    their leases: id scored by the end of its lease, milliseconds
+-- ARGV     app limit, user limit (requests in 60 s), bound (nano-euro; 0 reserves nothing and only asks whether the
+--          cap is full already), cap (nano-euro), reservation id, account id, lease (milliseconds)
+--
+-- Returns  {verdict, day, app count, app oldest, user count, user oldest, now}
+--          verdict 'ok' | 'app' | 'user' | 'cap'; counts include this request if it passed; oldest = microseconds
+--          until the window's next slot frees (0: none is taken); now = milliseconds
+
+local WINDOW = 60000000
+local time = redis.call('TIME')
+local seconds = tonumber(time[1])
+local now = seconds * 1000000 + tonumber(time[2])
+local bound, cap = tonumber(ARGV[3]), tonumber(ARGV[4])
+
+-- Civil date from days since 1970-01-01 (Lua's os.date is not available to scripts).
+local function utc_day()
+  local z = math.floor(seconds / 86400) + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02d', year, month, doy - math.floor((153 * mp + 2) / 5) + 1)
+end
+
+-- Drops what has left the window; returns how many remain and when the next slot frees under `limit`.
+local function look(key, limit)
+  local oldest = redis.call('LINDEX', key, 0)
+  while oldest and tonumber(oldest) <= now - WINDOW do
+    redis.call('LPOP', key)
+    oldest = redis.call('LINDEX', key, 0)
+  end
+  if not oldest then return 0, 0 end
+  local count = redis.call('LLEN', key)
+  -- After the limit was lowered, more than one has to leave before the next can pass.
+  if count > limit then oldest = redis.call('LINDEX', key, count - limit) end
+  return count, tonumber(oldest) + WINDOW - now
+end
+
+local day = utc_day()
+local app_count, app_oldest = look(KEYS[1], tonumber(ARGV[1]))
+local user_count, user_oldest = look(KEYS[2], tonumber(ARGV[2]))
+local spend = KEYS[3] .. ':' .. day
+
+local verdict = 'ok'
+if app_count >= tonumber(ARGV[1]) then
+  verdict = 'app'
+elseif user_count >= tonumber(ARGV[2]) then
+  verdict = 'user'
+else
+  local spent = redis.call('HMGET', spend, 'settled', 'reserved')
+  local used = tonumber(spent[1] or 0) + tonumber(spent[2] or 0)
+  if used + bound > cap or used >= cap then verdict = 'cap' end
+end
+
+if verdict == 'ok' then
+  -- Numbers are formatted by hand: a large one must not become 1.7e+15 on the way into a string.
+  local stamp = string.format('%.0f', now)
+  redis.call('RPUSH', KEYS[1], stamp)
+  redis.call('PEXPIRE', KEYS[1], 60000)
+  redis.call('RPUSH', KEYS[2], stamp)
+  redis.call('PEXPIRE', KEYS[2], 60000)
+  app_count, user_count = app_count + 1, user_count + 1
+  if app_oldest == 0 then app_oldest = WINDOW end
+  if user_oldest == 0 then user_oldest = WINDOW end
+  if bound > 0 then
+    redis.call('HINCRBY', spend, 'reserved', ARGV[3])
+    redis.call('EXPIRE', spend, 3024000)
+    redis.call('HSET', KEYS[4], ARGV[5], ARGV[6] .. ' ' .. day .. ' ' .. ARGV[3])
+    redis.call('ZADD', KEYS[5], string.format('%.0f', math.floor(now / 1000) + tonumber(ARGV[7])), ARGV[5])
+  end
+end
+
+return {
+  verdict, day, app_count, string.format('%.0f', app_oldest), user_count, string.format('%.0f', user_oldest),
+  string.format('%.0f', math.floor(now / 1000)),
+}

@@ -1,0 +1,18 @@
+-- change.lua: writes or removes one record and tells every process, in one step.
+--
+-- A process that dies between the write and the message would leave others with the old record in their caches.
+-- The expected value makes the write a compare-and-set, for records that several processes change.
+--
+-- KEYS[1]  string  the record
+-- ARGV     channel, check ('any' or 'same'), expected value ('' for none; with 'same'), new value ('' removes)
+--
+-- Returns  1 when it was written, 0 when the record was not the expected one
+
+if ARGV[2] == 'same' and (redis.call('GET', KEYS[1]) or '') ~= ARGV[3] then return 0 end
+if ARGV[4] == '' then
+  redis.call('DEL', KEYS[1])
+else
+  redis.call('SET', KEYS[1], ARGV[4])
+end
+redis.call('PUBLISH', ARGV[1], KEYS[1])
+return 1

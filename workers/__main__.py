@@ -1,0 +1,56 @@
+"""`python -m workers [monitors …]`, the same as `capsule worker`: the workers named, or all."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from gateway import log
+from gateway.settings import BadSettings, Settings, load
+
+from . import monitors
+
+logger = structlog.get_logger()
+
+WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {"monitors": monitors.run}
+
+
+async def work(settings: Settings, names: list[str]) -> None:
+    """Until SIGTERM or Ctrl-C; a worker that fails ends the process, whose supervisor starts another."""
+    stopped = asyncio.Event()
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
+    logger.info("workers.started", workers=names)
+    running = [asyncio.create_task(WORKERS[name](settings), name=name) for name in names]
+    stopping = asyncio.create_task(stopped.wait())
+    done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+    for task in [stopping, *running]:
+        task.cancel()
+    await asyncio.gather(stopping, *running, return_exceptions=True)
+    logger.info("workers.stopped", workers=names)
+    for task in done - {stopping}:
+        task.result()
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in WORKERS]
+    if unknown:
+        print(f"There is no worker {unknown[0]!r}; choose of: {', '.join(WORKERS)}.", file=sys.stderr)
+        return 2
+    try:
+        settings = load()
+    except BadSettings as error:
+        print(f"The settings are wrong:\n{error}", file=sys.stderr)
+        return 1
+    log.configure(settings)
+    asyncio.run(work(settings, names or list(WORKERS)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
