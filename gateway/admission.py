@@ -59,8 +59,8 @@ class Admission:
         tag = s.tag(account.id)
         reservation = Reservation(os.urandom(12).hex(), account.id, bound)
         try:
-            reply = await self._admit(
-                self._store.client,
+            reply = await self._store.run(
+                self._admit,
                 [
                     f"{tag}:window:app:{app.id}",
                     # The user's id is the app's affair: Redis sees only its hash.
@@ -135,7 +135,7 @@ class Admission:
     async def _write(self, reservation: Reservation, cost: int) -> int:
         tag = s.tag(reservation.account)
         keys = [f"{tag}:reservations", f"{tag}:leases", f"{tag}:spend"]
-        settled = int(await self._settle(self._store.client, keys, reservation.id, cost))
+        settled = int(await self._store.run(self._settle, keys, reservation.id, cost))
         return max(settled, 0)
 
     def _later(self, reservation: Reservation, cost: int) -> None:

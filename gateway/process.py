@@ -87,6 +87,7 @@ class Gateway:
                 self.admission.keep_settling(),
                 self.availability.keep_probing(),
                 end_overdue_connections(),
+                *([] if self.store.wire is None else [self.store.wire.keep_looking()]),
             )
         ]
         for task in work:

@@ -1,0 +1,78 @@
+"""The demo app: the capsule template as it is, and the backend that signs its users' tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import jwt
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from jwt.algorithms import ECAlgorithm
+from litestar import Litestar, Request, Response, get, post
+from litestar.datastructures import CacheControlHeader, Cookie
+from litestar.response import Redirect
+from litestar.static_files import create_static_files_router
+
+TEMPLATE = Path(__file__).parents[2] / "capsule"
+TOKEN_SECONDS = 600
+SESSION_SECONDS = 30 * 86_400
+FRESH = CacheControlHeader(no_cache=True)
+
+
+class Signer:
+    """ES256; the key's name is its fingerprint, so that another key never passes for it."""
+
+    def __init__(self, pem: str) -> None:
+        self._key = load_pem_private_key(pem.encode(), None)
+        public = json.loads(ECAlgorithm.to_jwk(self._key.public_key()))  # type: ignore[arg-type]
+        self._kid = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
+        self.jwks = {"keys": [{**public, "kid": self._kid, "use": "sig", "alg": "ES256"}]}
+
+    def token(self, user: str) -> str:
+        now = int(time.time())
+        claims = {"sub": user, "iat": now, "exp": now + TOKEN_SECONDS}
+        return jwt.encode(claims, self._key, "ES256", {"kid": self._kid})  # type: ignore[arg-type]
+
+
+def demo_app(signing_key: str, ai_url: str, address: str) -> Litestar:
+    signer = Signer(signing_key)
+
+    @post("/session", status_code=200, sync_to_thread=False)
+    def session(request: Request[Any, Any, Any]) -> Response[Any]:
+        """Signs in: the same user as long as the cookie lives. `Accept: text/plain` gets the bare token."""
+        cookie = request.cookies.get("session") or secrets.token_urlsafe(16)
+        # The cookie is what proves the user; the gateway learns a name that proves nothing.
+        token = signer.token("user-" + hashlib.sha256(cookie.encode()).hexdigest()[:16])
+        plain = request.headers.get("Accept") == "text/plain"
+        return Response(
+            token if plain else {"token": token},
+            media_type="text/plain" if plain else "application/json",
+            cookies=[Cookie("session", cookie, max_age=SESSION_SECONDS, httponly=True, samesite="lax")],
+            headers={"Cache-Control": "no-store"},
+        )
+
+    @get("/.well-known/jwks.json", sync_to_thread=False)
+    def keys() -> dict[str, Any]:
+        return signer.jwks
+
+    @get("/lib/ai.js", media_type="text/javascript", cache_control=FRESH, sync_to_thread=False)
+    def ai_module() -> str:
+        # What Vite does for a page that is served without a build; on the first line, to keep the numbering.
+        env = json.dumps({"VITE_SERVICE_AI_URL": ai_url})
+        return f"import.meta.env = {env}; " + (TEMPLATE / "lib/ai.js").read_text()
+
+    @get("/", sync_to_thread=False)
+    def page(request: Request[Any, Any, Any]) -> Response[Any]:
+        # The gateway serves the app's own origin alone; the page would not work under `localhost`.
+        if str(request.base_url).rstrip("/") != address:
+            return Redirect(address)
+        return Response((TEMPLATE / "index.html").read_text(), media_type="text/html")
+
+    static = [
+        create_static_files_router(f"/{folder}", [TEMPLATE / folder], cache_control=FRESH) for folder in ("demo", "lib")
+    ]
+    return Litestar([session, keys, ai_module, page, *static], openapi_config=None, logging_config=None)

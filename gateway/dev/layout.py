@@ -1,0 +1,84 @@
+"""Where everything is: four ports in a row, one folder, and the settings that follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from .kept import Kept
+
+DRAIN = 5  # seconds that running answers get on Ctrl-C
+
+
+class Layout(msgspec.Struct, frozen=True):
+    port: int  # the gateway's; the three after it are the demo app's, the model's and the database's
+    folder: Path
+    provider_url: str | None = None  # a true provider instead of the stand-in; its key is in the environment
+
+    @property
+    def demo_port(self) -> int:
+        return self.port + 1
+
+    @property
+    def model_port(self) -> int:
+        return self.port + 2
+
+    @property
+    def valkey_port(self) -> int:
+        return self.port + 3
+
+    @property
+    def gateway(self) -> str:
+        return f"http://localhost:{self.port}"
+
+    @property
+    def ai(self) -> str:
+        return f"{self.gateway}/capsule/demo/ai"
+
+    @property
+    def demo(self) -> str:
+        return f"http://demo.apps.localhost:{self.demo_port}"
+
+    @property
+    def jwks(self) -> str:
+        # By number: browsers know every name under localhost, resolvers do not.
+        return f"http://127.0.0.1:{self.demo_port}/.well-known/jwks.json"
+
+    @property
+    def redis(self) -> str:
+        return f"redis://127.0.0.1:{self.valkey_port}/0"
+
+    @property
+    def keys(self) -> Path:
+        return self.folder / "keys.json"
+
+    def log(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def settings(self, kept: Kept) -> dict[str, str]:
+        settings = {
+            "GATEWAY_REDIS_URL": self.redis,
+            "GATEWAY_BASE_URL": self.gateway,
+            "GATEWAY_APPS_DOMAIN": "apps.localhost",
+            "GATEWAY_INFERENCE": "on",
+            "GATEWAY_PROCESSING_APPROVED": "true",
+            "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
+            "GATEWAY_OPERATOR_TOKEN": kept.operator_token,
+            "GATEWAY_ENCRYPTION_KEY": kept.encryption_key,
+            "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
+            "GATEWAY_DATA_DIR": str(self.folder),
+            "GATEWAY_DRAIN": str(DRAIN),
+            "GATEWAY_LOG_FORMAT": "text",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if not self.provider_url:
+            settings["GATEWAY_PROVIDER_URL"] = f"http://127.0.0.1:{self.model_port}/v1"
+            settings["GATEWAY_PROVIDER_KEY"] = kept.provider_key
+        return settings
+
+    @property
+    def curl(self) -> str:
+        token = f"$(curl -sX POST -H Accept:text/plain http://localhost:{self.demo_port}/session)"
+        body = '{"prompt": "What is a capsule?", "stream": true}'
+        return f"curl -N {self.ai} -H \"Authorization: Bearer {token}\" -H 'Content-Type: application/json' -d '{body}'"

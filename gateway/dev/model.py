@@ -1,0 +1,149 @@
+"""A stand-in for the model provider: OpenAI-compatible on the wire, a handful of sentences inside."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response, get, post
+from litestar.connection import ASGIConnection
+from litestar.exceptions import HTTPException, NotAuthorizedException
+from litestar.handlers import BaseRouteHandler
+from litestar.response import Stream
+
+from ..prices import PRICES
+
+TOKEN_SECONDS = 0.03
+SELF = (
+    "I am not a language model. I am the stand-in that “make run” starts: a small server on this machine that "
+    "speaks the OpenAI format and knows a few sentences by heart. "
+)
+ABOUT = {
+    "capsule": (
+        "A capsule is an app with its backend built in, made from one template. It reaches a model through the "
+        "gateway and never holds a provider’s key. What you see now took that very way: your token was verified, "
+        "your rate and the day’s budget were checked, and the worst-case price was set aside — then settled "
+        "down to what these words cost, to the billionth of a euro (€)."
+    ),
+    "key": (
+        "This page sends you a short-lived token that the app’s own backend signed. The gateway verifies it with "
+        "that backend’s public keys and calls the provider with a key that only the gateway knows. So there is "
+        "nothing here to steal: no secret in the page, none in the build, none in a variable. ✓"
+    ),
+    "": (
+        "Everything else is real, though: the token check, the limits, the reservation of money, the streaming, "
+        "and the cancelling when you press Stop. Point GATEWAY_PROVIDER_URL at a true provider and the same page "
+        "talks to a true model — en français, auf Deutsch, 日本語で, or with a 🙂, should you ask for one."
+    ),
+}
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class Question(msgspec.Struct):
+    messages: list[Message]
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+def tokens(text: str) -> list[str]:
+    """About as long as a model's: a word with the space before it, cut every six letters."""
+    return re.findall(r"\s?\S{1,6}", text)
+
+
+def reply(prompt: str) -> list[str]:
+    about = next(text for word, text in ABOUT.items() if word in prompt.lower())
+    return tokens(SELF + about)
+
+
+class Answer:
+    def __init__(self, question: Question) -> None:
+        limit = question.max_completion_tokens or question.max_tokens or 2000
+        whole = reply(question.messages[-1].content)
+        self.tokens = whole[:limit]
+        self.finish = "stop" if len(whole) <= limit else "length"
+        self.head = {
+            "id": f"chatcmpl-{secrets.token_hex(8)}",
+            "created": int(time.time()),
+            "model": question.model,
+        }
+        read = sum(len(tokens(message.content)) for message in question.messages)
+        self.usage = {
+            "prompt_tokens": read,
+            "completion_tokens": len(self.tokens),
+            "total_tokens": read + len(self.tokens),
+        }
+
+    def whole(self) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "".join(self.tokens)}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish}
+        return {**self.head, "object": "chat.completion", "choices": [choice], "usage": self.usage}
+
+    async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
+        yield self._chunk({"role": "assistant", "content": ""})
+        for token in self.tokens:
+            await asyncio.sleep(TOKEN_SECONDS)
+            yield self._chunk({"content": token})
+        yield self._chunk({}, self.finish)
+        if include_usage:
+            yield _event({**self.head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage})
+        yield b"data: [DONE]\n\n"
+
+    def _chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish}
+        return _event({**self.head, "object": "chat.completion.chunk", "choices": [choice]})
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+@get("/v1/models", sync_to_thread=False)
+def models() -> dict[str, Any]:
+    return {"object": "list", "data": [{"id": m, "object": "model", "owned_by": "stand-in"} for m in PRICES]}
+
+
+@post("/v1/chat/completions", status_code=200)
+async def chat(data: Question) -> Response[Any] | Stream:
+    if not data.messages:
+        raise HTTPException("messages is empty", status_code=400)
+    answer = Answer(data)
+    if data.stream:
+        usage = data.stream_options is not None and data.stream_options.include_usage
+        return Stream(answer.events(usage), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    await asyncio.sleep(TOKEN_SECONDS * len(answer.tokens))
+    return Response(answer.whole())
+
+
+def _error(_: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
+    body = {"error": {"message": error.detail, "type": "invalid_request_error", "code": None}}
+    return Response(body, status_code=error.status_code)
+
+
+def model_app(key: str) -> Litestar:
+    def only_with_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+        if not secrets.compare_digest(connection.headers.get("Authorization", ""), f"Bearer {key}"):
+            raise NotAuthorizedException("Incorrect API key provided")
+
+    return Litestar(
+        [models, chat],
+        guards=[only_with_key],
+        exception_handlers={HTTPException: _error},
+        openapi_config=None,
+        logging_config=None,
+    )
