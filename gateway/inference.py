@@ -15,6 +15,7 @@ import calendar
 import contextlib
 import os
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,8 +43,9 @@ from .errors import (
 )
 from .metrics import Metrics
 from .prices import PRICED_ON, PRICES, cost, worst_case
-from .provider import Gone, Interrupted, Provider, Stream
+from .provider import Choice, Gone, Interrupted, Provider, Stream
 from .registry import SLUG, App, Registry
+from .server import BoundedProtocol
 from .settings import Settings
 
 log = structlog.get_logger()
@@ -75,6 +77,7 @@ class Call:
         "authorization",
         "began",
         "code",
+        "connection",
         "door",
         "first",
         "headers",
@@ -90,6 +93,7 @@ class Call:
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.receive, self.send = receive, send
+        self.connection: BoundedProtocol | None = scope["state"].get("connection") if "state" in scope else None
         self.request_id = os.urandom(10).hex()
         self.began = time.perf_counter()
         self.first: float | None = None
@@ -273,6 +277,7 @@ class Inference:
         failure: ServiceError | None = None
         text: list[str] = []
         reasoning: list[str] = []
+        forward = None if call.connection is None else partial(_forward, call.connection, door)
         try:
             connection = await self._provider.connect()
             # The file acts at once: between its first look and this one a body was read and a token checked.
@@ -281,7 +286,7 @@ class Inference:
                 raise InferenceDisabled
             owed = WHOLE
             call.stream = stream = connection.post(ask.payload)
-            watcher = asyncio.ensure_future(_watch(call.receive, stream))
+            watcher = self._watch(call, stream)
             while (choices := await stream.read()) is not None:
                 if not ask.stream:
                     if stream.produced > WHOLE_LIMIT:
@@ -294,8 +299,10 @@ class Inference:
                         await call.start(200, STREAM_HEADERS)
                     if call.first is None and choices:
                         call.first = time.perf_counter()
-                    await call.send({"type": "http.response.body", "body": out, "more_body": True})
+                    stream.forward = None
+                    await call.body(out, more=True)
                     stream.unsent = 0.0
+                    stream.forward = forward
         except ServiceError as error:
             failure = error
             if stream is None or not (stream.produced or isinstance(error, Interrupted)):
@@ -305,6 +312,8 @@ class Inference:
         finally:
             if watcher is not None:
                 watcher.cancel()
+            elif call.connection is not None:
+                call.connection.on_lost = None
             if stream is not None:
                 stream.close()
                 self._learn(stream, failure)
@@ -329,6 +338,16 @@ class Inference:
         if not call.status:
             await call.start(200, STREAM_HEADERS)
         await call.body(door.end(model, finish, stream.usage))
+
+    @staticmethod
+    def _watch(call: Call, stream: Stream) -> asyncio.Task[None] | None:
+        """The browser leaving ends the stream: by a callback, or under another server by a task."""
+        if call.connection is None:
+            return asyncio.create_task(_disconnected(call.receive, stream))
+        call.connection.on_lost = partial(stream.abandon, Gone())
+        if call.connection.transport.is_closing():
+            stream.abandon(Gone())
+        return None
 
     def _price(self, stream: Stream, ask: Ask, reservation: Reservation) -> int:
         assert stream.usage is not None
@@ -400,7 +419,16 @@ def _collect(choices: Any, text: list[str], reasoning: list[str]) -> None:
             reasoning.append(thought)
 
 
-async def _watch(receive: Any, stream: Stream) -> None:
+def _forward(connection: BoundedProtocol, door: Door, stream: Stream, choices: list[Choice]) -> bool:
+    out = door.chunks(choices)
+    if out:
+        if not connection.write_chunk(out):
+            return False
+        stream.unsent = 0.0
+    return True
+
+
+async def _disconnected(receive: Any, stream: Stream) -> None:
     """The browser leaving is the only message that can still come."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -45,18 +45,18 @@ DRAIN_TAIL = 1.0  # seconds that the end of an answered message may take
 PROBE_BUDGET = 10.0  # seconds
 
 
-class Delta(msgspec.Struct):
+class Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
 
 
-class Choice(msgspec.Struct):
+class Choice(msgspec.Struct, gc=False):
     delta: Delta | None = None
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct):
+class Chunk(msgspec.Struct, gc=False):
     choices: list[Choice] | None = None
     model: str | None = None
     usage: msgspec.Raw = msgspec.Raw()
@@ -115,6 +115,7 @@ class Stream:
         "_due",
         "_ended",
         "_failure",
+        "_held",
         "_quiet",
         "_raw",
         "_rest",
@@ -123,6 +124,7 @@ class Stream:
         "age",
         "done",
         "finish",
+        "forward",
         "model",
         "produced",
         "provider",
@@ -141,6 +143,9 @@ class Stream:
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._failure: Exception | None = None
+        self._held: list[Choice] | None = None  # what `forward` would not take
+        # The short way: takes choices as they arrive, while the relay waits in `read`. False: they have to wait.
+        self.forward: Callable[[Stream, list[Choice]], bool] | None = None
         self._ended = False  # the HTTP message is complete
         self._due = False  # a keep-alive is due
         self._quiet = 0.0  # seconds since the provider's last byte
@@ -158,6 +163,9 @@ class Stream:
     async def read(self) -> list[Choice] | None:
         """What arrived since the last call, in one list; [] when a keep-alive is due; None after the end."""
         while True:
+            if self._held is not None:
+                held, self._held = self._held, None
+                return held
             if self._raw and self.status == 200:
                 if choices := self._parse():
                     return choices
@@ -194,7 +202,9 @@ class Stream:
         self._fail(error, seen)
 
     def _parse(self) -> list[Choice]:
-        data = self._rest + (self._raw[0] if len(self._raw) == 1 else b"".join(self._raw))
+        data = self._raw[0] if len(self._raw) == 1 else b"".join(self._raw)
+        if self._rest:
+            data = self._rest + data
         self._raw.clear()
         self._size = 0
         connection = self._connection
@@ -264,6 +274,16 @@ class Stream:
     def wake(self) -> None:
         if (waiter := self._waiter) is not None and not waiter.done():
             waiter.set_result(None)
+
+    def arrived(self) -> None:
+        """After each read from the wire: passes on what came, or wakes the relay."""
+        if self.forward is not None and self._waiter is not None and self._raw and self._held is None:
+            choices = self._parse()
+            if choices and not self.forward(self, choices):
+                self._held = choices
+            elif not (self.done or self._ended or self._failure is not None):
+                return
+        self.wake()
 
     def take(self, body: bytes) -> None:
         self._raw.append(body)
@@ -394,8 +414,7 @@ class Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             stream._fail(ProviderFailed(), None)
             return
-        if (waiter := stream._waiter) is not None and not waiter.done():
-            waiter.set_result(None)
+        stream.arrived()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if (stream := self.stream) is not None:

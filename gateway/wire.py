@@ -108,6 +108,7 @@ class Wire:
 
     async def _connect(self) -> _Link:
         options, loop = self._options, asyncio.get_running_loop()
+        link: _Link | None = None
         try:
             async with asyncio.timeout(self._patience):
                 if path := options.get("path"):
@@ -120,6 +121,11 @@ class Wire:
                     await link.call(pack(["AUTH", *user, password]))
                 if database := options.get("db"):
                     await link.call(pack(["SELECT", str(database)]))
+        except BaseException:
+            if link is not None:
+                link.close()
+            raise
+        else:
             self._link = link
             return link
         finally:

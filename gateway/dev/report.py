@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from .layout import Layout
@@ -18,21 +16,21 @@ def starting() -> None:
 
 def running(layout: Layout, api_key: str) -> None:
     dashboard = f"{layout.gateway}/dashboard"
-    model = layout.provider_url or "a stand-in on this machine (GATEWAY_PROVIDER_URL, _KEY: another)"
-    rows = Table.grid(padding=(0, 3))
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(overflow="fold")
-    rows.add_row("Demo page", Text(layout.demo, style=f"bold cyan link {layout.demo}"))
-    rows.add_row("Dashboard", Text(dashboard, style=f"cyan link {dashboard}"))
-    rows.add_row("API key", Text(api_key))
-    rows.add_row("Model", Text(model))
-    rows.add_row("Logs", Text(str(layout.log("").parent)))
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
-    console.print(Padding(rows, (0, 0, 0, 2), expand=False))
+    _row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
+    _row("Dashboard", dashboard, f"cyan link {dashboard}")
+    _row("API key", api_key)
+    _row("Model", layout.provider_url or "a stand-in on this machine (GATEWAY_PROVIDER_URL names another)")
+    _row("Logs", str(layout.log("").parent))
     console.print("\n  [dim]Or stream an answer from another terminal:[/]\n")
     # Alone on its line and never wrapped, so that it can be pasted as it is.
     console.print(Text(layout.curl), soft_wrap=True)
     console.print("\n  [dim]Ctrl-C stops all of it.[/]\n")
+
+
+def _row(label: str, value: str, style: str = "") -> None:
+    # Soft: a folded key or address could not be copied.
+    console.print(Text.assemble((f"  {label:<12}", "dim"), (value, style)), soft_wrap=True)
 
 
 def stopping() -> None:

@@ -1,0 +1,107 @@
+"""What a client may send before it is understood, over a real socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+
+from gateway import server
+from tests.polling import wait_until
+from tests.servers import free_port
+
+
+async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+    if scope["type"] != "http":
+        raise RuntimeError
+    if scope["path"] == "/big":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(2_000):
+            await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
+    else:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[int]:
+    port = free_port()
+    config = uvicorn.Config(
+        app,
+        port=port,
+        http=server.BoundedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        timeout_graceful_shutdown=1,
+    )
+    running = uvicorn.Server(config)
+    tasks = [asyncio.create_task(running.serve()), asyncio.create_task(server.end_overdue_connections())]
+    await wait_until(lambda: running.started)
+    try:
+        yield port
+    finally:
+        running.should_exit = True
+        await tasks[0]
+        tasks[1].cancel()
+
+
+async def ends(reader: asyncio.StreamReader) -> bytes:
+    """What came until the server closed, within the test's patience."""
+    try:
+        return await asyncio.wait_for(reader.read(), 8)
+    except ConnectionResetError:
+        return b""
+
+
+async def test_a_head_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
+    async with serving() as port:
+        for begun in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun)
+            assert await ends(reader) == b""
+            writer.close()
+
+
+async def test_a_large_head_is_refused() -> None:
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"y" * 100_000)
+        assert (await ends(reader)).startswith(b"HTTP/1.1 431 ")
+        writer.close()
+
+
+async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LEFTOVER_SECONDS", 0.5)
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
+        assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(8):
+                while True:
+                    writer.write(b"x" * 1000)
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+        writer.close()
+
+
+async def test_a_reader_that_stalls_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STALL_SECONDS", 0.5)
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await wait_until(lambda: not server.CONNECTIONS)
+        writer.close()
+
+
+async def test_connections_are_used_again() -> None:
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\nabc")
+            assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+        writer.close()

@@ -1,0 +1,90 @@
+"""Settings that are wrong, or not there."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.fakes import FakeProvider
+from tests.runner import Gateway
+
+from .conftest import Launch
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BAD = {
+    "GATEWAY_REDIS_URL": "ftp://localhost",
+    "GATEWAY_INFERENCE": "maybe",
+    "GATEWAY_PROCESSING_APPROVED": "perhaps",
+    "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "sometimes",
+    "GATEWAY_REGISTRATIONS_PER_DAY": "many",
+    "GATEWAY_DEPLOY_QUOTAS": "free=x",
+    "GATEWAY_RATE_LIMITS": "app=0.5,user=-1",
+    "GATEWAY_DAILY_CAPS": "free=-1",
+    "GATEWAY_PROVIDER_TIMEOUTS": "connect=never",
+    "GATEWAY_KEEP_ALIVE": "soon",
+    "GATEWAY_DRAIN": "-5",
+    "GATEWAY_LOG_LEVEL": "loud",
+    "GATEWAY_LOG_FORMAT": "xml",
+    "GATEWAY_ENCRYPTION_KEY": "short",
+    "GATEWAY_PROVIDER_KEY_FILE": "/nonexistent/key",
+}
+
+
+async def test_one_message_names_every_bad_variable(gw: Gateway) -> None:
+    environment = {**gw.environment, **BAD, "GATEWAY_PROVIDER_KEY": ""}
+    run = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "serve", "--port", "0"],
+        env=environment,
+        cwd=gw.folder,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert run.returncode not in (0, None)
+    told = run.stdout + run.stderr
+    assert "Traceback" not in told
+    assert [name for name in BAD if name not in told] == []
+    assert "GATEWAY_OPERATOR_TOKEN" not in told
+
+
+async def test_secrets_need_a_key_to_be_stored(launch: Launch) -> None:
+    async with launch(GATEWAY_ENCRYPTION_KEY="") as gw:
+        account = await gw.account()
+        body = {"account": account.id, "auth": {"kind": "secret", "secret": "secret of more than thirty-two bytes"}}
+        gw.confidential.add("secret of more than thirty-two bytes")
+        response = await gw.platform("PUT", "apps/secretive", body)
+        assert 400 <= response.status_code < 600
+        assert "GATEWAY_ENCRYPTION_KEY" in response.text
+        assert (await gw.platform("GET", "apps/secretive")).status_code == 404
+
+
+async def test_a_settings_file(gw: Gateway, provider: FakeProvider) -> None:
+    """`.env` in the working folder; the environment's own word comes first."""
+    folder = gw.folder / "with-env"
+    folder.mkdir()
+    (folder / ".env").write_text('# for tests\nGATEWAY_RATE_LIMITS=app=7,user=5\nGATEWAY_DRAIN="1"\n')
+    other = Gateway(gw.redis.url, provider, folder, GATEWAY_DRAIN="2")
+    await other.start()
+    try:
+        account = await other.account()
+        limits = (await account.get()).json()["limits"]
+        assert (limits["requestsPerMinutePerApp"], limits["requestsPerMinutePerUser"]) == (7, 5)
+    finally:
+        await other.stop()
+        await other.http.aclose()
+
+
+async def test_a_port_that_is_taken(gw: Gateway) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "serve", "--port", str(gw.port)],
+        env=gw.environment,
+        cwd=gw.folder,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert run.returncode != 0
+    told = run.stdout + run.stderr
+    assert "Traceback" not in told
+    assert str(gw.port) in told
