@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -14,6 +15,7 @@ from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import account, log, platform
@@ -58,11 +60,13 @@ def _render(request: Request[Any, Any, State], error: Exception) -> Response[byt
         if error.status_code == 404:
             return Response(NOT_FOUND, status_code=404, headers={k.decode(): v.decode() for k, v in NOT_FOUND_HEADERS})
         if error.status_code == 405:
-            error = MethodNotAllowed(*(error.headers or {}).get("Allow", "").split(", "))
+            error = MethodNotAllowed(*_methods(request))
         elif error.status_code in (400, 413):
             error = RequestMalformed(_fields(error))
         elif error.status_code == 401:
             error = Unauthorized()
+    if isinstance(error, RecursionError):
+        error = RequestMalformed("The body is nested too deeply.")
     if not isinstance(error, ServiceError):
         logger.error("request.crashed", request_id=request_id, exc_info=error)
         error = ServiceError()
@@ -75,10 +79,23 @@ def _render(request: Request[Any, Any, State], error: Exception) -> Response[byt
     )
 
 
+def _methods(request: Request[Any, Any, State]) -> list[str]:
+    """Litestar tells that a method is not among an address's, but not which are."""
+    for route in request.app.routes:
+        pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(route.path_format))
+        if isinstance(route, HTTPRoute) and re.fullmatch(pattern, request.scope["path"]):
+            return sorted(route.methods)
+    return []
+
+
 def _fields(error: HTTPException) -> str:
     """Names the field; values stay out of messages."""
     extra = error.extra if isinstance(error.extra, list) else []
-    named = [f"{e.get('key') or 'body'}: {e.get('message')}" for e in extra if isinstance(e, dict)]
+    named = [
+        f"{'body' if e.get('key', 'data') == 'data' else e['key']}: {e.get('message')}"
+        for e in extra
+        if isinstance(e, dict)
+    ]
     return "; ".join(named) or str(error.detail)
 
 

@@ -14,7 +14,13 @@ from .settings import Settings
 
 
 def _json(_: Any, __: str, event: MutableMapping[str, Any]) -> bytes:
-    return msgspec.json.encode(event)
+    return msgspec.json.encode(event, enc_hook=repr)
+
+
+def _with_trace(logger: Any, name: str, event: MutableMapping[str, Any]) -> bytes:
+    if "exc_info" in event:
+        structlog.processors.format_exc_info(logger, name, event)
+    return _json(logger, name, event)
 
 
 def configure(settings: Settings) -> None:
@@ -25,7 +31,7 @@ def configure(settings: Settings) -> None:
     ]
     text = settings.log_format == "text"
     structlog.configure(
-        processors=[*before, structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()) if text else _json],
+        processors=[*before, structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()) if text else _with_trace],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stdout)
         if text
