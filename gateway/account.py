@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hmac
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from litestar import Request, get
+import msgspec
+from litestar import Request, delete, get, post, put
 from litestar.datastructures import State
+from litestar.params import Parameter
 
 from . import store as s
-from .errors import Unauthorized
+from .errors import NotFound, Unauthorized
 from .inference import BODY_LIMIT
 from .prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
 from .process import Gateway
 from .registry import Account
+from .webhooks import LOGGED
 
 
 def bearer(request: Request[Any, Any, State]) -> str:
@@ -103,4 +106,76 @@ async def list_apps(request: Request[Any, Any, State], gateway: Gateway) -> list
     ]
 
 
-ROUTES = [capabilities, show_account, list_apps]
+# -- the webhook ---------------------------------------------------------------------------------------------
+
+
+class ReceiverUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class EventType(msgspec.Struct, forbid_unknown_fields=True):
+    type: str
+
+
+@get("/account/webhook")
+async def show_webhook(request: Request[Any, Any, State], gateway: Gateway) -> dict[str, str]:
+    account = await holder(request, gateway)
+    receiver = await gateway.webhooks.receiver(account.id)
+    if receiver is None:
+        raise NotFound("No webhook is set; PUT {url} here to set one.")
+    return {"url": receiver.url, "createdAt": receiver.createdAt}
+
+
+@put("/account/webhook")
+async def set_webhook(request: Request[Any, Any, State], data: ReceiverUrl, gateway: Gateway) -> dict[str, str]:
+    """Where every event of the account goes. Another URL has another secret, which shows only here."""
+    account = await holder(request, gateway)
+    receiver, secret = await gateway.webhooks.set(account.id, data.url)
+    shown = {"url": receiver.url, "createdAt": receiver.createdAt}
+    return shown if secret is None else {**shown, "secret": secret}
+
+
+@delete("/account/webhook")
+async def clear_webhook(request: Request[Any, Any, State], gateway: Gateway) -> None:
+    account = await holder(request, gateway)
+    await gateway.webhooks.clear(account.id)
+
+
+@post("/account/webhook/test", status_code=202)
+async def test_webhook(request: Request[Any, Any, State], data: EventType, gateway: Gateway) -> dict[str, str]:
+    """Queues a sample of an event, with `"sample": true` in its data."""
+    account = await holder(request, gateway)
+    apps = await gateway.registry.apps_of(account.id)
+    return {"id": await gateway.webhooks.test(account.id, data.type, apps[0] if apps else None)}
+
+
+@get("/account/deliveries")
+async def list_deliveries(
+    request: Request[Any, Any, State],
+    gateway: Gateway,
+    limit: Annotated[int, Parameter(ge=1, le=LOGGED)] = 50,
+) -> list[dict[str, Any]]:
+    """The outcomes of deliveries, newest first; the last 1,000 of 30 days are kept."""
+    account = await holder(request, gateway)
+    return await gateway.webhooks.deliveries(account.id, limit)
+
+
+@post("/account/deliveries/{delivery_id:str}/redeliver", status_code=202)
+async def redeliver(request: Request[Any, Any, State], delivery_id: str, gateway: Gateway) -> dict[str, str]:
+    """Sends an event again: the same id, a fresh timestamp and signature."""
+    account = await holder(request, gateway)
+    await gateway.webhooks.redeliver(account.id, delivery_id)
+    return {"id": delivery_id}
+
+
+ROUTES = [
+    capabilities,
+    show_account,
+    list_apps,
+    show_webhook,
+    set_webhook,
+    clear_webhook,
+    test_webhook,
+    list_deliveries,
+    redeliver,
+]

@@ -15,6 +15,7 @@ from workers import egress
 
 from .account import bearer, is_operator
 from .errors import NotFound, RequestMalformed, Unauthorized
+from .events import AppCrashed
 from .process import Gateway
 from .registry import (
     DOMAIN,
@@ -60,6 +61,11 @@ class AppFields(msgspec.Struct, forbid_unknown_fields=True):
     customDomainVerified: bool = False
     repository: Repository | None = None
     build: Build | None = None
+
+
+class Crash(msgspec.Struct, forbid_unknown_fields=True):
+    reason: Literal["exit", "oom"]
+    exitCode: int | None = None
 
 
 class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
@@ -160,6 +166,13 @@ async def delete_app(app: str, gateway: Gateway) -> None:
     await gateway.registry.delete_app(await _existing(app, gateway))
 
 
+@post("/apps/{app:str}/crashes", status_code=202)
+async def report_crash(app: str, data: Crash, gateway: Gateway) -> dict[str, str]:
+    """A hosting engine's watchdog saw a container fail."""
+    crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
+    return {"id": await gateway.webhooks.emit(await _existing(app, gateway), crash)}
+
+
 @put("/inference")
 async def switch_inference(data: InferenceSwitch, gateway: Gateway) -> dict[str, Any]:
     status = await gateway.availability.set(enabled=data.enabled, approved=data.approved)
@@ -180,6 +193,7 @@ ROUTES = [
             put_app,
             get_app,
             delete_app,
+            report_crash,
             switch_inference,
             show_inference,
         ],

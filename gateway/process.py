@@ -27,6 +27,7 @@ from .server import end_overdue_connections
 from .settings import Settings
 from .store import Store
 from .vault import Vault
+from .webhooks import Webhooks
 
 logger = structlog.get_logger()
 
@@ -43,6 +44,7 @@ class Gateway:
         self.http = egress.client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
         self.users = Users(settings, self.vault, self.http)
         self.admission = Admission(settings, self.store, self.metrics)
+        self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.provider = Provider(settings)
         self.availability = Availability(settings, self.registry, self.provider.has_key, self.provider.probe)
         self.inference = Inference(
@@ -80,14 +82,14 @@ class Gateway:
     @asynccontextmanager
     async def running(self, _: Litestar) -> AsyncIterator[None]:
         work = [
-            asyncio.create_task(run)
+            asyncio.create_task(run, name=str(run))
             for run in (
                 self.registry.follow(),
                 self.provider.sweep(self.metrics.open_streams.set),
                 self.admission.keep_settling(),
                 self.availability.keep_probing(),
                 end_overdue_connections(),
-                *([] if self.store.wire is None else [self.store.wire.keep_looking()]),
+                self.store.keep_looking(),
             )
         ]
         for task in work:
@@ -119,5 +121,5 @@ class Gateway:
 def _must_not_end(task: asyncio.Task[None]) -> None:
     """The process cannot do without this task; it says so and ends, and its supervisor starts another."""
     error = None if task.cancelled() else task.exception()
-    logger.critical("gateway.broken", task=task.get_coro().__name__, error=repr(error))  # type: ignore[union-attr]
+    logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
     os._exit(70)

@@ -15,6 +15,11 @@
 | `{pNN}:spend:<account>:<day>` | hash | `settled`, `reserved`: nano-euro of a UTC day | 35 days |
 | `{pNN}:reservations` | hash | id → `<account> <day> <nano-euro>` | each when settled |
 | `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
+| `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret sealed | when it is cleared |
+| `{pNN}:events` | stream | events that wait for their outcome; group `webhooks` | each at its outcome; 100,000 |
+| `{pNN}:deliveries:<account>` | stream | outcomes of deliveries, the last 1,000 | 30 days |
+| `{pNN}:outcomes` | hash | outcome → how often | never: a dozen fields |
+| `worker:<group>:<name>` | string | a worker's heartbeat, which holds its name | 15 s |
 
 `{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. One script may
 so touch everything that belongs to an account, and everything of an app is under its account's tag.
@@ -27,6 +32,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import hashlib
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -81,13 +87,25 @@ def spend_key(account_id: str, day: str) -> str:
     return f"{tag(account_id)}:spend:{account_id}:{day}"
 
 
+def webhook_key(account_id: str) -> str:
+    return f"{tag(account_id)}:webhook:{account_id}"
+
+
+def deliveries_key(account_id: str) -> str:
+    return f"{tag(account_id)}:deliveries:{account_id}"
+
+
 def partition_tags() -> list[str]:
     return ["{p%02d}" % n for n in range(PARTITIONS)]
 
 
 class Script:
+    """One file of `lua/`, with what it uses of the others in front."""
+
     def __init__(self, name: str) -> None:
-        self.source = (LUA / f"{name}.lua").read_text()
+        own = (LUA / f"{name}.lua").read_text()
+        used = re.findall(r"^-- uses (\w+)$", own, re.MULTILINE)
+        self.source = "\n".join([*((LUA / f"{u}.lua").read_text() for u in used), own])
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, client: Any, keys: list[str], *args: str | int) -> Any:
@@ -139,6 +157,25 @@ class Store:
                 raise
             return await self.wire.call("EVAL", script.source, len(keys), *keys, *args)
 
+    def blocking_client(self) -> Any:
+        """For reads that wait: without the deadline of a command. The caller closes it."""
+        options: dict[str, Any] = {
+            "decode_responses": True,
+            "socket_timeout": None,
+            "socket_connect_timeout": ATTEMPT,
+            "retry": Retry(NoBackoff(), 0),
+        }
+        if self.cluster:
+            return RedisCluster.from_url(self.url.replace("+cluster", ""), **options)
+        return Redis.from_url(self.url, max_connections=64, **options)
+
+    async def keep_looking(self) -> None:
+        """Runs as long as the process: ends a connection that does not answer."""
+        if self.wire is not None:
+            await self.wire.keep_looking()
+        else:
+            await asyncio.Event().wait()
+
     async def get(self, key: str) -> str | None:
         with backbone():
             value: str | None = await self.client.get(key)
@@ -154,7 +191,9 @@ class Store:
     async def subscription(self) -> AsyncIterator[PubSub]:
         """A subscription to the changes, on a connection of its own; messages reach every node of a cluster."""
         parts = urlsplit(self.url.replace("+cluster", ""))
-        if self.cluster and (node := self.client.get_random_node()):
+        if self.cluster:
+            await self.client.initialize()
+            node = self.client.get_random_node()
             credentials, _, _ = parts.netloc.rpartition("@")
             host = f"[{node.host}]" if ":" in node.host else node.host
             parts = parts._replace(netloc=f"{credentials}{'@' if credentials else ''}{host}:{node.port}", path="")

@@ -9,15 +9,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
+import uvloop
 
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
 
-from . import monitors
+from . import monitors, webhooks
 
 logger = structlog.get_logger()
 
-WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {"monitors": monitors.run}
+WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
+    "webhooks": webhooks.run,
+    "monitors": monitors.run,
+}
 
 
 async def work(settings: Settings, names: list[str]) -> None:
@@ -48,7 +52,7 @@ def main(names: list[str]) -> int:
         print(f"The settings are wrong:\n{error}", file=sys.stderr)
         return 1
     log.configure(settings)
-    asyncio.run(work(settings, names or list(WORKERS)))
+    uvloop.run(work(settings, names or list(WORKERS)))
     return 0
 
 

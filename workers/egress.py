@@ -167,6 +167,12 @@ def check_url(url: str, *, allow_private: bool) -> str:
     return canonical
 
 
+def host_and_port(url: str) -> tuple[str, int]:
+    """Of an address that `check_url` has passed."""
+    parsed = httpx.URL(url)
+    return parsed.raw_host.decode("ascii"), parsed.port or (443 if parsed.scheme == "https" else 80)
+
+
 class Turns:
     """At most `total` at a time, and `each` of one key: a host that hangs must not hold up the others."""
 
@@ -427,6 +433,14 @@ class Client(httpx.AsyncClient):
         return response
 
 
+def tls_context(ca_file: str | None) -> ssl.SSLContext:
+    tls = httpx.create_ssl_context(trust_env=False)
+    tls.set_alpn_protocols(["http/1.1"])
+    if ca_file is not None:
+        tls.load_verify_locations(ca_file)
+    return tls
+
+
 def client(
     *,
     allow_private: bool,
@@ -436,11 +450,7 @@ def client(
 ) -> Client:
     """`ca_file` is trusted beside the public authorities, `timeout` is for each step, in seconds, and
     `connections` bounds the requests under way, and the idle connections kept."""
-    tls = httpx.create_ssl_context(trust_env=False)
-    tls.set_alpn_protocols(["http/1.1"])
-    if ca_file is not None:
-        tls.load_verify_locations(ca_file)
-    transport = Transport(allow_private=allow_private, tls=tls, connections=connections)
+    transport = Transport(allow_private=allow_private, tls=tls_context(ca_file), connections=connections)
     return Client(transport, allow_private=allow_private, timeout=timeout)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 import httpx
+from dotenv import load_dotenv
 
 from . import kept, report, valkey
 from .account import registered
@@ -120,4 +121,5 @@ def main(port: int, data_dir: Path, provider_url: str | None) -> None:
 
 
 if __name__ == "__main__":
+    load_dotenv(".env")  # the gateway reads it too, and the two must agree on the provider
     main()

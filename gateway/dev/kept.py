@@ -10,6 +10,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from .children import Refusal
+
 
 def _random() -> str:
     return secrets.token_urlsafe(32)
@@ -30,7 +32,10 @@ class Kept(msgspec.Struct, kw_only=True):
 
 def load(file: Path) -> Kept:
     """New keys where the file has none."""
-    kept = msgspec.json.decode(file.read_bytes(), type=Kept) if file.exists() else Kept()
+    try:
+        kept = msgspec.json.decode(file.read_bytes(), type=Kept) if file.exists() else Kept()
+    except msgspec.DecodeError as error:
+        raise Refusal(f"{file} is damaged ({error}). Delete {file.parent} to begin anew.") from None
     save(kept, file)
     return kept
 

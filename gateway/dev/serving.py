@@ -22,9 +22,9 @@ class _Server(uvicorn.Server):
 
 
 def claim(port: int, what: str) -> socket.socket:
-    """Both loopback addresses: a stranger on the IPv6 one would get the browser that asks for `localhost`."""
+    """Raises Refusal when another has the port."""
     try:
-        with contextlib.suppress(OSError), socket.create_connection(("::1", port), timeout=1):
+        if _taken_on_ipv6(port):
             raise FileExistsError
         return socket.create_server(("127.0.0.1", port))
     except OSError:
@@ -32,6 +32,13 @@ def claim(port: int, what: str) -> socket.socket:
             f"Port {port} is taken, and the {what} needs it. "
             "Stop what listens there, or choose other ports with CAPSULE_PORT=9000 make run."
         ) from None
+
+
+def _taken_on_ipv6(port: int) -> bool:
+    # Who listens there would get, before us, the browser that asks for `localhost`.
+    with contextlib.suppress(OSError), socket.create_connection(("::1", port), timeout=1):
+        return True
+    return False
 
 
 @asynccontextmanager

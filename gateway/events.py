@@ -1,0 +1,127 @@
+"""The catalogue of events: what each one's data holds, as types, so that a wrong field cannot be sent.
+
+Names and formats are the interface's. Times are ISO 8601 UTC with milliseconds and Z.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import msgspec
+
+Kind = Literal["live", "preview"]
+Phase = Literal["build", "health", "canary"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: ClassVar[str]
+    sample: bool = False  # a test, not something that happened
+
+
+class DeploySucceeded(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "deploy.succeeded"
+    deployId: str
+    url: str  # always the auto-assigned address
+    durationMs: int
+    kind: Kind
+    plan: str | None = None
+
+
+class DeployFailed(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "deploy.failed"
+    deployId: str
+    kind: Kind
+    phase: Phase
+    reason: str
+
+
+class AppCrashed(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "app.crashed"
+    reason: Literal["exit", "oom"]
+    exitCode: int | None
+    at: str
+
+
+class AppUnhealthy(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "app.unhealthy"
+    url: str
+    failures: int
+    reason: str
+
+
+class AppRecovered(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "app.recovered"
+    url: str
+    downSince: str
+    downMs: int
+
+
+class DomainExpiring(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "domain.expiring"
+    domain: str
+    expiresAt: str
+    daysLeft: int
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    cve: str
+    component: str
+    severity: str
+    fixedIn: str | None
+    tier: Literal["red", "yellow"]
+    deadlineAt: str | None
+
+
+class SecurityFinding(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "security.finding"
+    tier: Literal["red"] = msgspec.field(default="red")
+    findings: list[Finding]
+
+
+_AT = "2026-01-01T00:00:00.000Z"
+
+SAMPLES: dict[str, Event] = {
+    event.type: event
+    for event in (
+        DeploySucceeded(
+            deployId="dep_sample",
+            url="https://sample.invalid",
+            durationMs=42_000,
+            kind="live",
+            plan="free",
+            sample=True,
+        ),
+        DeployFailed(
+            deployId="dep_sample",
+            kind="live",
+            phase="build",
+            reason="the build command ended with status 1",
+            sample=True,
+        ),
+        AppCrashed(reason="exit", exitCode=1, at=_AT, sample=True),
+        AppUnhealthy(url="https://sample.invalid/", failures=3, reason="timeout", sample=True),
+        AppRecovered(url="https://sample.invalid/", downSince=_AT, downMs=180_000, sample=True),
+        DomainExpiring(domain="app.example.com", expiresAt=_AT, daysLeft=6, sample=True),
+        SecurityFinding(
+            findings=[
+                Finding(
+                    cve="CVE-2026-0001",
+                    component="example@1.0.0",
+                    severity="critical",
+                    fixedIn="1.0.1",
+                    tier="red",
+                    deadlineAt=_AT,
+                )
+            ],
+            sample=True,
+        ),
+    )
+}
+
+
+def encode(event: Event, app_id: str, app_name: str) -> bytes:
+    """The event's `data`. JSON."""
+    data = {"appId": app_id, "appName": app_name, **msgspec.to_builtins(event)}
+    if isinstance(event, SecurityFinding):
+        data["tier"] = event.tier  # a default, but a receiver reads it
+    return msgspec.json.encode(data)

@@ -1,0 +1,15 @@
+-- begin.lua: may this worker send this event now, and where to?
+--
+-- An entry that waited long in a worker's memory may have been claimed by another. Only the consumer it is pending
+-- for may send it, and its idle time starts again here, so that nobody claims it while it is being sent.
+--
+-- KEYS[1]  stream  the partition's events
+-- KEYS[2]  string  the account's receiver, JSON
+-- ARGV     group, consumer, entry
+--
+-- Returns  {1, receiver or ''} | {0, ''}
+
+local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])
+if #pending == 0 then return {0, ''} end
+redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'JUSTID')
+return {1, redis.call('GET', KEYS[2]) or ''}

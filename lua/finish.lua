@@ -1,0 +1,18 @@
+-- finish.lua: the outcome of an event is known.
+-- uses deliveries
+--
+-- Acknowledged, removed and logged in one step: a worker that dies before leaves the event to another, one that dies
+-- after has lost nothing. Whoever acknowledges writes the outcome, so that there is one.
+--
+-- KEYS[1]  stream  the partition's events
+-- KEYS[2]  stream  the account's log
+-- KEYS[3]  hash    the partition's outcomes
+-- ARGV     group, entry, id, account, app, type, data, outcome, at (ms), duration (ms), status or '', reason or ''
+--
+-- Returns  1 | 0 when the entry had its outcome before
+
+if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
+redis.call('XDEL', KEYS[1], ARGV[2])
+local event = {ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]}
+log_outcome(KEYS[2], KEYS[3], event, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
+return 1
