@@ -31,6 +31,8 @@ from .settings import Settings
 log = structlog.get_logger()
 
 UNWRITTEN = 10_000  # settlements that may wait for Redis; the oldest beyond it stay at their bound
+FAULTS_A_PASS = 8  # after which a pass over them gives Redis a rest
+IN_TIME = 2.0  # seconds in which an admission must reach Redis: after that nobody waits for it
 WHOLE = -1  # settle at the bound
 
 
@@ -45,19 +47,28 @@ class Admitted(msgspec.Struct, frozen=True):
     headers: Headers  # RateLimit-*: the tighter of the two limits
 
 
+class Unwritten(msgspec.Struct, frozen=True):
+    reservation: Reservation
+    cost: int
+    due: float = 0.0  # loop's clock, seconds; a lost admission is released when it can no longer arrive
+
+
 class Admission:
     def __init__(self, settings: Settings, store: s.Store, metrics: Metrics) -> None:
         self._limits, self._caps = settings.rate_limits, settings.daily_caps
         self._lease = int((settings.provider_timeouts.total + 60) * 1000)  # ms
         self._store, self._metrics = store, metrics
         self._admit, self._settle = s.Script("admit"), s.Script("settle")
-        self._unwritten: OrderedDict[str, tuple[Reservation, int]] = OrderedDict()
+        self._unwritten: OrderedDict[str, Unwritten] = OrderedDict()
         self._waiting = asyncio.Event()
+        self._ahead: float | None = None  # Redis's clock less the loop's, ms; learnt from every answer
 
-    async def admit(self, app: App, account: Account, user: str, bound: int) -> Admitted:
+    async def admit(self, app: App, account: Account, user: str, bound: int, *, again: bool = True) -> Admitted:
         """`bound`: nano-euro; 0 reserves nothing. Raises the 429s, 402, or BackboneUnavailable."""
         tag = s.tag(account.id)
         reservation = Reservation(os.urandom(12).hex(), account.id, bound)
+        sent = asyncio.get_running_loop().time()
+        latest = 0 if self._ahead is None else int((sent + IN_TIME) * 1000 + self._ahead)
         try:
             reply = await self._store.run(
                 self._admit,
@@ -76,18 +87,27 @@ class Admission:
                 reservation.id,
                 account.id,
                 self._lease,
+                latest,
             )
         except BaseException as error:
-            # The script may have run and only its answer been lost.
+            # The script may have run and only its answer been lost, or may yet run, in time.
             if bound:
-                self._later(reservation, 0)
+                self._later(Unwritten(reservation, 0, sent + IN_TIME + 1))
             if isinstance(error, s.FAULTS):
                 log.error("admission.failed", error=type(error).__name__)
                 raise BackboneUnavailable from error
             raise
-        return self._read(reply, reservation)
+        clock = float(reply[-1]) - asyncio.get_running_loop().time() * 1000
+        if reply[0] == "late":
+            # Redis's clock was set, or an answer that took long misled us about it: it is known now.
+            self._ahead = clock
+            if not again:
+                raise BackboneUnavailable
+            return await self.admit(app, account, user, bound, again=False)
+        self._ahead = clock if self._ahead is None or clock > self._ahead else (self._ahead * 15 + clock) / 16
+        return self._read(reply, reservation, self._caps[account.plan])
 
-    def _read(self, reply: list[str | int], reservation: Reservation) -> Admitted:
+    def _read(self, reply: list[str | int], reservation: Reservation, cap: int) -> Admitted:
         verdict, _, app_count, app_frees, user_count, user_frees, now = reply
         app_left, user_left = self._limits.app - int(app_count), self._limits.user - int(user_count)
         tightest = (
@@ -108,12 +128,15 @@ class Admission:
         error: ServiceError
         match verdict:
             case "app":
-                error = AppRateLimited(retry_after=frees / 1_000_000, headers=headers)
+                # Where both windows are full, the later one decides when the next request passes.
+                wait = max(frees, int(user_frees)) if user_left <= 0 else frees
+                error = AppRateLimited(retry_after=wait / 1_000_000, headers=headers)
             case "user":
                 error = UserRateLimited(retry_after=int(user_frees) / 1_000_000, headers=headers)
             case _:
+                # A request above a whole day's cap passes on no day.
                 midnight = 86_400 - int(now) // 1000 % 86_400
-                error = SpendCapReached(retry_after=midnight)
+                error = SpendCapReached(retry_after=None if reservation.bound > cap else midnight)
         raise error
 
     async def settle(self, reservation: Reservation, cost: int) -> None:
@@ -125,42 +148,50 @@ class Admission:
             settled = await self._write(reservation, cost)
         except s.FAULTS as error:
             log.error("settlement.postponed", reservation=reservation.id, error=type(error).__name__)
-            self._later(reservation, cost)
+            self._later(Unwritten(reservation, cost))
         except BaseException:
-            self._later(reservation, cost)
+            self._later(Unwritten(reservation, cost))
             raise
         else:
-            self._metrics.settled(settled)
+            self._metrics.settled(max(settled, 0))
 
     async def _write(self, reservation: Reservation, cost: int) -> int:
+        """Nano-euro settled, or -1 when there is no such reservation."""
         tag = s.tag(reservation.account)
         keys = [f"{tag}:reservations", f"{tag}:leases", f"{tag}:spend"]
-        settled = int(await self._store.run(self._settle, keys, reservation.id, cost))
-        return max(settled, 0)
+        return int(await self._store.run(self._settle, keys, reservation.id, cost))
 
-    def _later(self, reservation: Reservation, cost: int) -> None:
+    def _later(self, unwritten: Unwritten) -> None:
+        # The first end of a reservation counts, as it does in Redis.
         if len(self._unwritten) >= UNWRITTEN:
             self._unwritten.popitem(last=False)
-        self._unwritten[reservation.id] = (reservation, cost)
+        self._unwritten.setdefault(unwritten.reservation.id, unwritten)
         self._waiting.set()
 
     async def keep_settling(self) -> None:
         """Runs as long as the process: repeats what could not be written."""
         while True:
             await self._waiting.wait()
-            if not await self.settle_unwritten():
+            await self.settle_unwritten()
+            if self._unwritten:
+                self._waiting.set()
                 await asyncio.sleep(0.5)
 
-    async def settle_unwritten(self) -> bool:
-        """One pass over the queue, oldest first; False when Redis is still away."""
+    async def settle_unwritten(self, *, at_last: bool = False) -> None:
+        """One pass over what is due, oldest first, or `at_last` over everything."""
         self._waiting.clear()
-        for key, (reservation, cost) in list(self._unwritten.items()):
+        now, faults = asyncio.get_running_loop().time(), 0
+        for key, unwritten in list(self._unwritten.items()):
+            if now < unwritten.due and not at_last:
+                continue
             self._metrics.settlement_retries.inc()
             try:
-                settled = await self._write(reservation, cost)
+                settled = await self._write(unwritten.reservation, unwritten.cost)
             except s.FAULTS:
-                self._waiting.set()
-                return False
-            self._metrics.settled(settled)
+                # The others may belong to another node of a cluster.
+                faults += 1
+                if faults >= FAULTS_A_PASS:
+                    break
+                continue
             self._unwritten.pop(key, None)
-        return True
+            self._metrics.settled(max(settled, 0))

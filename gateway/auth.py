@@ -270,4 +270,7 @@ def _dig(value: Any, path: str) -> str | None:
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
-    return value if isinstance(value, str) and 0 < len(value.encode(errors="replace")) <= USER_BYTES else None
+    try:
+        return value if isinstance(value, str) and 0 < len(value.encode()) <= USER_BYTES else None
+    except UnicodeEncodeError:  # half a surrogate pair is no text
+        return None

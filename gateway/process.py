@@ -106,7 +106,7 @@ class Gateway:
             terminate()
             try:
                 async with asyncio.timeout(5):
-                    await self.admission.settle_unwritten()
+                    await self.admission.settle_unwritten(at_last=True)
             except TimeoutError:
                 logger.error("settlement.left", action="their leases end them at their bound")
             for task in work:

@@ -11,10 +11,12 @@
 -- KEYS[4]  hash    the partition's reservations: id -> "<account> <day> <nano-euro>"
 -- KEYS[5]  zset    their leases: id scored by the end of its lease, milliseconds
 -- ARGV     app limit, user limit (requests in 60 s), bound (nano-euro; 0 reserves nothing and only asks whether the
---          cap is full already), cap (nano-euro), reservation id, account id, lease (milliseconds)
+--          cap is full already), cap (nano-euro), reservation id, account id, lease (milliseconds), latest (this
+--          server's clock, milliseconds; 0: none): a call that the network kept longer must not take money, because
+--          its caller has given up and has released what it may have taken
 --
 -- Returns  {verdict, day, app count, app oldest, user count, user oldest, now}
---          verdict 'ok' | 'app' | 'user' | 'cap'; counts include this request if it passed; oldest = microseconds
+--          verdict 'ok' | 'app' | 'user' | 'cap' | 'late'; counts include this request if it passed; oldest = microseconds
 --          until the window's next slot frees (0: none is taken); now = milliseconds
 
 local WINDOW = 60000000
@@ -56,7 +58,10 @@ local user_count, user_oldest = look(KEYS[2], tonumber(ARGV[2]))
 local spend = KEYS[3] .. ':' .. day
 
 local verdict = 'ok'
-if app_count >= tonumber(ARGV[1]) then
+local latest = tonumber(ARGV[8] or 0)
+if latest > 0 and now > latest * 1000 then
+  verdict = 'late'
+elseif app_count >= tonumber(ARGV[1]) then
   verdict = 'app'
 elseif user_count >= tonumber(ARGV[2]) then
   verdict = 'user'

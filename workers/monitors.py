@@ -24,10 +24,7 @@ async def run(settings: Settings) -> None:
     overdue, settle = s.Script("overdue"), s.Script("settle")
     try:
         while True:
-            try:
-                await settle_overdue(store, overdue, settle)
-            except s.FAULTS as error:
-                logger.warning("leases.postponed", error=type(error).__name__)
+            await settle_overdue(store, overdue, settle)
             await asyncio.sleep(LEASE_INTERVAL)
     finally:
         await store.close()
@@ -38,9 +35,12 @@ async def settle_overdue(store: s.Store, overdue: s.Script, settle: s.Script) ->
     ended = 0
     for tag in s.partition_tags():
         keys = [f"{tag}:reservations", f"{tag}:leases", f"{tag}:spend"]
-        for reservation in await overdue(store.client, [f"{tag}:leases"], BATCH):
-            settled = int(await settle(store.client, keys, reservation, WHOLE))
-            if settled >= 0:
-                ended += 1
-                logger.warning("lease.over", reservation=reservation, nano_euro=settled)
+        try:
+            for reservation in await overdue(store.client, [f"{tag}:leases"], BATCH):
+                settled = int(await settle(store.client, keys, reservation, WHOLE))
+                if settled >= 0:
+                    ended += 1
+                    logger.warning("lease.over", reservation=reservation, nano_euro=settled)
+        except s.FAULTS as error:  # the other partitions may be on another node
+            logger.warning("leases.postponed", partition=tag, error=type(error).__name__)
     return ended
