@@ -177,8 +177,8 @@ class Admission:
                 self._waiting.set()
                 await asyncio.sleep(0.5)
 
-    async def settle_unwritten(self, *, at_last: bool = False) -> None:
-        """One pass over what is due, oldest first, or `at_last` over everything."""
+    async def settle_unwritten(self, *, at_last: bool = False) -> bool:
+        """One pass over what is due, oldest first, or `at_last` over everything; False if Redis failed some of it."""
         self._waiting.clear()
         now, faults = asyncio.get_running_loop().time(), 0
         for key, unwritten in list(self._unwritten.items()):
@@ -195,3 +195,4 @@ class Admission:
                 continue
             self._unwritten.pop(key, None)
             self._metrics.settled(max(settled, 0))
+        return faults == 0

@@ -96,7 +96,7 @@ async def put_app(app: str, data: AppFields, gateway: Gateway) -> dict[str, Any]
         )
     if await registry.account(data.account) is None:
         raise RequestMalformed("account: there is no such account.")
-    taken = await registry.app(name)
+    taken: App | None = await registry.find(name)
     if taken is not None and (before is None or taken.id != before.id):
         raise RequestMalformed("name: another app has this name.")
     record = App(

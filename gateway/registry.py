@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from . import store as s
-from .errors import BackboneUnavailable, NotFound
+from .errors import BackboneUnavailable, NotFound, RequestMalformed
 from .settings import PLANS
 from .vault import Vault, digest, new_id, new_key
 
@@ -153,11 +153,12 @@ class Registry:
         return record
 
     async def find(self, app: str) -> App | None:
-        """By name, or by the id it was created under."""
+        """By the id it was created under, or by name."""
         if not SLUG.fullmatch(app):
             return None
-        if name := await self.store.get(s.alias_key(app)):
-            return await self.app(name)
+        name = await self.store.get(s.alias_key(app))
+        if name is not None and (renamed := await self.app(name)) is not None and renamed.id == app:
+            return renamed
         return await self.app(app)
 
     async def apps_of(self, account_id: str) -> list[App]:
@@ -192,27 +193,46 @@ class Registry:
         return account
 
     async def put_app(self, app: App, before: App | None) -> None:
-        apps = self.store.client
+        """Writes an app; may be repeated after it was interrupted. Raises RequestMalformed when its name is taken."""
         with s.backbone():
-            await apps.sadd(s.account_apps_key(app.account), app.name)
+            await self.store.client.sadd(s.account_apps_key(app.account), app.name)
+        await self._take_name(app)
         if app.id != app.name:
             await self.store.change(s.alias_key(app.id), app.name)
-        await self._write(s.app_key(app.name), app)
-        if before is None:
-            return
-        if before.name != app.name:
-            await self.store.change(s.app_key(before.name), "")
-        if app.id == app.name and before.id != before.name:
+        else:
             await self.store.change(s.alias_key(app.id), "")
-        if (before.account, before.name) != (app.account, app.name):
-            with s.backbone():
-                await apps.srem(s.account_apps_key(before.account), before.name)
+        # Also the name it had under its id: a renaming that was interrupted may have left it.
+        for name in {app.id, before.name if before else app.name} - {app.name}:
+            old = await self.app(name)
+            if old is not None and old.id == app.id:
+                await self._remove(s.app_key(name))
+                await self._leave(old)
+        if before is not None and before.account != app.account:
+            await self._leave(before)
 
-    async def delete_app(self, app: App) -> None:
-        await self.store.change(s.app_key(app.name), "")
-        await self.store.change(s.alias_key(app.id), "")
+    async def _take_name(self, app: App) -> None:
+        """Two apps that want one name at the same moment: one of them gets it."""
+        key, record = s.app_key(app.name), msgspec.json.encode(app).decode()
+        for _ in range(10):
+            there = await self.store.get(key)
+            if there is not None and msgspec.json.decode(there, type=App).id != app.id:
+                raise RequestMalformed("name: another app has this name.")
+            if await self.store.change(key, record, expected=there or ""):
+                return self._forget(key)
+        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
+
+    async def _leave(self, app: App) -> None:
         with s.backbone():
             await self.store.client.srem(s.account_apps_key(app.account), app.name)
+
+    async def delete_app(self, app: App) -> None:
+        await self._remove(s.app_key(app.name))
+        await self._remove(s.alias_key(app.id))
+        await self._leave(app)
+
+    async def _remove(self, key: str) -> None:
+        await self.store.change(key, "")
+        self._forget(key)
 
     async def _write(self, key: str, record: msgspec.Struct) -> None:
         await self.store.change(key, msgspec.json.encode(record).decode())
@@ -263,6 +283,8 @@ class Registry:
                 continue
             unanswered = 0
             if message["type"] == "subscribe":
+                # What was asked for before we listened may have changed unheard.
+                self._changes += 1
                 self.live = True
                 for reload in self._watchers.values():
                     await reload()

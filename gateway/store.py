@@ -43,7 +43,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
 from .errors import BackboneUnavailable
 from .wire import Wire
@@ -56,7 +56,8 @@ PROBE = "probe"
 
 LUA = Path(__file__).parent.parent / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
-FAULTS = (RedisError, OSError, asyncio.TimeoutError)
+# redis-py's cluster errors are no RedisError.
+FAULTS = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
 
 
 def app_key(name: str) -> str:
