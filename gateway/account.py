@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from litestar import Request, delete, get, post, put
 from litestar.datastructures import State
+from litestar.exceptions import NotFoundException
 from litestar.params import Parameter
 
 from . import store as s
@@ -86,7 +87,7 @@ async def show_account(request: Request[Any, Any, State], gateway: Gateway) -> d
             "reserved": int(reserved or 0),
             "cap": gateway.settings.daily_caps[account.plan],
         },
-        "deploysToday": 0,
+        "deploysToday": await gateway.deploys.today(account.id, day),
     }
 
 
@@ -168,7 +169,94 @@ async def redeliver(request: Request[Any, Any, State], delivery_id: str, gateway
     return {"id": delivery_id}
 
 
+# -- deploy hooks and deploys --------------------------------------------------------------------------------
+
+
+class NewHook(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class Registration(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+@post("/account/apps/{app:str}/hooks")
+async def create_hook(request: Request[Any, Any, State], app: str, data: NewHook, gateway: Gateway) -> dict[str, Any]:
+    """A secret URL that queues a rebuild of the app. It shows only here."""
+    account = await holder(request, gateway)
+    return await gateway.hooks.create(account.id, app, data.name)
+
+
+@get("/account/hooks")
+async def list_hooks(request: Request[Any, Any, State], gateway: Gateway) -> list[dict[str, Any]]:
+    account = await holder(request, gateway)
+    return await gateway.hooks.list(account.id)
+
+
+@delete("/account/hooks/{hook_id:str}")
+async def revoke_hook(request: Request[Any, Any, State], hook_id: str, gateway: Gateway) -> None:
+    """The very next call of its URL is a 404."""
+    account = await holder(request, gateway)
+    await gateway.hooks.revoke(account.id, hook_id)
+
+
+@get("/account/deploys")
+async def list_deploys(
+    request: Request[Any, Any, State],
+    gateway: Gateway,
+    app: str | None = None,
+    limit: Annotated[int, Parameter(ge=1, le=1000)] = 50,
+) -> list[dict[str, Any]]:
+    """Newest first; the last 1,000 of 90 days are kept."""
+    account = await holder(request, gateway)
+    return [deploy.shown() for deploy in await gateway.deploys.list(account.id, app, limit)]
+
+
+@get("/account/deploys/{deploy_id:str}")
+async def show_deploy(request: Request[Any, Any, State], deploy_id: str, gateway: Gateway) -> dict[str, Any]:
+    account = await holder(request, gateway)
+    deploy = await gateway.deploys.get(deploy_id, account.id)
+    if deploy is None or deploy.account != account.id:
+        raise NotFound
+    return {**deploy.shown(), "log": await gateway.deploys.read_log(deploy)}
+
+
+@put("/account/apps/{app:str}/source", status_code=202, request_max_body_size=None)
+async def publish(request: Request[Any, Any, State], app: str, gateway: Gateway) -> dict[str, str]:
+    """A tar.gz of the app's source: it is stored, and a live deploy of it is queued."""
+    account = await holder(request, gateway)
+    found = await gateway.registry.find(app)
+    if found is None or found.account != account.id:
+        raise NotFound
+    return {"deployId": await gateway.deploys.publish(found, request.stream(), "upload")}
+
+
+@post("/register")
+async def register(data: Registration, gateway: Gateway) -> dict[str, str]:
+    """A new account on the free plan, and its API key, which shows only here."""
+    account, api_key = await gateway.registry.register(data.name, gateway.settings.registrations_per_day)
+    return {"id": account.id, "apiKey": api_key}
+
+
+@post("/hooks/deploy/{token:str}", status_code=202)
+async def trigger_hook(token: str, gateway: Gateway) -> dict[str, str]:
+    """The token is the credential. The body is ignored, and no path of this kind is ever logged."""
+    hook = await gateway.hooks.of_token(token)
+    app = await gateway.registry.find(hook.appId) if hook is not None else None
+    if hook is None or app is None or app.account != hook.account:
+        raise NotFoundException
+    return {"deployId": await gateway.deploys.queue(app, "hook", hook=hook), "app": app.name}
+
+
 ROUTES = [
+    create_hook,
+    list_hooks,
+    revoke_hook,
+    list_deploys,
+    show_deploy,
+    publish,
+    register,
+    trigger_hook,
     capabilities,
     show_account,
     list_apps,

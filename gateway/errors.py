@@ -158,3 +158,28 @@ class MethodNotAllowed(ServiceError):
     def __init__(self, *methods: str) -> None:
         allowed = ", ".join(methods)
         super().__init__(f"Use {allowed} at this address.", headers=[(b"allow", allowed.encode())])
+
+
+class HookRateLimited(ServiceError):
+    status, code = 429, "HOOK_RATE_LIMITED"
+    message = "A hook takes 6 triggers a minute; try again after the time in Retry-After."
+
+
+class NoDeployYet(ServiceError):
+    status, code = 409, "NO_DEPLOY_YET"
+    message = "This app has never been live: publish it once, or connect a repository, and trigger again."
+
+
+class TarballGone(ServiceError):
+    status, code = 410, "TARBALL_GONE"
+    message = "The stored source has been cleaned up: publish once, or connect a repository, and trigger again."
+
+
+class DeployQuotaReached(ServiceError):
+    status, code = 429, "DEPLOY_QUOTA_REACHED"
+    message = "The plan's deploys of today are used up; they reset at 00:00 UTC."
+
+
+class RegistrationsClosed(ServiceError):
+    status, code = 429, "REGISTRATIONS_CLOSED"
+    message = "Today's registrations are used up; try again after 00:00 UTC."

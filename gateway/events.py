@@ -5,12 +5,14 @@ Names and formats are the interface's. Times are ISO 8601 UTC with milliseconds 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 Kind = Literal["live", "preview"]
 Phase = Literal["build", "health", "canary"]
+Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]
+HttpsUrl = Annotated[str, msgspec.Meta(pattern="^https://")]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -21,7 +23,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class DeploySucceeded(Event, frozen=True, kw_only=True):
     type: ClassVar[str] = "deploy.succeeded"
     deployId: str
-    url: str  # always the auto-assigned address
+    url: HttpsUrl  # always the auto-assigned address
     durationMs: int
     kind: Kind
     plan: str | None = None
@@ -39,7 +41,7 @@ class AppCrashed(Event, frozen=True, kw_only=True):
     type: ClassVar[str] = "app.crashed"
     reason: Literal["exit", "oom"]
     exitCode: int | None
-    at: str
+    at: Time
 
 
 class AppUnhealthy(Event, frozen=True, kw_only=True):
@@ -52,14 +54,14 @@ class AppUnhealthy(Event, frozen=True, kw_only=True):
 class AppRecovered(Event, frozen=True, kw_only=True):
     type: ClassVar[str] = "app.recovered"
     url: str
-    downSince: str
+    downSince: Time
     downMs: int
 
 
 class DomainExpiring(Event, frozen=True, kw_only=True):
     type: ClassVar[str] = "domain.expiring"
     domain: str
-    expiresAt: str
+    expiresAt: Time
     daysLeft: int
 
 
@@ -69,7 +71,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: str
     fixedIn: str | None
     tier: Literal["red", "yellow"]
-    deadlineAt: str | None
+    deadlineAt: Time | None
 
 
 class SecurityFinding(Event, frozen=True, kw_only=True):
@@ -120,8 +122,10 @@ SAMPLES: dict[str, Event] = {
 
 
 def encode(event: Event, app_id: str, app_name: str) -> bytes:
-    """The event's `data`. JSON."""
-    data = {"appId": app_id, "appName": app_name, **msgspec.to_builtins(event)}
+    """The event's `data`, JSON. Raises msgspec.ValidationError for a value that is not of its field's type."""
+    fields = msgspec.to_builtins(event)
+    msgspec.convert(fields, type(event))  # making a struct checks names, not values
+    data = {"appId": app_id, "appName": app_name, **fields}
     if isinstance(event, SecurityFinding):
         data["tier"] = event.tier  # a default, but a receiver reads it
     return msgspec.json.encode(data)

@@ -9,11 +9,13 @@ from litestar import Request, delete, get, patch, post, put
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
+from litestar.params import Parameter
 from litestar.router import Router
 
 from workers import egress
 
 from .account import bearer, is_operator
+from .deploys import Moved
 from .errors import NotFound, RequestMalformed, Unauthorized
 from .events import AppCrashed
 from .process import Gateway
@@ -66,6 +68,17 @@ class AppFields(msgspec.Struct, forbid_unknown_fields=True):
 class Crash(msgspec.Struct, forbid_unknown_fields=True):
     reason: Literal["exit", "oom"]
     exitCode: int | None = None
+
+
+class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
+    kind: Literal["live", "preview"]
+    branch: Annotated[str, msgspec.Meta(min_length=1, max_length=250)] | None = None
+
+
+class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
+    phase: Literal["build", "health", "canary"]
+    ok: bool
+    reason: str | None = None
 
 
 class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,7 +176,9 @@ async def get_app(app: str, gateway: Gateway) -> dict[str, Any]:
 
 @delete("/apps/{app:str}")
 async def delete_app(app: str, gateway: Gateway) -> None:
-    await gateway.registry.delete_app(await _existing(app, gateway))
+    record = await _existing(app, gateway)
+    await gateway.registry.delete_app(record)
+    await gateway.deploys.forget(record)
 
 
 @post("/apps/{app:str}/crashes", status_code=202)
@@ -171,6 +186,53 @@ async def report_crash(app: str, data: Crash, gateway: Gateway) -> dict[str, str
     """A hosting engine's watchdog saw a container fail."""
     crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
     return {"id": await gateway.webhooks.emit(await _existing(app, gateway), crash)}
+
+
+@put("/apps/{app:str}/source", status_code=202, request_max_body_size=None)
+async def publish_source(app: str, request: Request[Any, Any, State], gateway: Gateway) -> dict[str, str]:
+    """A tar.gz of the app's source: it is stored, and a live deploy of it is queued."""
+    return {"deployId": await gateway.deploys.publish(await _existing(app, gateway), request.stream(), "operator")}
+
+
+@delete("/apps/{app:str}/source")
+async def clean_up_source(app: str, gateway: Gateway) -> None:
+    await gateway.deploys.forget_sources(await _existing(app, gateway))
+
+
+@post("/apps/{app:str}/deploys", status_code=202)
+async def deploy_app(app: str, data: NewDeploy, gateway: Gateway) -> dict[str, str]:
+    record = await _existing(app, gateway)
+    if data.branch is not None and (data.kind == "live" or record.repository is None):
+        raise RequestMalformed("branch: only a preview of an app with a repository is of a branch.")
+    return {"deployId": await gateway.deploys.queue(record, "operator", kind=data.kind, branch=data.branch)}
+
+
+@get("/deploys")
+async def list_queued(
+    gateway: Gateway, queued: Annotated[Literal["queued"], Parameter(query="state")] = "queued"
+) -> list[dict[str, Any]]:
+    """For an outside engine: the deploys that wait, with what it needs to build them."""
+    shown = []
+    for deploy in await gateway.deploys.queued():
+        app = await gateway.registry.find(deploy.appId)
+        build = {"repository": app.repository, "build": app.build} if app is not None else {}
+        shown.append({**deploy.shown(), "appId": deploy.appId, "branch": deploy.branch, **msgspec.to_builtins(build)})
+    return shown
+
+
+@post("/deploys/{deploy_id:str}/phases", status_code=200)
+async def report_phase(deploy_id: str, data: PhaseReport, gateway: Gateway) -> dict[str, Any]:
+    """An outside engine ended a phase of a deploy; the record after it."""
+    if gateway.settings.deploy_engine != "external":
+        raise RequestMalformed("Deploys are built here; set GATEWAY_DEPLOY_ENGINE=external to report their phases.")
+    deploy = await gateway.deploys.anyones(deploy_id)
+    if deploy is None:
+        raise NotFound
+    try:
+        after = await gateway.deploys.advance(deploy, data.phase, data.ok, data.reason or "")
+    except Moved:
+        raise RequestMalformed("phase: the deploy has moved on; read its state and go on from there.") from None
+    return after.shown()
 
 
 @put("/inference")
@@ -194,6 +256,11 @@ ROUTES = [
             get_app,
             delete_app,
             report_crash,
+            publish_source,
+            clean_up_source,
+            deploy_app,
+            list_queued,
+            report_phase,
             switch_inference,
             show_inference,
         ],

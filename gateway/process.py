@@ -19,6 +19,7 @@ from workers import egress
 from .admission import Admission
 from .auth import Users
 from .availability import Availability
+from .deploys import Deploys, Hooks
 from .inference import Inference
 from .metrics import Metrics
 from .provider import Provider
@@ -45,6 +46,8 @@ class Gateway:
         self.users = Users(settings, self.vault, self.http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
+        self.hooks = Hooks(settings, self.registry)
+        self.deploys = Deploys(settings, self.registry)
         self.provider = Provider(settings)
         self.availability = Availability(settings, self.registry, self.provider.has_key, self.provider.probe)
         self.inference = Inference(

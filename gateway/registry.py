@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from . import store as s
-from .errors import BackboneUnavailable, NotFound, RequestMalformed
+from .errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from .settings import PLANS
 from .vault import Vault, digest, new_id, new_key
 
@@ -123,6 +123,7 @@ def now_iso(seconds: float | None = None) -> str:
 class Registry:
     def __init__(self, store: s.Store, vault: Vault) -> None:
         self.store, self.vault = store, vault
+        self._register = s.Script("register")
         self.live = False
         self._copies: dict[str, tuple[Any, float]] = {}
         self._changes = 0
@@ -182,6 +183,14 @@ class Registry:
         await self._write(s.account_key(account.id), account)
         await self.store.change(s.api_key_key(digest(api_key)), account.id)
         return account, api_key
+
+    async def register(self, name: str, a_day: int) -> tuple[Account, str]:
+        """Raises RegistrationsClosed when today's are used up."""
+        with s.backbone():
+            room, left = await self.store.run(self._register, ["{registrations}"], a_day)
+        if not room:
+            raise RegistrationsClosed(retry_after=int(left))
+        return await self.create_account(name, "free")
 
     async def change_plan(self, account_id: str, plan: str) -> Account:
         assert plan in PLANS

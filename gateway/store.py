@@ -19,6 +19,17 @@
 | `{pNN}:events` | stream | events that wait for their outcome; group `webhooks` | each at its outcome; 100,000 |
 | `{pNN}:deliveries:<account>` | stream | outcomes of deliveries, the last 1,000 | 30 days |
 | `{pNN}:outcomes` | hash | outcome → how often | never: a dozen fields |
+| `hook:<sha256>` | string | a deploy hook, JSON | when it is revoked |
+| `{pNN}:hooks:<account>` | hash | hook id → its hash and record, JSON | each when revoked; 100 |
+| `{pNN}:hooks-used:<account>` | hash | hook id → when it was last used, ms | each when revoked |
+| `{pNN}:window:hook:<id>` | list | when a hook's triggers of the last minute came, µs | 60 s |
+| `{pNN}:site:<app id>` | hash | `live`: deploy id; `source`: id of its stored source | with the app |
+| `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
+| `{pNN}:deploy-log:<id>` | string | a deploy's log, 256 KiB | 90 days |
+| `{pNN}:deploys:<account>` | zset | deploy ids by when they were queued, ms; the last 1,000 | 90 days |
+| `{pNN}:deploys-on:<account>:<day>` | string | deploys of a UTC day | 2 days |
+| `{pNN}:builds` | stream | deploys that wait or are built; group `deploys` | each when it is over |
+| `{registrations}:<day>` | string | registrations of a UTC day | 2 days |
 | `worker:<group>:<name>` | string | a worker's heartbeat, which holds its name | 15 s |
 
 `{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. One script may
@@ -94,6 +105,34 @@ def webhook_key(account_id: str) -> str:
 
 def deliveries_key(account_id: str) -> str:
     return f"{tag(account_id)}:deliveries:{account_id}"
+
+
+def hook_key(digest: str) -> str:
+    return f"hook:{digest}"
+
+
+def hooks_key(account_id: str) -> str:
+    return f"{tag(account_id)}:hooks:{account_id}"
+
+
+def hooks_used_key(account_id: str) -> str:
+    return f"{tag(account_id)}:hooks-used:{account_id}"
+
+
+def site_key(account_id: str, app_id: str) -> str:
+    return f"{tag(account_id)}:site:{app_id}"
+
+
+def deploy_key(account_id: str, deploy_id: str) -> str:
+    return f"{tag(account_id)}:deploy:{deploy_id}"
+
+
+def deploy_log_key(account_id: str, deploy_id: str) -> str:
+    return f"{tag(account_id)}:deploy-log:{deploy_id}"
+
+
+def deploys_key(account_id: str) -> str:
+    return f"{tag(account_id)}:deploys:{account_id}"
 
 
 def partition_tags() -> list[str]:

@@ -15,15 +15,18 @@ import time
 from typing import Any
 
 import msgspec
+import structlog
 
 from workers import egress
 
 from . import events
 from . import store as s
-from .errors import BackboneUnavailable, NotFound, RequestMalformed
+from .errors import BackboneUnavailable, NotFound, RequestMalformed, ServiceError
 from .registry import App, now_iso
 from .store import Store
-from .vault import Vault, new_id
+from .vault import NoEncryptionKey, Vault, new_id
+
+logger = structlog.get_logger()
 
 GROUP = "webhooks"
 STREAM = "events"
@@ -90,11 +93,18 @@ class Webhooks:
                 if receiver.url == url:
                     return receiver, None
             secret = new_secret()
-            receiver = Receiver(url, self._vault.seal(secret), now_iso())
+            receiver = Receiver(url, self._sealed(secret), now_iso())
             record = msgspec.json.encode(receiver).decode()
             if await self._store.change(key, record, expected=before or ""):
                 return receiver, secret
         raise BackboneUnavailable("The receiver is being changed from several places at once; try again.")
+
+    def _sealed(self, secret: str) -> str:
+        try:
+            return self._vault.seal(secret)
+        except NoEncryptionKey as error:
+            logger.error("webhook.not_sealed", error=str(error))
+            raise ServiceError("No webhook can be set here until the operator gives the service its key.") from None
 
     async def clear(self, account_id: str) -> None:
         await self._store.change(s.webhook_key(account_id), "")

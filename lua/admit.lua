@@ -1,4 +1,5 @@
 -- admit.lua: may this request pass, and what may it cost at most?
+-- uses clock
 --
 -- Decides, in this order, on the windows of the app and of the user and on the day's spend cap of the account.
 -- It reads everything, checks everything, then writes everything or nothing, so that a refused request counts
@@ -19,42 +20,14 @@
 --          verdict 'ok' | 'app' | 'user' | 'cap' | 'late'; counts include this request if it passed; oldest = microseconds
 --          until the window's next slot frees (0: none is taken); now = milliseconds
 
-local WINDOW = 60000000
 local time = redis.call('TIME')
 local seconds = tonumber(time[1])
 local now = seconds * 1000000 + tonumber(time[2])
 local bound, cap = tonumber(ARGV[3]), tonumber(ARGV[4])
 
--- Civil date from days since 1970-01-01 (Lua's os.date is not available to scripts).
-local function utc_day()
-  local z = math.floor(seconds / 86400) + 719468
-  local era = math.floor(z / 146097)
-  local doe = z - era * 146097
-  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
-  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
-  local mp = math.floor((5 * doy + 2) / 153)
-  local month = mp < 10 and mp + 3 or mp - 9
-  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
-  return string.format('%04d-%02d-%02d', year, month, doy - math.floor((153 * mp + 2) / 5) + 1)
-end
-
--- Drops what has left the window; returns how many remain and when the next slot frees under `limit`.
-local function look(key, limit)
-  local oldest = redis.call('LINDEX', key, 0)
-  while oldest and tonumber(oldest) <= now - WINDOW do
-    redis.call('LPOP', key)
-    oldest = redis.call('LINDEX', key, 0)
-  end
-  if not oldest then return 0, 0 end
-  local count = redis.call('LLEN', key)
-  -- After the limit was lowered, more than one has to leave before the next can pass.
-  if count > limit then oldest = redis.call('LINDEX', key, count - limit) end
-  return count, tonumber(oldest) + WINDOW - now
-end
-
-local day = utc_day()
-local app_count, app_oldest = look(KEYS[1], tonumber(ARGV[1]))
-local user_count, user_oldest = look(KEYS[2], tonumber(ARGV[2]))
+local day = utc_day(seconds)
+local app_count, app_oldest = look(KEYS[1], tonumber(ARGV[1]), now)
+local user_count, user_oldest = look(KEYS[2], tonumber(ARGV[2]), now)
 local spend = KEYS[3] .. ':' .. day
 
 local verdict = 'ok'

@@ -1,0 +1,28 @@
+-- advance.lua: a deploy moves on, and what follows from it happens in the same step.
+-- uses deliveries
+--
+-- The state it is expected in makes the move once: of two workers, or a worker and an outside engine, one moves it,
+-- and one event is queued for it.
+--
+-- KEYS[1]  hash    the deploy's record
+-- KEYS[2]  hash    the app's site
+-- KEYS[3]  stream  the partition's builds
+-- KEYS[4]  stream  the partition's events      KEYS[5]  the account's log      KEYS[6]  the partition's outcomes
+-- ARGV     expected state, '1' to take it from the queue, site's live or '', site's source or '',
+--          event: id or '' for none, account, app, type, data; then names and values of the record
+--
+-- Returns  1 | 0 when the deploy is not in that state
+
+if redis.call('HGET', KEYS[1], 'state') ~= ARGV[1] then return 0 end
+local fields = {}
+for n = 10, #ARGV do fields[#fields + 1] = ARGV[n] end
+redis.call('HSET', KEYS[1], unpack(fields))
+if ARGV[2] == '1' then redis.call('XDEL', KEYS[3], redis.call('HGET', KEYS[1], 'entry')) end
+if ARGV[3] ~= '' then
+  redis.call('HSET', KEYS[2], 'live', ARGV[3])
+  if ARGV[4] ~= '' then redis.call('HSET', KEYS[2], 'source', ARGV[4]) end
+end
+if ARGV[5] ~= '' then
+  enqueue(KEYS[4], KEYS[5], KEYS[6], {ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]})
+end
+return 1

@@ -1,0 +1,30 @@
+-- clock.lua: what scripts that count by time share. Not a script of its own; see deliveries.lua.
+
+local WINDOW = 60000000  -- microseconds
+
+-- Civil date from days since 1970-01-01 (Lua's os.date is not available to scripts).
+local function utc_day(seconds)
+  local z = math.floor(seconds / 86400) + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local month = mp < 10 and mp + 3 or mp - 9
+  local year = yoe + era * 400 + (month <= 2 and 1 or 0)
+  return string.format('%04d-%02d-%02d', year, month, doy - math.floor((153 * mp + 2) / 5) + 1)
+end
+
+-- Drops what has left the window; returns how many remain and when the next slot frees under `limit`.
+local function look(key, limit, now)
+  local oldest = redis.call('LINDEX', key, 0)
+  while oldest and tonumber(oldest) <= now - WINDOW do
+    redis.call('LPOP', key)
+    oldest = redis.call('LINDEX', key, 0)
+  end
+  if not oldest then return 0, 0 end
+  local count = redis.call('LLEN', key)
+  -- After the limit was lowered, more than one has to leave before the next can pass.
+  if count > limit then oldest = redis.call('LINDEX', key, count - limit) end
+  return count, tonumber(oldest) + WINDOW - now
+end

@@ -1,0 +1,16 @@
+-- register.lua: is there room for one more registration today?
+-- uses clock
+--
+-- KEYS[1]  prefix of the counters; the day is appended here (a single key, in no account's partition)
+-- ARGV     registrations a day
+--
+-- Returns  {1 | 0, seconds until 00:00 UTC}. A counter cannot be named before the day is known, so that in a cluster
+--          this runs on the node of `registrations`, whose counters share its hash tag.
+
+local seconds = tonumber(redis.call('TIME')[1])
+local counter = KEYS[1] .. ':' .. utc_day(seconds)
+local left = 86400 - seconds % 86400
+if tonumber(redis.call('GET', counter) or 0) >= tonumber(ARGV[1]) then return {0, left} end
+redis.call('INCR', counter)
+redis.call('EXPIRE', counter, 172800)
+return {1, left}

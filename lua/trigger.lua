@@ -1,0 +1,57 @@
+-- trigger.lua: somebody asks for a deploy of an app; may it be queued?
+-- uses clock
+--
+-- Decides in the interface's order: the hook's rate, never live, source gone, the day's quota. A call that passes the
+-- rate counts as a trigger of its hook, whatever comes after; nothing else is written unless the deploy is queued.
+--
+-- KEYS[1]  list    the hook's window (microseconds)
+-- KEYS[2]  hash    when hooks were last used: hook id -> ms
+-- KEYS[3]  hash    the app's site: live (deploy id), source (source id)
+-- KEYS[4]  prefix  of the account's counters of deploys; the day is appended here, in the same slot
+-- KEYS[5]  hash    the deploy's record
+-- KEYS[6]  zset    the account's deploys, by when they were queued, ms
+-- KEYS[7]  stream  the partition's builds: id, account, app
+-- ARGV     hook id or '', triggers a minute, quota a day, source id ('': what the app's rules give), repository
+--          ('1' or ''), deploy id, account, app id, then names and values of the record
+--
+-- Returns  {'queued' | 'rate' | 'never-live' | 'source-gone' | 'quota', microseconds until the next may pass, day}
+
+local KEPT_DAYS = 90 * 86400  -- seconds
+local LISTED = 1000           -- deploys of one account
+
+local time = redis.call('TIME')
+local seconds = tonumber(time[1])
+local now = seconds * 1000000 + tonumber(time[2])
+local now_ms = string.format('%.0f', math.floor(now / 1000))
+local day = utc_day(seconds)
+
+if ARGV[1] ~= '' then
+  local count, frees = look(KEYS[1], tonumber(ARGV[2]), now)
+  if count >= tonumber(ARGV[2]) then return {'rate', string.format('%.0f', frees), day} end
+  redis.call('RPUSH', KEYS[1], string.format('%.0f', now))
+  redis.call('PEXPIRE', KEYS[1], 60000)
+  redis.call('HSET', KEYS[2], ARGV[1], now_ms)
+end
+
+local source = ARGV[4]
+if ARGV[5] == '' and source == '' then
+  local site = redis.call('HMGET', KEYS[3], 'live', 'source')
+  if not site[1] then return {'never-live', '0', day} end
+  if not site[2] then return {'source-gone', '0', day} end
+  source = site[2]
+end
+
+local counter = KEYS[4] .. ':' .. day
+if tonumber(redis.call('GET', counter) or 0) >= tonumber(ARGV[3]) then return {'quota', '0', day} end
+redis.call('INCR', counter)
+redis.call('EXPIRE', counter, 172800)
+
+local entry = redis.call('XADD', KEYS[7], '*', 'id', ARGV[6], 'account', ARGV[7], 'app', ARGV[8])
+local record = {'state', 'queued', 'queuedMs', now_ms, 'source', source, 'entry', entry}
+for n = 9, #ARGV do record[#record + 1] = ARGV[n] end
+redis.call('HSET', KEYS[5], unpack(record))
+redis.call('EXPIRE', KEYS[5], KEPT_DAYS)
+redis.call('ZADD', KEYS[6], now_ms, ARGV[6])
+redis.call('ZREMRANGEBYRANK', KEYS[6], 0, -LISTED - 1)
+redis.call('EXPIRE', KEYS[6], KEPT_DAYS)
+return {'queued', '0', day}
