@@ -16,7 +16,7 @@ from . import store as s
 from .errors import NotFound, Unauthorized
 from .inference import BODY_LIMIT
 from .prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
-from .process import Gateway
+from .process import Gateway, Injected
 from .registry import Account
 from .webhooks import LOGGED
 
@@ -54,7 +54,7 @@ def limits(gateway: Gateway, plan: str | None) -> dict[str, int]:
 
 
 @get("/capabilities")
-async def capabilities(request: Request[Any, Any, State], gateway: Gateway) -> dict[str, Any]:
+async def capabilities(request: Request[Any, Any, State], gateway: Injected) -> dict[str, Any]:
     """What the service can do now. For an account's API key or the operator token."""
     plan = None
     if not is_operator(gateway, bearer(request)):
@@ -70,7 +70,7 @@ async def capabilities(request: Request[Any, Any, State], gateway: Gateway) -> d
 
 
 @get("/account")
-async def show_account(request: Request[Any, Any, State], gateway: Gateway) -> dict[str, Any]:
+async def show_account(request: Request[Any, Any, State], gateway: Injected) -> dict[str, Any]:
     """The account, its limits, and what it spent today (nano-euro)."""
     account = await holder(request, gateway)
     with s.backbone():
@@ -92,7 +92,7 @@ async def show_account(request: Request[Any, Any, State], gateway: Gateway) -> d
 
 
 @get("/account/apps")
-async def list_apps(request: Request[Any, Any, State], gateway: Gateway) -> list[dict[str, Any]]:
+async def list_apps(request: Request[Any, Any, State], gateway: Injected) -> list[dict[str, Any]]:
     account = await holder(request, gateway)
     domain = gateway.settings.apps_domain
     return [
@@ -119,7 +119,7 @@ class EventType(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @get("/account/webhook")
-async def show_webhook(request: Request[Any, Any, State], gateway: Gateway) -> dict[str, str]:
+async def show_webhook(request: Request[Any, Any, State], gateway: Injected) -> dict[str, str]:
     account = await holder(request, gateway)
     receiver = await gateway.webhooks.receiver(account.id)
     if receiver is None:
@@ -128,7 +128,7 @@ async def show_webhook(request: Request[Any, Any, State], gateway: Gateway) -> d
 
 
 @put("/account/webhook")
-async def set_webhook(request: Request[Any, Any, State], data: ReceiverUrl, gateway: Gateway) -> dict[str, str]:
+async def set_webhook(request: Request[Any, Any, State], data: ReceiverUrl, gateway: Injected) -> dict[str, str]:
     """Where every event of the account goes. Another URL has another secret, which shows only here."""
     account = await holder(request, gateway)
     receiver, secret = await gateway.webhooks.set(account.id, data.url)
@@ -137,13 +137,13 @@ async def set_webhook(request: Request[Any, Any, State], data: ReceiverUrl, gate
 
 
 @delete("/account/webhook")
-async def clear_webhook(request: Request[Any, Any, State], gateway: Gateway) -> None:
+async def clear_webhook(request: Request[Any, Any, State], gateway: Injected) -> None:
     account = await holder(request, gateway)
     await gateway.webhooks.clear(account.id)
 
 
 @post("/account/webhook/test", status_code=202)
-async def test_webhook(request: Request[Any, Any, State], data: EventType, gateway: Gateway) -> dict[str, str]:
+async def test_webhook(request: Request[Any, Any, State], data: EventType, gateway: Injected) -> dict[str, str]:
     """Queues a sample of an event, with `"sample": true` in its data."""
     account = await holder(request, gateway)
     apps = await gateway.registry.apps_of(account.id)
@@ -153,7 +153,7 @@ async def test_webhook(request: Request[Any, Any, State], data: EventType, gatew
 @get("/account/deliveries")
 async def list_deliveries(
     request: Request[Any, Any, State],
-    gateway: Gateway,
+    gateway: Injected,
     limit: Annotated[int, Parameter(ge=1, le=LOGGED)] = 50,
 ) -> list[dict[str, Any]]:
     """The outcomes of deliveries, newest first; the last 1,000 of 30 days are kept."""
@@ -162,7 +162,7 @@ async def list_deliveries(
 
 
 @post("/account/deliveries/{delivery_id:str}/redeliver", status_code=202)
-async def redeliver(request: Request[Any, Any, State], delivery_id: str, gateway: Gateway) -> dict[str, str]:
+async def redeliver(request: Request[Any, Any, State], delivery_id: str, gateway: Injected) -> dict[str, str]:
     """Sends an event again: the same id, a fresh timestamp and signature."""
     account = await holder(request, gateway)
     await gateway.webhooks.redeliver(account.id, delivery_id)
@@ -181,20 +181,20 @@ class Registration(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/account/apps/{app:str}/hooks")
-async def create_hook(request: Request[Any, Any, State], app: str, data: NewHook, gateway: Gateway) -> dict[str, Any]:
+async def create_hook(request: Request[Any, Any, State], app: str, data: NewHook, gateway: Injected) -> dict[str, Any]:
     """A secret URL that queues a rebuild of the app. It shows only here."""
     account = await holder(request, gateway)
     return await gateway.hooks.create(account.id, app, data.name)
 
 
 @get("/account/hooks")
-async def list_hooks(request: Request[Any, Any, State], gateway: Gateway) -> list[dict[str, Any]]:
+async def list_hooks(request: Request[Any, Any, State], gateway: Injected) -> list[dict[str, Any]]:
     account = await holder(request, gateway)
     return await gateway.hooks.list(account.id)
 
 
 @delete("/account/hooks/{hook_id:str}")
-async def revoke_hook(request: Request[Any, Any, State], hook_id: str, gateway: Gateway) -> None:
+async def revoke_hook(request: Request[Any, Any, State], hook_id: str, gateway: Injected) -> None:
     """The very next call of its URL is a 404."""
     account = await holder(request, gateway)
     await gateway.hooks.revoke(account.id, hook_id)
@@ -203,7 +203,7 @@ async def revoke_hook(request: Request[Any, Any, State], hook_id: str, gateway: 
 @get("/account/deploys")
 async def list_deploys(
     request: Request[Any, Any, State],
-    gateway: Gateway,
+    gateway: Injected,
     app: str | None = None,
     limit: Annotated[int, Parameter(ge=1, le=1000)] = 50,
 ) -> list[dict[str, Any]]:
@@ -213,7 +213,7 @@ async def list_deploys(
 
 
 @get("/account/deploys/{deploy_id:str}")
-async def show_deploy(request: Request[Any, Any, State], deploy_id: str, gateway: Gateway) -> dict[str, Any]:
+async def show_deploy(request: Request[Any, Any, State], deploy_id: str, gateway: Injected) -> dict[str, Any]:
     account = await holder(request, gateway)
     deploy = await gateway.deploys.get(deploy_id, account.id)
     if deploy is None or deploy.account != account.id:
@@ -222,7 +222,7 @@ async def show_deploy(request: Request[Any, Any, State], deploy_id: str, gateway
 
 
 @put("/account/apps/{app:str}/source", status_code=202, request_max_body_size=None)
-async def publish(request: Request[Any, Any, State], app: str, gateway: Gateway) -> dict[str, str]:
+async def publish(request: Request[Any, Any, State], app: str, gateway: Injected) -> dict[str, str]:
     """A tar.gz of the app's source: it is stored, and a live deploy of it is queued."""
     account = await holder(request, gateway)
     found = await gateway.registry.find(app)
@@ -232,14 +232,14 @@ async def publish(request: Request[Any, Any, State], app: str, gateway: Gateway)
 
 
 @post("/register")
-async def register(data: Registration, gateway: Gateway) -> dict[str, str]:
+async def register(data: Registration, gateway: Injected) -> dict[str, str]:
     """A new account on the free plan, and its API key, which shows only here."""
     account, api_key = await gateway.registry.register(data.name, gateway.settings.registrations_per_day)
     return {"id": account.id, "apiKey": api_key}
 
 
 @post("/hooks/deploy/{token:str}", status_code=202)
-async def trigger_hook(token: str, gateway: Gateway) -> dict[str, str]:
+async def trigger_hook(token: str, gateway: Injected) -> dict[str, str]:
     """The token is the credential. The body is ignored, and no path of this kind is ever logged."""
     hook = await gateway.hooks.of_token(token)
     app = await gateway.registry.find(hook.appId) if hook is not None else None

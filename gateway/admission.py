@@ -188,7 +188,8 @@ class Admission:
             try:
                 settled = await self._write(unwritten.reservation, unwritten.cost)
             except s.FAULTS:
-                # The others may belong to another node of a cluster.
+                # The others may belong to another node of a cluster: they come first the next time.
+                self._unwritten.move_to_end(key)
                 faults += 1
                 if faults >= FAULTS_A_PASS:
                     break

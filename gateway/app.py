@@ -21,7 +21,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from . import account, log, platform
 from .errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from .inference import NOT_FOUND, NOT_FOUND_HEADERS
-from .process import Gateway
+from .process import Gateway, Injected
 from .settings import BadSettings, Settings, load
 from .store import backbone
 
@@ -37,7 +37,7 @@ def health() -> dict[str, str]:
 
 
 @get("/ready")
-async def ready(gateway: Gateway) -> Response[dict[str, str]]:
+async def ready(gateway: Injected) -> Response[dict[str, str]]:
     """Redis is reachable, and the process is not draining."""
     if gateway.draining:
         raise BackboneUnavailable("This process is shutting down; ask another.")
@@ -49,7 +49,7 @@ async def ready(gateway: Gateway) -> Response[dict[str, str]]:
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4; charset=utf-8", sync_to_thread=False)
-def metrics(gateway: Gateway) -> bytes:
+def metrics(gateway: Injected) -> bytes:
     """For Prometheus."""
     return gateway.metrics.render()
 

@@ -18,7 +18,7 @@ from .account import bearer, is_operator
 from .deploys import Moved
 from .errors import NotFound, RequestMalformed, Unauthorized
 from .events import AppCrashed
-from .process import Gateway
+from .process import Gateway, Injected
 from .registry import (
     DOMAIN,
     SLUG,
@@ -87,19 +87,19 @@ class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/accounts")
-async def create_account(data: NewAccount, gateway: Gateway) -> dict[str, str]:
+async def create_account(data: NewAccount, gateway: Injected) -> dict[str, str]:
     account, api_key = await gateway.registry.create_account(data.name, data.plan)
     return {"id": account.id, "apiKey": api_key}
 
 
 @patch("/accounts/{account_id:str}")
-async def change_account(account_id: str, data: PlanChange, gateway: Gateway) -> dict[str, Any]:
+async def change_account(account_id: str, data: PlanChange, gateway: Injected) -> dict[str, Any]:
     changed: dict[str, Any] = msgspec.to_builtins(await gateway.registry.change_plan(account_id, data.plan))
     return changed
 
 
 @put("/apps/{app:str}")
-async def put_app(app: str, data: AppFields, gateway: Gateway) -> dict[str, Any]:
+async def put_app(app: str, data: AppFields, gateway: Injected) -> dict[str, Any]:
     registry = gateway.registry
     before: App | None = await registry.find(app)
     name = data.name or (before.name if before else app)
@@ -170,37 +170,37 @@ async def _existing(app: str, gateway: Gateway) -> App:
 
 
 @get("/apps/{app:str}")
-async def get_app(app: str, gateway: Gateway) -> dict[str, Any]:
+async def get_app(app: str, gateway: Injected) -> dict[str, Any]:
     return shown(await _existing(app, gateway), gateway)
 
 
 @delete("/apps/{app:str}")
-async def delete_app(app: str, gateway: Gateway) -> None:
+async def delete_app(app: str, gateway: Injected) -> None:
     record = await _existing(app, gateway)
     await gateway.registry.delete_app(record)
     await gateway.deploys.forget(record)
 
 
 @post("/apps/{app:str}/crashes", status_code=202)
-async def report_crash(app: str, data: Crash, gateway: Gateway) -> dict[str, str]:
+async def report_crash(app: str, data: Crash, gateway: Injected) -> dict[str, str]:
     """A hosting engine's watchdog saw a container fail."""
     crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
     return {"id": await gateway.webhooks.emit(await _existing(app, gateway), crash)}
 
 
 @put("/apps/{app:str}/source", status_code=202, request_max_body_size=None)
-async def publish_source(app: str, request: Request[Any, Any, State], gateway: Gateway) -> dict[str, str]:
+async def publish_source(app: str, request: Request[Any, Any, State], gateway: Injected) -> dict[str, str]:
     """A tar.gz of the app's source: it is stored, and a live deploy of it is queued."""
     return {"deployId": await gateway.deploys.publish(await _existing(app, gateway), request.stream(), "operator")}
 
 
 @delete("/apps/{app:str}/source")
-async def clean_up_source(app: str, gateway: Gateway) -> None:
+async def clean_up_source(app: str, gateway: Injected) -> None:
     await gateway.deploys.forget_sources(await _existing(app, gateway))
 
 
 @post("/apps/{app:str}/deploys", status_code=202)
-async def deploy_app(app: str, data: NewDeploy, gateway: Gateway) -> dict[str, str]:
+async def deploy_app(app: str, data: NewDeploy, gateway: Injected) -> dict[str, str]:
     record = await _existing(app, gateway)
     if data.branch is not None and (data.kind == "live" or record.repository is None):
         raise RequestMalformed("branch: only a preview of an app with a repository is of a branch.")
@@ -209,7 +209,7 @@ async def deploy_app(app: str, data: NewDeploy, gateway: Gateway) -> dict[str, s
 
 @get("/deploys")
 async def list_queued(
-    gateway: Gateway, queued: Annotated[Literal["queued"], Parameter(query="state")] = "queued"
+    gateway: Injected, queued: Annotated[Literal["queued"], Parameter(query="state")] = "queued"
 ) -> list[dict[str, Any]]:
     """For an outside engine: the deploys that wait, with what it needs to build them."""
     shown = []
@@ -221,7 +221,7 @@ async def list_queued(
 
 
 @post("/deploys/{deploy_id:str}/phases", status_code=200)
-async def report_phase(deploy_id: str, data: PhaseReport, gateway: Gateway) -> dict[str, Any]:
+async def report_phase(deploy_id: str, data: PhaseReport, gateway: Injected) -> dict[str, Any]:
     """An outside engine ended a phase of a deploy; the record after it."""
     if gateway.settings.deploy_engine != "external":
         raise RequestMalformed("Deploys are built here; set GATEWAY_DEPLOY_ENGINE=external to report their phases.")
@@ -236,13 +236,13 @@ async def report_phase(deploy_id: str, data: PhaseReport, gateway: Gateway) -> d
 
 
 @put("/inference")
-async def switch_inference(data: InferenceSwitch, gateway: Gateway) -> dict[str, Any]:
+async def switch_inference(data: InferenceSwitch, gateway: Injected) -> dict[str, Any]:
     status = await gateway.availability.set(enabled=data.enabled, approved=data.approved)
     return gateway.availability.describe(status)
 
 
 @get("/inference")
-async def show_inference(gateway: Gateway, request: Request[Any, Any, State]) -> dict[str, Any]:
+async def show_inference(gateway: Injected, request: Request[Any, Any, State]) -> dict[str, Any]:
     return gateway.availability.describe(gateway.availability.status())
 
 

@@ -13,6 +13,7 @@ from types import FrameType
 
 import structlog
 from litestar import Litestar
+from litestar.di import NamedDependency
 
 from workers import egress
 
@@ -119,6 +120,9 @@ class Gateway:
             self.provider.close()
             await self.http.aclose()
             await self.store.close()
+
+
+Injected = NamedDependency[Gateway]  # how a route asks for it
 
 
 def _must_not_end(task: asyncio.Task[None]) -> None:

@@ -37,7 +37,7 @@ from .settings import Settings
 
 HIGH_WATER = 65_536  # unread bytes of one stream above which the provider is held back
 EVENT_LIMIT = 1_048_576  # bytes of one event
-ERROR_LIMIT = 65_536  # bytes of an error answer that are looked at
+HEAD_LIMIT = 65_536  # bytes of an answer before its body
 TICK = 0.1  # seconds between sweeps
 IDLE_CONNECTION = 15.0  # seconds a connection is kept without a request
 IDLE_CONNECTIONS = 2_048
@@ -357,13 +357,16 @@ def _data_of(event: bytes) -> bytes:
 
 class Connection(asyncio.Protocol):
     __slots__ = (
+        "ended",
         "framed",
+        "head_bytes",
         "idle",
         "parser",
         "paused",
         "provider",
         "retry_after",
         "reusable",
+        "spoiled",
         "stream",
         "transport",
     )
@@ -376,6 +379,9 @@ class Connection(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
         self.paused = False
         self.reusable = False
+        self.ended = False  # the answer was read to its end
+        self.spoiled = False  # more came than was asked for: whose answer that is cannot be known
+        self.head_bytes = 0
         self.framed = False  # the answer says where it ends, so that a close before is a cut
         self.retry_after: float | None = None
         self.idle = 0.0
@@ -384,7 +390,8 @@ class Connection(asyncio.Protocol):
         """Sends the request, once."""
         self.stream = stream = Stream(self.provider, self)
         self.provider.streams.add(stream)
-        self.reusable = self.framed = False
+        self.reusable = self.framed = self.ended = False
+        self.head_bytes = 0
         self.retry_after = None
         self.transport.write(b"%b%d\r\n\r\n%b" % (self.provider.head, len(payload), payload))
         return stream
@@ -406,14 +413,18 @@ class Connection(asyncio.Protocol):
         stream = self.stream
         if stream is None:
             self.provider.tail(self, data)
-            return
+            return None
         stream.wire_bytes = True
         stream._quiet = 0.0
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             stream._fail(ProviderFailed(), None)
-            return
+            return None
+        if not stream.status:
+            self.head_bytes += len(data)
+            if self.head_bytes > HEAD_LIMIT:
+                return stream._fail(ProviderFailed(), None)
         stream.arrived()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -427,7 +438,13 @@ class Connection(asyncio.Protocol):
 
     # llhttp's callbacks
 
+    def on_message_begin(self) -> None:
+        if self.ended:
+            self.spoiled = True
+
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.spoiled:
+            return
         lower = name.lower()
         if lower in (b"content-length", b"transfer-encoding"):
             self.framed = True
@@ -438,16 +455,17 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self.parser.get_status_code()
-        if status >= 200 and (stream := self.stream) is not None:
+        if status >= 200 and (stream := self.stream) is not None and not self.spoiled:
             stream.status = status
 
     def on_body(self, body: bytes) -> None:
-        if (stream := self.stream) is not None:
+        if (stream := self.stream) is not None and not self.spoiled:
             stream.take(body)
 
     def on_message_complete(self) -> None:
         stream = self.stream
         if stream is None or stream.status:  # not a 1xx
+            self.ended = True
             self.reusable = self.parser.should_keep_alive()
             if stream is not None:
                 stream.complete()
@@ -518,7 +536,7 @@ class Provider:
         return connection
 
     def keep(self, connection: Connection) -> None:
-        if connection.transport.is_closing() or len(self._idle) >= IDLE_CONNECTIONS:
+        if connection.spoiled or connection.transport.is_closing() or len(self._idle) >= IDLE_CONNECTIONS:
             connection.transport.abort()
             return
         if connection.paused:

@@ -157,10 +157,14 @@ class Registry:
         """By the id it was created under, or by name."""
         if not SLUG.fullmatch(app):
             return None
-        name = await self.store.get(s.alias_key(app))
-        if name is not None and (renamed := await self.app(name)) is not None and renamed.id == app:
+        names = await self._names(app)
+        if names and (renamed := await self.app(names[0])) is not None and renamed.id == app:
             return renamed
         return await self.app(app)
+
+    async def _names(self, app_id: str) -> list[str]:
+        """What an app that was renamed is called, and what it was called and is not yet free of."""
+        return (await self.store.get(s.alias_key(app_id)) or "").split()
 
     async def apps_of(self, account_id: str) -> list[App]:
         with s.backbone():
@@ -205,17 +209,23 @@ class Registry:
         """Writes an app; may be repeated after it was interrupted. Raises RequestMalformed when its name is taken."""
         with s.backbone():
             await self.store.client.sadd(s.account_apps_key(app.account), app.name)
-        await self._take_name(app)
-        if app.id != app.name:
-            await self.store.change(s.alias_key(app.id), app.name)
-        else:
-            await self.store.change(s.alias_key(app.id), "")
-        # Also the name it had under its id: a renaming that was interrupted may have left it.
-        for name in {app.id, before.name if before else app.name} - {app.name}:
+        try:
+            await self._take_name(app)
+        except RequestMalformed:
+            await self._leave(app)
+            raise
+        # Names it is to lose are written down first: a renaming that is interrupted is finished by the next put.
+        names = await self._names(app.id)
+        former = {app.id, *names, before.name if before else app.name} - {app.name}
+        if former or names:
+            await self.store.change(s.alias_key(app.id), " ".join([app.name, *sorted(former)]))
+        for name in former:
             old = await self.app(name)
             if old is not None and old.id == app.id:
                 await self._remove(s.app_key(name))
                 await self._leave(old)
+        if app.id != app.name or names:
+            await self.store.change(s.alias_key(app.id), "" if app.id == app.name else app.name)
         if before is not None and before.account != app.account:
             await self._leave(before)
 

@@ -75,6 +75,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.since = self.loop.time()
 
     def on_headers_complete(self) -> None:
+        # The count may include a body that came along: only then is it worth adding up.
+        if self.head_bytes > HEAD_BYTES and sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES:
+            raise ValueError("the head is too large")  # the parser answers 400 and closes
         self.in_head = False
         self.uploading = True
         self.head_bytes = 0

@@ -71,6 +71,17 @@ async def test_a_large_head_is_refused() -> None:
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: " + b"y" * 100_000)
         assert (await ends(reader)).startswith(b"HTTP/1.1 431 ")
         writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 20_000 + b"\r\n")
+        assert (await ends(reader)).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 "))
+        writer.close()
+
+
+async def talk_on(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"x" * 1000)
+        await writer.drain()
+        await asyncio.sleep(0.05)
 
 
 async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +91,7 @@ async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
         assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
         with pytest.raises(ConnectionError):
-            async with asyncio.timeout(8):
-                while True:
-                    writer.write(b"x" * 1000)
-                    await writer.drain()
-                    await asyncio.sleep(0.05)
+            await asyncio.wait_for(talk_on(writer), 8)
         writer.close()
 
 
