@@ -1,0 +1,184 @@
+import { AiError, streamComplete } from "../lib/ai.js";
+import { words } from "./words.js";
+
+/** @template {Element} E @param {string} selector @param {new () => E} kind @returns {E} */
+function find(selector, kind) {
+  const found = document.querySelector(selector);
+  if (!(found instanceof kind)) throw new Error(`The page has no ${selector}`);
+  return found;
+}
+
+const main = find("main", HTMLElement);
+const form = find("form", HTMLFormElement);
+const question = find("#question", HTMLTextAreaElement);
+const ask = find("#ask", HTMLButtonElement);
+const stop = find("#stop", HTMLButtonElement);
+const article = find("article", HTMLElement);
+const asked = find("#asked", HTMLElement);
+const answer = find("#answer", HTMLElement);
+const figures = find("#figures", HTMLElement);
+const trouble = find("#trouble", HTMLElement);
+const adviceShown = find("#trouble p", HTMLElement);
+const waitSpoken = find("#trouble p.unseen", HTMLElement);
+const again = find("#again", HTMLButtonElement);
+const status = find("#status", HTMLElement);
+
+/** @type {AbortController | undefined} */
+let running;
+let countdown = 0;
+
+/** @param {"asking" | "answering" | "done" | "stopped" | "failed"} state */
+function enter(state) {
+  main.dataset["state"] = state;
+  const busy = state === "asking" || state === "answering";
+  // A screen reader speaks the answer once, when it is whole, and not token by token.
+  answer.ariaBusy = String(busy);
+  const focused = document.activeElement === ask || document.activeElement === stop;
+  ask.hidden = busy;
+  stop.hidden = !busy;
+  if (focused) (busy ? stop : ask).focus();
+}
+
+/** @param {string} prompt */
+async function run(prompt) {
+  running?.abort();
+  const { signal } = (running = new AbortController());
+  const text = document.createTextNode("");
+  const clock = stopwatch();
+  asked.textContent = prompt;
+  if (question.value.trim() === prompt) question.value = "";
+  answer.replaceChildren(text);
+  figures.textContent = "Waiting for the first token";
+  status.textContent = "Asking";
+  article.hidden = false;
+  clear();
+  enter("asking");
+  try {
+    await streamComplete(
+      prompt,
+      (token) => {
+        if (main.dataset["state"] === "asking") enter("answering");
+        const following = figures.getBoundingClientRect().top < innerHeight;
+        text.appendData(token);
+        figures.textContent = clock.tick();
+        if (following) figures.scrollIntoView({ block: "nearest" });
+      },
+      { signal },
+    );
+    finish("done", "Answered", clock.summary());
+  } catch (error) {
+    // A newer question has the page by now.
+    if (running?.signal !== signal) return;
+    if (signal.aborted) finish("stopped", "Stopped", `Stopped · ${clock.summary()}`);
+    else fail(error, clock.summary());
+  }
+}
+
+/** @param {"done" | "stopped"} state @param {string} told @param {string} summary */
+function finish(state, told, summary) {
+  enter(state);
+  status.textContent = told;
+  figures.textContent = summary;
+}
+
+/** @param {unknown} error @param {string} summary */
+function fail(error, summary) {
+  if (!(error instanceof AiError)) console.error(error);
+  const known = error instanceof AiError ? error : new AiError("", "Something in this page broke.");
+  const { heading, advice, again: worthAsking } = words(known);
+  enter("failed");
+  status.textContent = "";
+  figures.textContent = answer.textContent ? summary : "";
+  article.hidden = !answer.textContent;
+  trouble.hidden = false;
+  find("#trouble h2", HTMLElement).textContent = heading;
+  adviceShown.textContent = advice;
+  waitSpoken.textContent = known.retryAfter ? `Asking works again in ${duration(known.retryAfter)}.` : "";
+  again.hidden = !worthAsking;
+  if (!answer.textContent) question.value ||= asked.textContent ?? "";
+  if (known.retryAfter && worthAsking) wait(known.retryAfter);
+}
+
+/** @param {number} seconds */
+function duration(seconds) {
+  if (seconds < 100) return `${seconds} s`;
+  const minutes = Math.ceil(seconds / 60);
+  return minutes < 100 ? `${minutes} min` : `${Math.ceil(minutes / 60)} h`;
+}
+
+/**
+ * Counts down on the button, outside of the alert: a screen reader is told the end and not each second.
+ * @param {number} seconds
+ */
+function wait(seconds) {
+  const end = Date.now() + seconds * 1000;
+  const tick = () => {
+    const left = Math.ceil((end - Date.now()) / 1000);
+    again.disabled = ask.disabled = left > 0;
+    again.textContent = left > 0 ? `Try again in ${duration(left)}` : "Try again";
+    if (left > 0) return;
+    clearInterval(countdown);
+    adviceShown.textContent = "You can ask again now.";
+    waitSpoken.textContent = "";
+  };
+  countdown = setInterval(tick, 250);
+  tick();
+}
+
+function clear() {
+  clearInterval(countdown);
+  again.disabled = ask.disabled = false;
+  again.textContent = "Try again";
+  trouble.hidden = true;
+}
+
+function stopwatch() {
+  const start = performance.now();
+  let tokens = 0;
+  let first = 0;
+  const count = () => `${tokens} ${tokens === 1 ? "token" : "tokens"}`;
+  return {
+    tick() {
+      tokens += 1;
+      first ||= performance.now() - start;
+      return count();
+    },
+    summary() {
+      const writing = (performance.now() - start - first) / 1000;
+      if (!tokens) return "no token yet";
+      const speed = tokens > 1 && writing > 0 ? ` · ${Math.round((tokens - 1) / writing)} a second` : "";
+      return `${count()} · first after ${Math.round(first)} ms${speed}`;
+    },
+  };
+}
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const prompt = question.value.trim();
+  if (prompt && !ask.disabled && !ask.hidden) run(prompt);
+});
+
+question.addEventListener("keydown", (event) => {
+  // While an input method composes, Enter takes its suggestion.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  form.requestSubmit();
+});
+
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !stop.hidden) running?.abort();
+});
+
+stop.addEventListener("click", () => running?.abort());
+again.addEventListener("click", () => {
+  run(asked.textContent ?? "");
+  question.focus();
+});
+
+for (const idea of document.querySelectorAll(".ideas button")) {
+  idea.addEventListener("click", () => {
+    question.value = idea.textContent ?? "";
+    question.focus();
+    form.requestSubmit();
+  });
+}

@@ -1,0 +1,221 @@
+// The language model, through the service: no provider key, no dependency, no build step.
+// The address comes from the build (VITE_SERVICE_AI_URL), the signed-in user's token from ./auth.js.
+import { getToken } from "./auth.js";
+
+/**
+ * @typedef {import("./ai.d.ts").AiError} Declared
+ * @implements {Declared}
+ */
+export class AiError extends Error {
+  /**
+   * @param {import("./ai.d.ts").AiErrorCode} code
+   * @param {string} message
+   * @param {import("./ai.d.ts").AiErrorDetails} [details]
+   */
+  constructor(code, message, { status, retryAfter, requestId, cause } = {}) {
+    super(message, cause === undefined ? undefined : { cause });
+    /** @type {"AiError"} */
+    this.name = "AiError";
+    this.code = code;
+    this.status = status;
+    this.retryAfter = retryAfter;
+    this.requestId = requestId;
+  }
+}
+
+/** @type {typeof import("./ai.d.ts").complete} */
+export async function complete(prompt) {
+  const response = await ask({ prompt, stream: false }, "application/json");
+  const body = await response.text().catch((cause) => {
+    throw new AiError("NETWORK_ERROR", "The connection broke before the whole answer was here.", { cause });
+  });
+  const answer = parsed(body);
+  if (typeof answer?.text !== "string") throw unexpected(response);
+  return answer.text;
+}
+
+/** @type {typeof import("./ai.d.ts").streamComplete} */
+export async function streamComplete(prompt, onToken, { signal } = {}) {
+  const response = await ask({ prompt, stream: true }, "text/event-stream", signal);
+  let text = "";
+  for await (const { type, data } of events(response, signal)) {
+    const event = parsed(data);
+    if (type === "message" && typeof event?.token === "string") {
+      text += event.token;
+      await unlessAborted(onToken(event.token), signal);
+    } else if (type === "done") {
+      return text;
+    } else if (type === "error") {
+      throw told(event?.error, response) ?? unexpected(response);
+    } else if (type === "message") {
+      throw unexpected(response);
+    }
+  }
+  throw cut();
+}
+
+/**
+ * @param {{ prompt: string, stream: boolean }} question
+ * @param {string} accept the media type the answer must have
+ * @param {AbortSignal} [signal]
+ */
+async function ask(question, accept, signal) {
+  signal?.throwIfAborted();
+  const url = import.meta.env?.VITE_SERVICE_AI_URL;
+  if (!url) throw new AiError("INFERENCE_DISABLED", "Managed inference was off when this app was built.");
+
+  const token = await unlessAborted(getToken(), signal).catch((cause) => {
+    signal?.throwIfAborted();
+    throw new AiError("TOKEN_UNAVAILABLE", "The user's token could not be had. Sign in again.", { cause });
+  });
+  const response = await fetch(url, {
+    method: "POST",
+    headers: {
+      Accept: accept,
+      "Content-Type": "application/json",
+      ...(token && { Authorization: `Bearer ${token}` }),
+    },
+    body: JSON.stringify(question),
+    cache: "no-store",
+    credentials: "omit",
+    signal: signal ?? null,
+  }).catch((cause) => {
+    signal?.throwIfAborted();
+    throw new AiError("NETWORK_ERROR", "The service could not be reached. Check the connection.", { cause });
+  });
+  if (!response.ok) throw await refusal(response, signal);
+  if (!response.headers.get("Content-Type")?.startsWith(accept)) {
+    response.body?.cancel().catch(() => {});
+    throw unexpected(response);
+  }
+  return response;
+}
+
+/**
+ * @param {Response} response
+ * @param {AbortSignal} [signal]
+ */
+async function refusal(response, signal) {
+  const body = await response.text().catch(() => "");
+  signal?.throwIfAborted();
+  // A proxy in between answers in HTML or plain text: then the status is all there is to go by.
+  return told(parsed(body)?.error, response, response.status) ?? unexpected(response);
+}
+
+/**
+ * @param {ToldError | undefined} error
+ * @param {Response} response
+ * @param {number} [status]
+ */
+function told(error, response, status) {
+  if (!error?.code) return undefined;
+  return new AiError(error.code, error.message ?? "", {
+    status,
+    retryAfter: seconds(response.headers.get("Retry-After")),
+    requestId: error.requestId ?? response.headers.get("X-Request-Id") ?? undefined,
+  });
+}
+
+/** @param {Response} response */
+function unexpected(response) {
+  return new AiError("ANSWER_UNEXPECTED", `Not an answer of the service (HTTP ${response.status}).`, {
+    status: response.status,
+    retryAfter: seconds(response.headers.get("Retry-After")),
+    requestId: response.headers.get("X-Request-Id") ?? undefined,
+  });
+}
+
+/** @param {unknown} [cause] */
+function cut(cause) {
+  return new AiError("STREAM_CUT", "The answer broke off before its end. Ask again.", { cause });
+}
+
+/**
+ * Server-sent events, as the HTML standard has them. EventSource itself can neither POST nor carry a token.
+ * @param {Response} response
+ * @param {AbortSignal} [signal]
+ * @returns {AsyncGenerator<{ type: string, data: string }, void, void>}
+ */
+async function* events(response, signal) {
+  const reader = response.body?.getReader();
+  if (!reader) return;
+  const decoder = new TextDecoder();
+  let rest = "";
+  let afterCr = false;
+  let type = "";
+  /** @type {string[]} */
+  let data = [];
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      let text = decoder.decode(value, { stream: true });
+      if (!text) continue;
+      // A CR ends its line at once: waiting for the LF that the next read may bring would hold a token back.
+      if (afterCr && text.startsWith("\n")) text = text.slice(1);
+      afterCr = text.endsWith("\r");
+      const lines = (rest + text).split(/\r\n|\r|\n/);
+      rest = lines.pop() ?? "";
+      for (const line of lines) {
+        if (line) {
+          const colon = line.indexOf(":");
+          const field = colon < 0 ? line : line.slice(0, colon);
+          const content = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
+          if (field === "data") data.push(content);
+          else if (field === "event") type = content;
+          continue;
+        }
+        if (data.length) yield { type: type || "message", data: data.join("\n") };
+        type = "";
+        data = [];
+      }
+    }
+  } catch (cause) {
+    signal?.throwIfAborted();
+    throw cut(cause);
+  } finally {
+    // Whatever ended the reading, the service must see it, or the model would go on at the account's cost.
+    reader.cancel().catch(() => {});
+  }
+}
+
+/**
+ * Settles as the work does, or as soon as the signal aborts: neither getToken nor onToken knows the signal.
+ * @template T
+ * @param {T | PromiseLike<T>} work
+ * @param {AbortSignal} [signal]
+ * @returns {Promise<T>}
+ */
+async function unlessAborted(work, signal) {
+  if (!signal) return work;
+  return new Promise((resolve, reject) => {
+    const abort = () => reject(signal.reason);
+    signal.addEventListener("abort", abort, { once: true });
+    if (signal.aborted) abort();
+    Promise.resolve(work)
+      .then(resolve, reject)
+      .finally(() => signal.removeEventListener("abort", abort));
+  });
+}
+
+/**
+ * @typedef {{ code?: string, message?: string, requestId?: string }} ToldError
+ * @typedef {{ text?: string, token?: string, error?: ToldError }} Told
+ * @param {string} json
+ * @returns {Told | undefined}
+ */
+function parsed(json) {
+  try {
+    return JSON.parse(json);
+  } catch {
+    return undefined;
+  }
+}
+
+/** @param {string | null} retryAfter in seconds or as a date, the two forms HTTP has */
+function seconds(retryAfter) {
+  if (!retryAfter) return undefined;
+  if (/^\d+$/.test(retryAfter)) return Number(retryAfter);
+  const wait = Math.ceil((Date.parse(retryAfter) - Date.now()) / 1000);
+  return Number.isNaN(wait) ? undefined : Math.max(0, wait);
+}

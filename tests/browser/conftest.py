@@ -1,0 +1,74 @@
+"""A real browser, at the app's real address, against the real gateway; only the provider plays a script."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.browser.site import Site
+from tests.browser.visitor import Visitor, chromium, visiting
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.runner import App, Gateway, gateway_with_redis
+
+Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
+
+session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
+fixture = pytest_asyncio.fixture(loop_scope="session")
+
+
+@session_fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as browser:
+        yield browser
+
+
+@session_fixture
+async def provider() -> AsyncIterator[FakeProvider]:
+    async with FakeProvider() as provider:
+        yield provider
+
+
+@session_fixture
+async def backend() -> AsyncIterator[FakeAppBackend]:
+    async with FakeAppBackend() as backend:
+        yield backend
+
+
+@session_fixture
+async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    limits = {"GATEWAY_RATE_LIMITS": "user=3", "GATEWAY_DAILY_CAPS": "free=0.0001"}
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), **limits) as running:
+        yield running
+
+
+@fixture
+async def app(gw: Gateway, backend: FakeAppBackend) -> App:
+    return await gw.app(backend)
+
+
+@fixture
+async def site() -> AsyncIterator[Site]:
+    async with Site() as site:
+        yield site
+
+
+@fixture
+async def visit(browser: Browser, site: Site) -> Visit:
+    """`async with visit(app) as visitor:` signed in, at a blank page of the app; `at` is another's name."""
+
+    def visit(app: App, at: str | None = None) -> AbstractAsyncContextManager[Visitor]:
+        if site.env == {}:
+            site.env = {"VITE_SERVICE_AI_URL": app.gateway.address + app.path}
+        if site.token is None:
+            site.token = app.token()
+        return visiting(browser, site, at or app.name)
+
+    return visit
+
+
+@fixture
+async def visitor(visit: Visit, app: App) -> AsyncIterator[Visitor]:
+    async with visit(app) as visitor:
+        yield visitor

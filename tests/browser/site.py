@@ -1,0 +1,36 @@
+"""Serves the template at an app's own address, as a host would, and plays the app's sign-in."""
+
+import json
+import mimetypes
+from pathlib import Path
+
+from tests.fakes.server import Exchange, FakeServer, Script, answer
+
+TEMPLATE = Path(__file__).parents[2] / "capsule"
+
+
+class Site(FakeServer):
+    """`env` is what a build would bake in, None a module served as it lies in the folder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.env: dict[str, str] | None = {}
+        self.token: str | None = None
+
+    def script(self, exchange: Exchange) -> Script:
+        path = exchange.path.lstrip("/")
+        if path == "session":
+            return answer(200, {"token": self.token}) if self.token else answer(503)
+        if path == "blank":
+            return _file("text/html", b"<!doctype html><title>An app</title>")
+        file = TEMPLATE / (path or "index.html")
+        if not file.is_file():
+            return answer(404)
+        content = file.read_bytes()
+        if path == "lib/ai.js" and self.env is not None:
+            content = b"import.meta.env = %b; %b" % (json.dumps(self.env).encode(), content)
+        return _file(mimetypes.guess_type(file.name)[0] or "text/plain", content)
+
+
+def _file(kind: str, content: bytes) -> Script:
+    return answer(200, content, {"Content-Type": f"{kind}; charset=utf-8"})

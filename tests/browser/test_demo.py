@@ -1,0 +1,295 @@
+"""`make run` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
+
+Screenshots go to the folder that SCREENSHOTS names, for a look at them.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from tests.polling import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+RATE = 4  # questions a user and minute, so that a test meets the limit
+REPOSITORY = Path(__file__).parents[2]
+
+
+def four_free_ports() -> int:
+    for first in range(20_000, 30_000, 10):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + 4):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise RuntimeError("no four ports in a row are free")
+
+
+@dataclass
+class Run:
+    port: int
+    folder: Path
+    process: asyncio.subprocess.Process
+    said: str = ""
+
+    @property
+    def demo(self) -> str:
+        return f"http://demo.apps.localhost:{self.port + 1}"
+
+    @property
+    def api_key(self) -> str:
+        return re.findall(r"csk_\S+", self.said)[0]
+
+    @property
+    def curl(self) -> str:
+        [line] = [line for line in self.said.splitlines() if line.startswith("curl ")]
+        return line
+
+    async def read(self, until: str = "") -> str:
+        """Up to the line that holds the words, or all of it."""
+        assert self.process.stdout
+        async with asyncio.timeout(60):
+            while line := (await self.process.stdout.readline()).decode():
+                self.said += line
+                if until and until in line:
+                    break
+        return self.said
+
+    async def stop(self, number: int = signal.SIGINT) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        await self.read()
+        return await asyncio.wait_for(self.process.wait(), 30)
+
+
+async def start(port: int, folder: Path) -> Run:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "COLUMNS": "60",
+        "CAPSULE_PORT": str(port),
+        "GATEWAY_DATA_DIR": str(folder),
+        "GATEWAY_RATE_LIMITS": f"user={RATE}",
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway.dev",
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    return Run(port, folder, process)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
+    run = await start(four_free_ports(), tmp_path_factory.mktemp("a folder"))
+    await run.read(until="Ctrl-C stops")
+    assert run.process.returncode is None, run.said
+    yield run
+    assert await run.stop(signal.SIGTERM) == 0, run.said
+
+
+@contextlib.asynccontextmanager
+async def visiting(browser: Browser, run: Run, **options) -> AsyncIterator[Page]:
+    """Every visit is another user."""
+    context = await browser.new_context(**options)
+    page = await context.new_page()
+    broken: list[str] = []
+    page.on("pageerror", lambda error: broken.append(str(error)))
+    await page.goto(run.demo)
+    yield page
+    await context.close()
+    assert not broken
+
+
+async def state(page: Page, name: str) -> None:
+    await expect(page.locator(f"main[data-state={name}]")).to_be_visible(timeout=15_000)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 860), (390, 780)], ids=["desktop", "phone"])
+async def test_the_page_streams(browser: Browser, run: Run, scheme, width: int, height: int, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
+    size = {"width": width, "height": height}
+    async with visiting(browser, run, viewport=size, color_scheme=scheme) as page:
+
+        async def shoot(name: str) -> None:
+            await page.screenshot(path=folder / f"{scheme}-{width}-{name}.png")
+            wide = await page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"the page scrolls sideways while {name}"
+
+        await shoot("empty")
+        await page.get_by_role("button", name="What is a capsule?").click()
+        await state(page, "answering")
+        await expect(page.get_by_role("button", name="Stop")).to_be_in_viewport()
+        await shoot("answering")
+        await state(page, "done")
+        await expect(page.locator("#answer")).to_contain_text("I am not a language model.")
+        await expect(page.locator("#answer")).to_contain_text("a euro (€).")
+        await expect(page.locator("#figures")).to_have_text(
+            re.compile(r"^\d+ tokens · first after \d+ ms · \d+ a second$")
+        )
+        await expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+        await shoot("done")
+        for n in range(RATE):
+            await page.get_by_label("Your question").fill(f"Question {n}")
+            await page.keyboard.press("Enter")
+            await state(page, "failed" if n == RATE - 1 else "answering")
+            await page.keyboard.press("Escape")
+        await shoot("limited")
+
+
+async def test_stopping_with_the_keyboard_alone(browser: Browser, run: Run) -> None:
+    async with visiting(browser, run) as page:
+        await page.keyboard.type("Who are you?")
+        await page.keyboard.press("Enter")
+        await state(page, "answering")
+        await page.keyboard.press("Escape")
+        await state(page, "stopped")
+        await expect(page.locator("#figures")).to_contain_text("Stopped · ")
+        await expect(page.get_by_label("Your question")).to_be_focused()
+
+
+async def test_the_wait_is_counted_down_and_then_over(browser: Browser, run: Run) -> None:
+    async with visiting(browser, run) as page:
+        # The page's clock; the gateway's own window stays full.
+        await page.clock.install()
+        for _ in range(RATE):
+            await page.evaluate(
+                """async () => (await import("/lib/ai.js")).streamComplete("?", () => { throw 0 }).catch(() => {})"""
+            )
+        await page.get_by_label("Your question").fill("One more?")
+        await page.keyboard.press("Enter")
+        await state(page, "failed")
+        await expect(page.get_by_role("alert")).to_contain_text("That was a lot of questions")
+        again = page.locator("#again")
+        await expect(again).to_be_disabled()
+        await expect(again).to_have_text(re.compile(r"^Try again in \d\d s$"))
+        await expect(page.get_by_role("button", name="Ask", exact=True)).to_be_disabled()
+        await expect(page.get_by_label("Your question")).to_have_value("One more?")
+        await page.clock.run_for(61_000)
+        await expect(again).to_be_enabled()
+        await expect(again).to_have_text("Try again")
+
+
+async def test_switched_off(browser: Browser, run: Run) -> None:
+    off = run.folder / "inference.off"
+    off.touch()
+    try:
+        async with visiting(browser, run) as page:
+            await page.get_by_label("Your question").fill("Anyone?")
+            await page.keyboard.press("Enter")
+            await expect(page.get_by_role("alert")).to_contain_text("The model is switched off")
+            await expect(page.locator("#again")).to_be_hidden()
+    finally:
+        off.unlink()
+
+
+async def test_the_page_has_one_address(run: Run) -> None:
+    """Under another name it would be another origin, which the gateway refuses."""
+    async with httpx.AsyncClient(trust_env=False) as http:
+        response = await http.get(f"http://localhost:{run.port + 1}/")
+    assert (response.status_code, response.headers["Location"]) == (302, run.demo)
+
+
+async def test_the_curl_line_streams_when_pasted(run: Run) -> None:
+    if not shutil.which("curl"):
+        pytest.skip("curl is not installed")
+    shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
+    told, _ = await asyncio.wait_for(shell.communicate(), 20)
+    assert told.startswith(b'data: {"token":"I"}\n\n')
+    assert b"\nevent: done\n" in told
+
+
+async def test_the_printed_key_is_the_accounts(run: Run) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        headers = {"Authorization": f"Bearer {run.api_key}"}
+        response = await http.get(f"http://localhost:{run.port}/account/apps", headers=headers)
+    assert [app["name"] for app in response.json()] == ["demo"]
+
+
+async def test_the_keys_are_the_users_alone(run: Run) -> None:
+    assert stat.S_IMODE((run.folder / "keys.json").stat().st_mode) == 0o600
+
+
+async def test_a_second_run_is_told_of_the_first(run: Run) -> None:
+    second = await start(run.port, run.folder)
+    await second.read()
+    assert await second.process.wait() == 1
+    assert second.said.startswith(f"It is running already, at {run.demo}")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize(("offset", "who"), [(0, "gateway"), (1, "demo app"), (2, "model stand-in"), (3, "database")])
+async def test_a_taken_port_is_one_clear_sentence(address: str, offset: int, who: str, tmp_path: Path) -> None:
+    first = four_free_ports()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, first + offset), family=family):
+        run = await start(first, tmp_path)
+        await run.read()
+        assert await run.process.wait() == 1
+    assert run.said.startswith(f"Port {first + offset} is taken, and the {who} needs it.")
+    assert len(run.said.splitlines()) == 1
+
+
+async def test_a_restart_keeps_key_and_account(tmp_path: Path) -> None:
+    port = four_free_ports()
+    keys = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        run = await start(port, tmp_path)
+        await run.read(until="Ctrl-C stops")
+        keys.append(run.api_key)
+        assert await run.stop(number) == 0
+        assert run.said.endswith("Stopped.\n")
+        assert not [n for n in range(port, port + 4) if _listens(n)]
+    assert keys[0] == keys[1]
+
+
+async def test_ctrl_c_lets_a_running_answer_end_and_twice_does_not(tmp_path: Path) -> None:
+    port = four_free_ports()
+    for times, whole in ((1, True), (2, False)):
+        run = await start(port, tmp_path)
+        await run.read(until="Ctrl-C stops")
+        shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
+        assert shell.stdout
+        told = await shell.stdout.readline()
+        for _ in range(times):
+            run.process.send_signal(signal.SIGINT)
+            await run.read(until="Stopping")
+        told += await asyncio.wait_for(shell.stdout.read(), 20)
+        assert (b"\nevent: done\n" in told) is whole
+        assert await run.stop() == 0
+        assert not [n for n in range(port, port + 4) if _listens(n)]
+        await shell.wait()
+
+
+async def test_a_child_that_dies_takes_all_down_and_says_why(tmp_path: Path) -> None:
+    run = await start(four_free_ports(), tmp_path)
+    await run.read(until="Ctrl-C stops")
+    log = tmp_path / "logs" / "valkey.log"
+    os.kill(int(re.findall(r"pid=(\d+)", log.read_text())[0]), signal.SIGKILL)
+    await run.read()
+    assert await run.process.wait() == 1
+    assert "The database ended by itself, with code -9." in run.said
+    await wait_until(lambda: not _listens(run.port))
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

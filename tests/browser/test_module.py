@@ -1,0 +1,200 @@
+"""lib/ai.js as an app uses it: what resolves, what rejects and with what, and what the provider notices."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Visit
+from tests.browser.site import Site
+from tests.browser.visitor import Visitor
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.fakes.server import CLOSE, HANG
+from tests.polling import wait_until
+from tests.runner import App, Gateway, gateway
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_complete_resolves_to_the_whole_answer(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("Bon", "jour", " ☀"))
+    answer = await visitor.ask(prompt, "{ whole: true }")
+    assert (answer.text, answer.error) == ("Bonjour ☀", None)
+
+
+async def test_a_stream_hands_over_each_token_when_it_comes(visitor: Visitor, provider: FakeProvider) -> None:
+    go_on = asyncio.Event()
+    prompt = provider.plays(ROLE, chunk("Bon"), go_on, chunk("jour"), chunk(finish="stop", usage=(1, 2)), DONE)
+    asking = asyncio.create_task(visitor.ask(prompt))
+    await wait_until(lambda: _has(visitor, ["Bon"]))
+    go_on.set()
+    answer = await asking
+    assert (answer.text, answer.tokens) == ("Bonjour", ["Bon", "jour"])
+
+
+async def _has(visitor: Visitor, tokens: list[str]) -> bool:
+    return await visitor.tokens() == tokens
+
+
+async def test_a_character_split_over_two_reads_arrives_whole(visitor: Visitor, provider: FakeProvider) -> None:
+    event = chunk("naïve 🙂").replace(b"\\u00ef", "ï".encode()).replace(b"\\ud83d\\ude42", "🙂".encode())
+    cuts = [event.index("ï".encode()) + 1, event.index("🙂".encode()) + 2]
+    pieces = [event[: cuts[0]], 0.02, event[cuts[0] : cuts[1]], 0.02, event[cuts[1] :]]
+    prompt = provider.plays(ROLE, *pieces, chunk(finish="stop", usage=(1, 2)), DONE)
+    assert (await visitor.ask(prompt)).text == "naïve 🙂"
+
+
+async def test_an_abort_cancels_the_request_at_the_provider(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("One"), HANG)
+    asking = asyncio.create_task(visitor.ask(prompt, "{ stop: (window.stop_ = new AbortController()) }"))
+    await wait_until(lambda: _has(visitor, ["One"]))
+    await visitor.page.evaluate("stop_.abort()")
+    answer = await asking
+    assert answer.text is None
+    assert answer.error
+    assert (answer.error["name"], answer.error["known"]) == ("AbortError", False)
+    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+
+
+async def test_an_abort_before_the_first_token(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(HANG)
+    asking = asyncio.create_task(visitor.ask(prompt, "{ stop: (window.stop_ = new AbortController()) }"))
+    await wait_until(lambda: provider.asked(prompt))
+    await visitor.page.evaluate("stop_.abort()")
+    answer = await asking
+    assert answer.error
+    assert answer.error["name"] == "AbortError"
+    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+
+
+async def test_an_abort_before_the_start_asks_nobody(visitor: Visitor, provider: FakeProvider, site: Site) -> None:
+    prompt = provider.plays(tokens("no"))
+    answer = await visitor.ask(prompt, "{ stop: { signal: AbortSignal.abort() } }")
+    assert answer.error
+    assert answer.error["name"] == "AbortError"
+    assert not provider.asked(prompt)
+    assert not [e for e in site.exchanges if e.path == "/session"]
+
+
+async def test_an_abort_inside_on_token_is_the_last_of_it(visitor: Visitor, provider: FakeProvider) -> None:
+    burst = b"".join([ROLE, chunk("One"), chunk("two"), chunk("three")])
+    prompt = provider.plays(burst, HANG)
+    await visitor.page.evaluate("window.stop_ = new AbortController()")
+    answer = await visitor.ask(prompt, "{ stop: stop_, onToken: (t) => (tokens.push(t), stop_.abort()) }")
+    assert answer.error
+    assert answer.error["name"] == "AbortError"
+    assert answer.tokens == ["One"]
+
+
+async def test_an_abort_does_not_wait_for_a_slow_on_token(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("One"), HANG)
+    never = (
+        "{ stop: AbortSignal.timeout ? { signal: AbortSignal.timeout(300) } : 0, onToken: () => new Promise(() => {}) }"
+    )
+    answer = await asyncio.wait_for(visitor.ask(prompt, never), 5)
+    assert answer.error
+    assert answer.error["name"] == "TimeoutError"
+    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+
+
+async def test_what_on_token_throws_ends_the_request(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("One"), HANG)
+    answer = await visitor.ask(prompt, "{ onToken: () => { throw new RangeError('mine') } }")
+    assert answer.error
+    assert (answer.error["name"], answer.error["message"]) == ("RangeError", "mine")
+    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+
+
+async def test_a_slow_on_token_gets_all_tokens_in_order(visitor: Visitor, provider: FakeProvider) -> None:
+    words = [f"{n} " for n in range(20)]
+    slow = "async (t) => { await new Promise((r) => setTimeout(r, 12 * Math.random())); tokens.push(t) }"
+    answer = await visitor.ask(provider.plays(tokens(*words)), f"{{ onToken: {slow} }}")
+    assert answer.tokens == words
+
+
+async def test_a_refused_token(app: App, visit: Visit, site: Site, provider: FakeProvider) -> None:
+    site.token = app.token(expires=-60)
+    async with visit(app) as visitor:
+        for options in ("{}", "{ whole: true }"):
+            answer = await visitor.ask("?", options)
+            assert answer.error
+            assert (answer.code, answer.error["status"]) == ("TOKEN_INVALID", 401)
+            assert answer.error["known"]
+            assert answer.error["requestId"]
+
+
+async def test_no_session_is_told_without_asking_the_gateway(app: App, visit: Visit, site: Site) -> None:
+    async with visit(app) as visitor:
+        site.token = None
+        assert (await visitor.ask("?")).code == "TOKEN_UNAVAILABLE"
+
+
+async def test_one_session_serves_many_questions(visitor: Visitor, site: Site) -> None:
+    await visitor.page.evaluate("Promise.all([ask('a'), ask('b'), ask('c')])")
+    assert len([e for e in site.exchanges if e.path == "/session"]) == 1
+
+
+async def test_a_rate_limit_says_how_long_to_wait(visitor: Visitor, app: App, provider: FakeProvider) -> None:
+    for _ in range(3):
+        assert (await app.ask("quick")).status_code == 200
+    answer = await visitor.ask("?")
+    assert answer.error
+    assert (answer.code, answer.error["status"]) == ("USER_RATE_LIMITED", 429)
+    assert 50 <= answer.error["retryAfter"] <= 60
+
+
+async def test_a_spent_budget(gw: Gateway, backend: FakeAppBackend, visit: Visit) -> None:
+    app = await gw.app(backend, plan="free")
+    async with visit(app) as visitor:
+        answer = await visitor.ask("?")
+    assert answer.error
+    assert (answer.code, answer.error["status"]) == ("SPEND_CAP_REACHED", 402)
+
+
+async def test_switched_off(visitor: Visitor, gw: Gateway) -> None:
+    gw.off_file.touch()
+    try:
+        answer = await visitor.ask("?")
+    finally:
+        gw.off_file.unlink()
+    assert answer.error
+    assert (answer.code, answer.error["status"]) == ("INFERENCE_DISABLED", 503)
+
+
+@pytest.mark.parametrize("env", [None, {"VITE_OTHER": "1"}], ids=["served as it is", "absent from the build"])
+async def test_a_missing_address(app: App, visit: Visit, site: Site, env: dict[str, str] | None) -> None:
+    site.env = env
+    async with visit(app) as visitor:
+        for options in ("{}", "{ whole: true }"):
+            answer = await visitor.ask("?", options)
+            assert answer.error
+            assert (answer.code, answer.error["status"]) == ("INFERENCE_DISABLED", None)
+            assert answer.error["known"]
+
+
+async def test_an_origin_that_is_not_the_apps(app: App, visit: Visit, provider: FakeProvider) -> None:
+    async with visit(app, at="another") as visitor:
+        prompt = provider.plays(tokens("no"))
+        assert (await visitor.ask(prompt)).code == "NETWORK_ERROR"
+    assert not provider.asked(prompt)
+
+
+async def test_a_provider_that_dies_in_the_middle(visitor: Visitor, provider: FakeProvider) -> None:
+    answer = await visitor.ask(provider.plays(ROLE, chunk("One"), CLOSE))
+    assert answer.error
+    assert (answer.code, answer.tokens, answer.text) == ("PROVIDER_ERROR", ["One"], None)
+    assert answer.error["status"] is None
+
+
+async def test_a_gateway_that_dies_in_the_middle(
+    valkey: RedisServer, provider: FakeProvider, backend: FakeAppBackend, visit: Visit, tmp_path: Path
+) -> None:
+    async with gateway(valkey.url, provider, tmp_path) as gw, visit(await gw.app(backend)) as visitor:
+        asking = asyncio.create_task(visitor.ask(provider.plays(ROLE, chunk("One"), HANG)))
+        await wait_until(lambda: _has(visitor, ["One"]))
+        gw.kill()
+        answer = await asking
+        assert (answer.code, answer.tokens, answer.text) == ("STREAM_CUT", ["One"], None)
+        assert (await visitor.ask("?")).code == "NETWORK_ERROR"

@@ -1,0 +1,198 @@
+"""lib/ai.js against bytes that a proxy, another server or a bad day may put on the wire."""
+
+import email.utils
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.browser.site import Site
+from tests.browser.visitor import Visitor, visiting
+from tests.fakes import FakeAppBackend
+from tests.fakes.server import CLOSE, HANG, RESET, Exchange, FakeServer, Head, Script, Step
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Headers": "authorization,content-type",
+    "Access-Control-Expose-Headers": "Retry-After,X-Request-Id",
+}
+DONE = b'event: done\ndata: {"model":"m","finishReason":"stop","usage":null}\n\n'
+
+
+class Wire(FakeServer):
+    """In the gateway's place."""
+
+    answer: Script
+
+    def script(self, exchange: Exchange) -> Script:
+        return [Head(204, CORS)] if exchange.method == "OPTIONS" else self.answer
+
+    def streams(self, *steps: Step) -> None:
+        self.answer = [Head(200, {"Content-Type": "text/event-stream", **CORS}), *steps]
+
+    def answers(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.answer = [Head(status, {"Content-Type": kind, **CORS, **named}), body]
+
+
+module_fixture = pytest_asyncio.fixture(scope="module", loop_scope="session")
+
+
+@module_fixture
+async def wire() -> AsyncIterator[Wire]:
+    async with Wire() as wire:
+        yield wire
+
+
+@module_fixture
+async def visitor(browser: Browser, wire: Wire, backend: FakeAppBackend) -> AsyncIterator[Visitor]:
+    async with Site() as site:
+        site.env = {"VITE_SERVICE_AI_URL": f"{wire.address}/capsule/any/ai"}
+        site.token = backend.token()
+        async with visiting(browser, site, "any") as visitor:
+            yield visitor
+
+
+def token(text: str) -> bytes:
+    return b"data: " + json.dumps({"token": text}, ensure_ascii=False).encode() + b"\n\n"
+
+
+def byte_by_byte(data: bytes) -> list[Step]:
+    return [step for byte in data for step in (bytes([byte]), 0.001)]
+
+
+WHOLE = token("Ça ") + token("va 🙂") + DONE
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [WHOLE],
+        byte_by_byte(WHOLE),
+        [WHOLE.replace(b"\n", b"\r\n")],
+        byte_by_byte(WHOLE.replace(b"\n", b"\r\n")),
+        [WHOLE.replace(b"\n", b"\r")],
+        [b"\xef\xbb\xbf" + WHOLE],
+        [b": hello\n\n:\n", token("Ça "), b": keep-alive\n\n", token("va 🙂"), DONE],
+        [b'data: {"token":\ndata:"\xc3\x87a "}\nid: 7\nretry: 5\nunknown\n\n', token("va 🙂"), DONE],
+        [b"event: later\ndata: anything\n\nevent: done\n\n\n\n", WHOLE],
+        [WHOLE + token("after the end")],
+        [WHOLE, HANG],
+    ],
+    ids=[
+        "at once",
+        "byte by byte",
+        "CRLF",
+        "CRLF byte by byte",
+        "CR",
+        "byte order mark",
+        "comments",
+        "several data lines",
+        "unknown and empty events",
+        "something after done",
+        "open after done",
+    ],
+)
+async def test_every_form_of_a_stream(visitor: Visitor, wire: Wire, steps: list[Step]) -> None:
+    wire.streams(*steps)
+    answer = await visitor.ask("?")
+    assert (answer.tokens, answer.text, answer.error) == (["Ça ", "va 🙂"], "Ça va 🙂", None)
+
+
+async def test_a_lone_cr_holds_nothing_back(visitor: Visitor, wire: Wire) -> None:
+    wire.streams(WHOLE.replace(b"\n", b"\r"), HANG)
+    assert (await visitor.ask("?")).text == "Ça va 🙂"
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[token("Ça ")], [token("Ça "), 0.05, CLOSE], [token("Ça "), 0.05, RESET], [token("Ça "), DONE[:-1]]],
+    ids=["ended early", "closed", "reset", "done without its blank line"],
+)
+async def test_a_cut_stream_never_resolves(visitor: Visitor, wire: Wire, steps: list[Step]) -> None:
+    wire.streams(*steps)
+    answer = await visitor.ask("?")
+    assert (answer.code, answer.text, answer.tokens) == ("STREAM_CUT", None, ["Ça "])
+
+
+async def test_the_errors_own_code(visitor: Visitor, wire: Wire) -> None:
+    error = {"error": {"code": "PROVIDER_TIMEOUT", "message": "Too slow.", "requestId": "r1"}}
+    wire.streams(token("Ça "), b"event: error\ndata: " + json.dumps(error).encode() + b"\n\n")
+    answer = await visitor.ask("?")
+    assert answer.error
+    assert (answer.code, answer.error["message"]) == ("PROVIDER_TIMEOUT", "Too slow.")
+    assert (answer.error["requestId"], answer.error["status"]) == ("r1", None)
+
+
+@pytest.mark.parametrize("data", [b"not json", b"{}", b'{"token":7}', b"null", b'event: error\ndata: "?"'])
+async def test_what_is_not_the_services_event(visitor: Visitor, wire: Wire, data: bytes) -> None:
+    wire.streams(data if data.startswith(b"event") else b"data: " + data, b"\n\n", HANG)
+    assert (await visitor.ask("?")).code == "ANSWER_UNEXPECTED"
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body"),
+    [
+        (502, "text/html", b"<h1>Bad Gateway</h1>"),
+        (500, "application/json", b""),
+        (503, "application/json", b'{"error": "down"}'),
+        (200, "text/html", b"<h1>Please sign in to the hotel's network</h1>"),
+        (200, "application/json", b"[]"),
+    ],
+)
+async def test_an_answer_of_something_else(visitor: Visitor, wire: Wire, status: int, kind: str, body: bytes) -> None:
+    wire.answers(status, body, kind)
+    for options in ("{}", "{ whole: true }"):
+        answer = await visitor.ask("?", options)
+        assert answer.error
+        assert (answer.code, answer.error["status"], answer.error["known"]) == ("ANSWER_UNEXPECTED", status, True)
+
+
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [
+        ("17", 17, 17),
+        ("0", 0, 0),
+        (lambda: email.utils.formatdate(time.time() + 40, usegmt=True), 37, 40),
+        (lambda: email.utils.formatdate(time.time() - 40, usegmt=True), 0, 0),
+        ("soon", None, None),
+    ],
+    ids=["seconds", "at once", "a date", "a past date", "neither"],
+)
+async def test_how_long_to_wait(visitor: Visitor, wire: Wire, header: Any, least: Any, most: Any) -> None:
+    error = b'{"error": {"code": "APP_RATE_LIMITED", "message": "Wait.", "requestId": "r2"}}'
+    wire.answers(429, error, Retry_After=header if isinstance(header, str) else header())
+    answer = await visitor.ask("?")
+    assert answer.error
+    assert (answer.code, answer.error["status"]) == ("APP_RATE_LIMITED", 429)
+    wait = answer.error["retryAfter"]
+    assert wait is None if least is None else least <= wait <= most
+
+
+async def test_a_whole_answer_that_breaks_off(visitor: Visitor, wire: Wire) -> None:
+    wire.answer = [Head(200, {"Content-Type": "application/json", **CORS}), b'{"text": "half', CLOSE]
+    assert (await visitor.ask("?", "{ whole: true }")).code == "NETWORK_ERROR"
+
+
+async def test_nothing_listens(visitor: Visitor, wire: Wire) -> None:
+    wire.answer = [RESET]
+    for options in ("{}", "{ whole: true }"):
+        answer = await visitor.ask("?", options)
+        assert answer.error
+        assert (answer.code, answer.error["status"]) == ("NETWORK_ERROR", None)
+
+
+async def test_what_goes_out(visitor: Visitor, wire: Wire) -> None:
+    wire.streams(DONE)
+    await visitor.ask("Ça va 🙂?")
+    sent = wire.exchanges[-1]
+    assert sent.json == {"prompt": "Ça va 🙂?", "stream": True}
+    assert (sent.header("accept"), sent.header("content-type")) == ("text/event-stream", "application/json")
+    assert (sent.header("authorization") or "").startswith("Bearer ey")
+    assert sent.header("cookie") is None

@@ -1,0 +1,90 @@
+"""A page of an app in the browser, and what its script sees of the module."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Page, async_playwright
+
+from tests.browser.site import Site
+from tests.runner import DOMAIN
+
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+# `ask` tells a test all of a call: what it resolved to, or what it was rejected with.
+SCRIPT = """
+window.ask = async (prompt, { stop, onToken, whole } = {}) => {
+  window.tokens = [];
+  const { AiError, complete, streamComplete } = await import("/lib/ai.js");
+  try {
+    const seen = onToken ?? ((token) => void window.tokens.push(token));
+    const text = whole ? complete(prompt) : streamComplete(prompt, seen, { signal: stop?.signal });
+    return { text: await text, tokens: window.tokens };
+  } catch (error) {
+    const { name, message, code, status, retryAfter, requestId } = error;
+    const known = error instanceof AiError;
+    return { error: { name, message, code, status, retryAfter, requestId, known }, tokens: window.tokens };
+  }
+};
+"""
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        if os.environ.get("CI"):
+            raise RuntimeError("Chromium is missing, and CI must run every test")
+        pytest.skip("Chromium is not installed; CHROMIUM names its path")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=QUIET)
+        yield browser
+        await browser.close()
+
+
+@dataclass
+class Answer:
+    """`error` has the fields of an AiError; `known` says whether it is one."""
+
+    text: str | None
+    tokens: list[str]
+    error: dict[str, Any] | None
+
+    @property
+    def code(self) -> str | None:
+        return self.error and self.error.get("code")
+
+
+class Visitor:
+    def __init__(self, page: Page) -> None:
+        self.page = page
+
+    async def ask(self, prompt: str, options: str = "{}") -> Answer:
+        """`options` is a JavaScript expression."""
+        told = await self.page.evaluate(f"(prompt) => ask(prompt, {options})", prompt)
+        return Answer(told.get("text"), told["tokens"], told.get("error"))
+
+    async def tokens(self) -> list[str]:
+        return await self.page.evaluate("window.tokens ?? []")
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, site: Site, app: str) -> AsyncIterator[Visitor]:
+    """At a blank page of the app."""
+    page = await browser.new_page()
+    await page.add_init_script(SCRIPT)
+    await page.goto(f"http://{app}.{DOMAIN}:{site.port}/blank")
+    yield Visitor(page)
+    await page.close()
