@@ -1,7 +1,8 @@
-# Each target sets itself up: a virtual environment in .venv from the pinned versions in requirements.lock.
+# Each target sets itself up: a virtual environment in .venv with the versions pinned in requirements.lock.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: run test check bench lock clean
 
@@ -19,23 +20,26 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
 
-$(VENV)/bin/python:
+# Whatever is left of an environment without its Python goes, stamps included: it would pass for a whole one.
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
-	@$(PYTHON) -m venv $(VENV)
+		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@rm -rf $(VENV); $(PYTHON) -m venv $(VENV) \
+		|| { rm -rf $(VENV); echo "Python's venv module is missing; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
 # pip 25.1 is the first that reads dependency groups.
-$(VENV)/run.stamp: pyproject.toml requirements.lock | $(VENV)/bin/python
+$(VENV)/run.stamp: pyproject.toml requirements.lock | $(BIN)/python
 	@echo "Installing what is needed into $(VENV) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check 'pip>=25.1'
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e . --group run
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c requirements.lock -e . --group run
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e . --group dev
+	@echo "Installing the tools for tests and checks ..."
+	@$(PIP) install -c requirements.lock -e . --group dev
 	@touch $@
 
-# Writes the newest versions that pyproject.toml admits.
+# Writes the newest versions that pyproject.toml admits. The oldest Python knows every package that a newer one needs.
 lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install -q 'pip>=25.1'
@@ -44,4 +48,4 @@ lock:
 	rm -rf $(VENV)/lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis tests/browser/node_modules
