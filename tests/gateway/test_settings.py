@@ -7,6 +7,7 @@ import pytest
 
 from tests.fakes import FakeProvider
 from tests.runner import Gateway
+from tests.servers import free_port
 
 from .conftest import Launch
 
@@ -27,14 +28,13 @@ BAD = {
     "GATEWAY_LOG_LEVEL": "loud",
     "GATEWAY_LOG_FORMAT": "xml",
     "GATEWAY_ENCRYPTION_KEY": "short",
-    "GATEWAY_PROVIDER_KEY_FILE": "/nonexistent/key",
 }
 
 
 async def test_one_message_names_every_bad_variable(gw: Gateway) -> None:
-    environment = {**gw.environment, **BAD, "GATEWAY_PROVIDER_KEY": ""}
+    environment = {**gw.environment, **BAD}
     run = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--port", "0"],
+        [sys.executable, "-m", "gateway.cli", "serve", "--port", str(free_port())],
         env=environment,
         cwd=gw.folder,
         capture_output=True,

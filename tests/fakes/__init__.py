@@ -1,0 +1,6 @@
+"""Stand-ins for what lies outside the gateway, served over real sockets: the provider and app backends."""
+
+from tests.fakes.backend import FakeAppBackend
+from tests.fakes.provider import FakeProvider
+
+__all__ = ["FakeAppBackend", "FakeProvider"]

@@ -1,0 +1,177 @@
+"""Redis goes away and comes back: fails closed, loses no money, heals by itself."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.expect import answered, refused, text_of
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.fakes.server import HANG
+from tests.leaks import unexplained
+from tests.money import bound, cost
+from tests.polling import wait_until
+from tests.runner import OPERATOR, Gateway, gateway
+from tests.servers import RedisServer
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@contextlib.asynccontextmanager
+async def durable(provider: FakeProvider, folder: Path) -> AsyncIterator[Gateway]:
+    """A gateway on a Redis that keeps its data."""
+    server = RedisServer(folder=folder).start()
+    try:
+        async with gateway(server.url, provider, folder) as gw:
+            gw.redis = server
+            yield gw
+        with server.client() as client:
+            assert unexplained(client) == []
+    finally:
+        server.stop()
+
+
+async def heals(app: App) -> None:
+    async def works() -> bool:
+        return (await app.ask("x", token=app.token("patient"))).status_code == 200
+
+    await wait_until(works, 5, 0.2)
+
+
+async def test_redis_killed_and_back(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    async with durable(provider, tmp_path) as gw:
+        app = await gw.app(backend)
+        token = app.token()
+        answered(await app.ask("x", token=token))
+        spent = await app.account.settled()
+        gate = asyncio.Event()
+        rest = [chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE]
+        running = provider.plays(ROLE, chunk("Gu"), gate, rest)
+        leaving = provider.plays(ROLE, chunk("a"), HANG)
+        async with app.stream(running) as source, contextlib.AsyncExitStack() as stack:
+            events = source.aiter_sse()
+            heard = [await anext(events)]
+            other = await stack.enter_async_context(app.stream(leaving))
+            await anext(other.aiter_sse())
+            gw.redis.kill()
+            await refuses_everything(gw, app, token, provider)
+            # A stream that runs is not cut, and one that is left is cancelled; both can't be settled yet.
+            gate.set()
+            heard += [e async for e in events]
+            assert text_of(heard) == "Guten"
+            assert heard[-1].event == "done"
+            await stack.aclose()
+            await asyncio.wait_for(provider.asked(leaving)[0].cancelled.wait(), 1)
+        gw.redis.start()
+        await wait_until(lambda: gw.answers("/ready"), 5)
+        assert await settles(app) == spent + cost(3, 2) + bound(leaving)
+        await heals(app)
+
+
+async def settles(app: App) -> int:
+    async def at_rest() -> dict | None:
+        spend = await app.account.spend()
+        return None if spend["reserved"] else spend
+
+    return (await wait_until(at_rest, 15, 0.1))["settled"]
+
+
+async def refuses_everything(gw: Gateway, app: App, token: str, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    chat = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": prompt}]}
+    for response in (
+        await app.ask(prompt, token=token),
+        await app.ask(prompt, token=token, stream=True),
+        await app.post(chat, path="/chat/completions", headers=app.headers(token)),
+    ):
+        refused(response, 503, "BACKBONE_UNAVAILABLE")
+        assert int(response.headers["Retry-After"]) >= 1
+    assert provider.asked(prompt) == []
+    # One whose record is in nobody's memory.
+    stranger = App(app.account, "never-seen", app.backend)
+    refused(await stranger.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
+    refused(await app.account.get(), 503, "BACKBONE_UNAVAILABLE")
+    refused(await app.account.get("/account/apps"), 503, "BACKBONE_UNAVAILABLE")
+    created = await gw.platform("POST", "accounts", {"name": "x", "plan": "free"})
+    refused(created, 503, "BACKBONE_UNAVAILABLE")
+    assert (await gw.http.get("/ready")).status_code == 503
+    assert (await gw.http.get("/health")).status_code == 200
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    assert (await gw.http.get("/capabilities", headers=headers)).status_code in (200, 503)
+
+
+async def test_redis_frozen(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    """Nothing refuses and nothing answers: bounded, and what Redis does when it wakes reserves nothing."""
+    async with durable(provider, tmp_path) as gw:
+        app = await gw.app(backend)
+        answered(await app.ask("x"))
+        spent = await app.account.settled()
+        gw.redis.freeze()
+        try:
+            prompt = provider.plays(tokens("x"))
+            started = time.monotonic()
+            refused(await app.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
+            assert time.monotonic() - started < 6
+            assert (await asyncio.wait_for(gw.http.get("/ready"), 6)).status_code == 503
+        finally:
+            gw.redis.thaw()
+        await wait_until(lambda: gw.answers("/ready"), 5)
+        assert provider.asked(prompt) == []
+        assert await settles(app) == spent
+        await heals(app)
+
+
+async def test_redis_that_forgot_the_scripts(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    async with durable(provider, tmp_path) as gw:
+        app = await gw.app(backend)
+        for _ in range(2):
+            with gw.redis.client() as client:
+                client.script_flush()
+            answered(await app.ask(provider.plays(tokens("x", usage=(1, 1)))))
+        assert await app.account.settled() == 2 * cost(1, 1)
+
+
+async def test_redis_that_takes_no_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    """Full, or a replica after a failover: it answers, but holds no money; what was held is settled later."""
+    async with durable(provider, tmp_path) as gw:
+        app = await gw.app(backend)
+        gate = asyncio.Event()
+        running = provider.plays(ROLE, chunk("a"), gate, chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
+        for broken, mended in ((b"CONFIG SET maxmemory 1", b"CONFIG SET maxmemory 0"), (REPLICA, MASTER)):
+            gate.clear()
+            spent = await app.account.settled()
+            async with app.stream(running) as source:
+                events = source.aiter_sse()
+                await anext(events)
+                with gw.redis.client() as client:
+                    client.execute_command(*broken.split())
+                prompt = provider.plays(tokens("x"))
+                refused(await app.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
+                assert provider.asked(prompt) == []
+                gate.set()
+                assert [e.event async for e in events] == ["done"]
+            with gw.redis.client() as client:
+                client.execute_command(*mended.split())
+            assert await settles(app) == spent + cost(1, 1)
+            await heals(app)
+
+
+REPLICA, MASTER = b"REPLICAOF 127.0.0.1 1", b"REPLICAOF NO ONE"
+
+
+async def test_a_start_before_redis(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    """Starting order is nobody's business: not ready at first, then well."""
+    server = RedisServer(folder=tmp_path)
+    try:
+        async with gateway(server.url, provider, tmp_path) as gw:
+            assert (await gw.http.get("/ready")).status_code == 503
+            server.start()
+            await wait_until(lambda: gw.answers("/ready"), 5)
+            answered(await (await gw.app(backend)).ask("x"))
+    finally:
+        server.stop()

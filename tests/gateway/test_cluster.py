@@ -1,0 +1,47 @@
+"""The same gateway on Redis Cluster: three masters, accounts spread over them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.expect import answered, counted, refused, text_of
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import ROLE, chunk, tokens
+from tests.fakes.server import CLOSE
+from tests.money import bound, cost
+from tests.polling import wait_until
+from tests.runner import gateway
+from tests.servers import BINARIES, cluster
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize("name", BINARIES)
+async def test_smoke(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, name: str) -> None:
+    with cluster(name) as url:
+        async with gateway(url, provider, tmp_path) as gw:
+            apps = [await gw.app(backend) for _ in range(20)]
+            prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
+            answers = await asyncio.gather(*(app.ask(prompt) for app in apps))
+            assert {answered(a)["text"] for a in answers} == {"Bonjour"}
+            for app in apps:
+                assert await app.account.settled() == cost(7, 3)
+            app = apps[0]
+            assert text_of(await app.events(prompt)) == "Bonjour"
+            cut = provider.plays(ROLE, chunk("a"), CLOSE)
+            refused(await app.ask(cut), 502, "PROVIDER_ERROR")
+            assert await app.account.settled() == 2 * cost(7, 3) + bound(cut)
+            assert counted(await app.ask("x"))[1] == 16
+            for _ in range(16):
+                await app.ask("x")
+            refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+            assert [a["name"] for a in (await app.account.get("/account/apps")).json()] == [app.name]
+            await gw.switch(enabled=False)
+
+            async def off() -> bool:
+                return (await apps[1].ask("x")).status_code == 503
+
+            await wait_until(off, 1, 0.1)
+            assert (await gw.http.get("/ready")).status_code == 200
+            assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204

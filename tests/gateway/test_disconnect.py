@@ -1,0 +1,177 @@
+"""The browser goes away, or stops reading: the provider is told within a second, and the money is right."""
+
+import asyncio
+import json
+import socket
+import time
+
+import pytest
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, flood, tokens
+from tests.fakes.server import HANG, Exchange, Head, Script
+from tests.money import bound, cost
+from tests.polling import wait_until
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def request(app: App, prompt: str, stream: bool = True) -> bytes:
+    body = json.dumps({"prompt": prompt, "stream": stream}).encode()
+    head = f"POST {app.path} HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: Bearer {app.token()}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def connect(app: App, receive_buffer: int = 0) -> socket.socket:
+    browser = socket.socket()
+    if receive_buffer:
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    browser.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(browser, ("127.0.0.1", app.gateway.port))
+    return browser
+
+
+async def arrived(provider: FakeProvider, prompt: str) -> Exchange:
+    return (await wait_until(lambda: provider.asked(prompt)))[0]
+
+
+async def cancelled_within_a_second(asked: Exchange, since: float) -> None:
+    await asyncio.wait_for(asked.cancelled.wait(), 2)
+    assert asked.cancelled_at is not None
+    assert asked.cancelled_at - since < 1
+
+
+BEFORE_A_TOKEN: dict[str, Script] = {"nothing": [HANG], "head": [Head(), HANG], "role": [ROLE, HANG]}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("sent", BEFORE_A_TOKEN)
+async def test_gone_before_the_first_token(app: App, provider: FakeProvider, sent: str, stream: bool) -> None:
+    """The provider has the request and may bill it: that is an interruption, not a failure."""
+    prompt = provider.plays(BEFORE_A_TOKEN[sent])
+    browser = await connect(app)
+    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt, stream))
+    asked = await arrived(provider, prompt)
+    since = time.monotonic()
+    browser.close()
+    await cancelled_within_a_second(asked, since)
+    assert await app.account.settled() == bound(prompt)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_gone_in_the_middle(app: App, provider: FakeProvider, stream: bool) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), chunk("b"), HANG)
+    browser = await connect(app)
+    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt, stream))
+    if stream:
+        await asyncio.get_running_loop().sock_recv(browser, 10)
+    asked = await arrived(provider, prompt)
+    assert (await app.account.spend())["reserved"] == bound(prompt)
+    since = time.monotonic()
+    browser.close()
+    await cancelled_within_a_second(asked, since)
+    assert await app.account.settled() == bound(prompt)
+
+
+async def test_gone_while_tokens_flow(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, [chunk("a"), 0.01] * 500)
+    async with app.stream(prompt) as source:
+        await anext(source.aiter_sse())
+        since = time.monotonic()
+    await cancelled_within_a_second(provider.asked(prompt)[0], since)
+    assert await app.account.settled() == bound(prompt)
+
+
+async def test_gone_by_reset(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), HANG)
+    browser = await connect(app)
+    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt))
+    asked = await arrived(provider, prompt)
+    browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    since = time.monotonic()
+    browser.close()
+    await cancelled_within_a_second(asked, since)
+    assert await app.account.settled() == bound(prompt)
+
+
+async def test_usage_is_kept_though_the_browser_leaves_right_after(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(chunk("a", usage=(5, 1)), HANG)
+    async with app.stream(prompt) as source:
+        await anext(source.aiter_sse())
+    assert await app.account.settled() == cost(5, 1)
+
+
+async def test_gone_between_usage_and_the_end(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), chunk(finish="stop"), chunk(usage=(5, 1)) + chunk("b"), HANG, DONE)
+    async with app.stream(prompt) as source:
+        events = source.aiter_sse()
+        assert [json.loads((await anext(events)).data)["token"] for _ in "ab"] == ["a", "b"]
+    assert await app.account.settled() == cost(5, 1)
+
+
+async def test_the_next_request_after_a_disconnect_works(app: App, provider: FakeProvider) -> None:
+    for _ in range(5):
+        async with app.stream(provider.plays(ROLE, chunk("a"), HANG)) as source:
+            await anext(source.aiter_sse())
+        assert (await app.ask("Still there?")).status_code == 200
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory of the gateway's process."""
+    with open(f"/proc/{pid}/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+async def test_a_slow_reader_holds_back_the_provider(app: App, provider: FakeProvider) -> None:
+    total = 1_500 * 65_536
+    prompt = provider.plays(flood(1_500, 65_536))
+    process = app.gateway.process
+    assert process
+    before = resident(process.pid)
+    browser = await connect(app, receive_buffer=4096)
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(browser, request(app, prompt))
+    asked = await arrived(provider, prompt)
+
+    async def stalled() -> bool:
+        seen = asked.written
+        await asyncio.sleep(0.3)
+        return seen > 0 and asked.written == seen
+
+    await wait_until(stalled)
+    assert asked.written < total / 3, "the kernel's buffers may fill, no more"
+    assert resident(process.pid) - before < 16 * 2**20
+    # When it reads again everything comes, in order and whole.
+    received = bytearray()
+    while b"event: done" not in received[-2000:]:
+        received += await asyncio.wait_for(loop.sock_recv(browser, 2**18), 5)
+    browser.close()
+    assert received.count(b"x" * 65_536) == 1_500
+    assert await app.account.settled() == cost(1, 1)
+
+
+async def test_a_slow_reader_that_leaves(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(flood(1_500, 65_536))
+    browser = await connect(app, receive_buffer=4096)
+    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt))
+    asked = await arrived(provider, prompt)
+    await asyncio.sleep(0.3)
+    since = time.monotonic()
+    browser.close()
+    await cancelled_within_a_second(asked, since)
+    assert await app.account.settled() == bound(prompt)
+
+
+async def test_a_browser_that_goes_before_its_body_is_whole(
+    app: App, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    prompt = provider.plays()
+    browser = await connect(app)
+    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt)[:-5])
+    await asyncio.sleep(0.1)
+    browser.close()
+    assert (await app.ask(provider.plays(tokens("x", usage=(1, 1))))).status_code == 200
+    assert provider.asked(prompt) == []
+    assert await app.account.settled() == cost(1, 1)

@@ -1,0 +1,88 @@
+"""The catalogue against the interface: names, fields and their kinds, written down here once more."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway import events
+from gateway.events import SAMPLES, encode
+
+FINDING = {"cve", "component", "severity", "fixedIn", "tier", "deadlineAt"}
+CATALOGUE = {
+    "deploy.succeeded": {"deployId", "url", "durationMs", "kind", "plan"},
+    "deploy.failed": {"deployId", "kind", "phase", "reason"},
+    "app.crashed": {"reason", "exitCode", "at"},
+    "app.unhealthy": {"url", "failures", "reason"},
+    "app.recovered": {"url", "downSince", "downMs"},
+    "domain.expiring": {"domain", "expiresAt", "daysLeft"},
+    "security.finding": {"tier", "findings"},
+}
+TIME = "2026-07-02T10:00:00.000Z"
+
+
+def data(event: events.Event) -> dict[str, Any]:
+    return json.loads(encode(event, "app_1", "shop"))
+
+
+def test_the_catalogue_is_whole() -> None:
+    assert SAMPLES.keys() == CATALOGUE.keys()
+    assert {kind.type for kind in events.Event.__subclasses__()} == CATALOGUE.keys()
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_data_of_a_sample(name: str) -> None:
+    sample = data(SAMPLES[name])
+    assert sample.keys() == {"appId", "appName", "sample", *CATALOGUE[name]}
+    assert (sample["appId"], sample["appName"], sample["sample"]) == ("app_1", "shop", True)
+    for finding in sample.get("findings", []):
+        assert finding.keys() == FINDING
+    for field in ("at", "downSince", "expiresAt"):
+        assert sample.get(field, TIME)[-5:] == TIME[-5:]
+
+
+def test_what_happened_is_no_sample() -> None:
+    crash = data(events.AppCrashed(reason="oom", exitCode=None, at=TIME))
+    assert crash == {"appId": "app_1", "appName": "shop", "reason": "oom", "exitCode": None, "at": TIME}
+
+
+def test_a_plan_is_optional() -> None:
+    deploy = events.DeploySucceeded(deployId="d", url="https://shop.apps.example", durationMs=1, kind="live")
+    assert "plan" not in data(deploy)
+
+
+def test_findings() -> None:
+    finding = events.Finding(cve="CVE-1", component="x@1", severity="high", fixedIn=None, tier="red", deadlineAt=None)
+    sent = data(events.SecurityFinding(findings=[finding]))
+    assert sent["tier"] == "red"
+    assert sent["findings"][0]["fixedIn"] is None
+    assert sent["findings"][0]["deadlineAt"] is None
+    assert sent["findings"][0]["tier"] == "red"
+
+
+def test_names_outside_ascii() -> None:
+    sent = json.loads(encode(events.AppUnhealthy(url="https://x/", failures=3, reason="né \u2028"), "a", "b"))
+    assert sent["reason"] == "né \u2028"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (events.AppCrashed, {"reason": "oom", "exitCode": 1, "at": TIME, "other": 1}),
+        (events.AppCrashed, {"reason": "oom", "at": TIME}),
+        (events.AppCrashed, {"reason": "bored", "exitCode": 1, "at": TIME}),
+        (events.AppCrashed, {"reason": "oom", "exitCode": "1", "at": TIME}),
+        (events.AppCrashed, {"reason": "oom", "exitCode": 1, "at": "2026-07-02 10:00"}),
+        (events.AppCrashed, {"reason": "oom", "exitCode": 1, "at": 1782979200000}),
+        (events.DeployFailed, {"deployId": "d", "kind": "live", "phase": "swap", "reason": "x"}),
+        (events.DeploySucceeded, {"deployId": "d", "url": "http://x", "durationMs": 1, "kind": "live"}),
+        (events.DeploySucceeded, {"deployId": "d", "url": "https://x", "durationMs": 1.5, "kind": "live"}),
+        (events.DomainExpiring, {"domain": None, "expiresAt": TIME, "daysLeft": 1}),
+        (events.SecurityFinding, {"findings": [{"cve": "CVE-1"}]}),
+        (events.SecurityFinding, {"tier": "yellow", "findings": []}),
+    ],
+)
+def test_a_wrong_field_cannot_be_sent(kind: type[events.Event], fields: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, msgspec.ValidationError)):
+        encode(kind(**fields), "app_1", "shop")

@@ -1,0 +1,132 @@
+"""Requests that no honest client sends. Whatever they are answered, nobody else notices."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.expect import answered, counted, refused
+from tests.polling import wait_until
+from tests.tenants import App
+from tests.wire import Reply, request, send
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def bearer(app: App) -> str:
+    return f"Authorization: Bearer {app.token()}"
+
+
+def code(reply: Reply | None) -> tuple[int, str]:
+    assert reply
+    return reply.status, json.loads(reply.body)["error"]["code"]
+
+
+async def healthy(app: App) -> bool:
+    return (await app.ask("x", token=app.token("healthy"))).status_code == 200
+
+
+async def test_the_hand_written_client(app: App) -> None:
+    """Else the refusals below would prove nothing."""
+    reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app)))
+    assert reply
+    assert reply.status == 200
+    assert reply.headers["x-request-id"]
+
+
+async def test_several_tokens(app: App) -> None:
+    good, bad = bearer(app), "Authorization: Bearer x.y.z"
+    for headers in ((good, bad), (bad, good), (good, "Authorization: Bearer " + app.token("ben"))):
+        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', *headers))
+        assert code(reply) == (401, "TOKEN_INVALID")
+
+
+async def test_an_empty_token(app: App) -> None:
+    for header in ("Authorization:", "Authorization: Bearer ", "Authorization:   Bearer  "):
+        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', header))
+        assert code(reply) == (401, "TOKEN_MISSING")
+
+
+async def test_several_origins(app: App) -> None:
+    own, evil = f"Origin: {app.origin}", "Origin: https://evil.example"
+    for headers in ((own, evil), (evil, own), (f"Origin: {app.origin}, https://evil.example",)):
+        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *headers))
+        assert code(reply) == (403, "ORIGIN_NOT_ALLOWED")
+        assert reply
+        assert not [h for h in reply.headers if h.startswith("access-control-")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/capsule/../ai",
+        "/capsule/./ai",
+        "/capsule//ai",
+        "/capsule/%2e%2e/ai",
+        "/capsule/{app}%2f..%2f{app}/ai",
+        "/capsule/{app}%00/ai",
+        "/capsule/{app}%0d%0aX-Evil:%201/ai",
+        "/capsule/{app}./ai",
+        "/capsule/{app}%20/ai",
+        "/capsule/{APP}/ai",
+        "/capsule/{app}*/ai",
+        "/capsule/app:{app}/ai",
+        "/capsule/%7Bp00%7D/ai",
+        "/capsule/caf%C3%A9/ai",
+        "/capsule/%E2%98%83/ai",
+        "/capsule/%ff%fe/ai",
+        "/capsule/xn--caf-dma/ai",
+        "/capsule/a--b/ai",
+        "/capsule/-a/ai",
+        "/capsule/" + "a" * 64 + "/ai",
+        "/capsule/" + "a" * 8000 + "/ai",
+    ],
+)
+async def test_names_of_apps_that_are_none(app: App, path: str) -> None:
+    path = path.format(app=app.name, APP=app.name.upper())
+    reply = await send(app.gateway.port, request(path, b'{"prompt":"x"}', bearer(app)))
+    assert reply
+    assert reply.status in (404, 400, 414)
+    assert "x-evil" not in reply.headers
+    if reply.status == 404 and reply.headers.get("content-type", "").startswith("application/json"):
+        assert code(reply) == (404, "APP_NOT_FOUND")
+
+
+async def test_an_encoded_name_is_the_same_app_or_none(app: App) -> None:
+    path = "/capsule/" + "".join(f"%{ord(c):02x}" for c in app.name) + "/ai"
+    reply = await send(app.gateway.port, request(path, b'{"prompt":"x"}', bearer(app)))
+    assert reply
+    assert reply.status in (200, 404)
+    left = counted(await app.ask("x"))[1]
+    assert left == (18 if reply.status == 200 else 19)
+
+
+async def test_other_methods(app: App) -> None:
+    for method in ("GET", "PUT", "DELETE", "PATCH", "TRACE", "CORMORANT"):
+        response = await app.gateway.http.request(method, app.path, headers=app.headers())
+        assert response.status_code in (404, 405, 400, 501), method
+    answered(await app.ask("x"))
+
+
+async def test_unknown_paths_look_alike(app: App) -> None:
+    get = app.gateway.http.get
+    for path in ("/nowhere", "/.env", "/capsule", "/hooks/deploy/unknown-token", "//", "/%00"):
+        response = await get(path)
+        assert (response.status_code, response.text) == (404, "Not Found"), path
+        assert response.headers["Content-Type"].startswith("text/plain")
+        assert response.headers["X-Request-Id"]
+
+
+async def test_a_request_id_of_the_client_does_no_harm(app: App) -> None:
+    for evil in ("x" * 5000, "a b;c\"'<script>"):
+        response = await app.post({"prompt": ""}, headers=app.headers(**{"X-Request-Id": evil}))
+        error = refused(response, 400, "REQUEST_MALFORMED")
+        assert error["requestId"] != evil
+
+
+async def test_a_hundred_tokens_nobody_signed(app: App) -> None:
+    """Attackers share no fate with users: bad tokens neither slow nor count."""
+    bad = [app.ask("x", token=f"a.b.{n}") for n in range(100)]
+    assert {r.status_code for r in await asyncio.gather(*bad)} == {401}
+    assert await healthy(app)
+    await wait_until(lambda: healthy(app))

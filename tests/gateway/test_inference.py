@@ -1,0 +1,208 @@
+"""The native door: request, whole answer, stream, and what of it is charged."""
+
+import asyncio
+import json
+
+import httpx_sse
+import pytest
+
+from tests.expect import answered, counted, ended, text_of
+from tests.fakes import FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.money import PRICES, bound, cost
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_whole_answer(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("Bon", "jour", " ☀", usage=(7, 3)))
+    response = await app.ask(prompt)
+    assert answered(response) == {
+        "text": "Bonjour ☀",
+        "model": "gpt-oss-120b",
+        "finishReason": "stop",
+        "usage": {"inputTokens": 7, "outputTokens": 3},
+    }
+    assert response.headers["Content-Type"].startswith("application/json")
+    assert await app.account.settled() == cost(7, 3)
+
+
+async def test_a_stream(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("Bon", "jour", " ☀\n\n", usage=(7, 3)))
+    async with app.stream(prompt) as source:
+        assert source.response.status_code == 200
+        headers = source.response.headers
+        assert headers["Content-Type"].split(";")[0] == "text/event-stream"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Accel-Buffering"] == "no"
+        assert "Content-Encoding" not in headers
+        counted(source.response)
+        events = [e async for e in source.aiter_sse()]
+    assert [json.loads(e.data) for e in events[:-1]] == [{"token": t} for t in ("Bon", "jour", " ☀\n\n")]
+    assert ended(events) == {
+        "model": "gpt-oss-120b",
+        "finishReason": "stop",
+        "usage": {"inputTokens": 7, "outputTokens": 3},
+    }
+    assert await app.account.settled() == cost(7, 3)
+
+
+@pytest.mark.parametrize(
+    ("accept", "stream", "streams"),
+    [
+        ("text/event-stream", None, True),
+        ("application/json, text/event-stream;q=0.9", None, True),
+        ("application/json", None, False),
+        ("*/*", None, False),
+        ("text/event-stream", False, False),
+        ("application/json", True, True),
+    ],
+)
+async def test_the_accept_header_chooses_unless_the_body_does(
+    app: App, accept: str, stream: bool | None, streams: bool
+) -> None:
+    body = {"prompt": "Which form?"} | ({} if stream is None else {"stream": stream})
+    response = await app.post(body, headers=app.headers(Accept=accept))
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/event-stream") == streams
+
+
+async def test_a_token_leaves_when_it_arrives(app: App, provider: FakeProvider) -> None:
+    gates = [asyncio.Event() for _ in range(3)]
+    script = [ROLE]
+    for number, gate in enumerate(gates):
+        script += [chunk(f"t{number}"), gate]
+    prompt = provider.plays(script, chunk(finish="stop"), chunk(usage=(1, 3)), DONE)
+    async with app.stream(prompt) as source:
+        events = source.aiter_sse()
+        for number, gate in enumerate(gates):
+            event = await asyncio.wait_for(anext(events), 2)
+            assert json.loads(event.data) == {"token": f"t{number}"}
+            gate.set()
+        assert ended([e async for e in events])["usage"] == {"inputTokens": 1, "outputTokens": 3}
+
+
+async def test_the_request_to_the_provider(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"), prompt="Olé, what crosses the wire? 0x51")
+    token = app.token()
+    headers = app.headers(token, Cookie="session=browser", Origin=app.origin)
+    body = {"prompt": prompt, "model": "qwen3.6-35b-a3b", "maxTokens": 77}
+    assert (await app.post(body, headers=headers)).status_code == 200
+    (asked,) = provider.asked(prompt)
+    sent = asked.json
+    assert sent["model"] == "qwen3.6-35b-a3b"
+    assert sent["messages"] == [{"role": "user", "content": prompt}]
+    assert sent["stream"] is True
+    assert sent["stream_options"] == {"include_usage": True}
+    assert sent.get("max_tokens", sent.get("max_completion_tokens")) == 77
+    assert asked.header("authorization") == f"Bearer {provider.key}"
+    assert "application/json" in str(asked.header("content-type"))
+    everything = str(asked.headers) + asked.body.decode()
+    for private in (token, "session=browser", app.origin, app.name, "ana"):
+        assert private not in everything
+
+
+async def test_defaults_of_model_and_length(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    await app.ask(prompt)
+    sent = provider.asked(prompt)[0].json
+    assert sent["model"] == "gpt-oss-120b"
+    assert sent.get("max_tokens", sent.get("max_completion_tokens")) == 2000
+
+
+async def test_connections_to_the_provider_are_kept(app: App, provider: FakeProvider) -> None:
+    prompts = [provider.plays(tokens("x")) for _ in range(3)]
+    for prompt in prompts:
+        answered(await app.ask(prompt))
+    assert len({provider.asked(prompt)[0].connection for prompt in prompts}) == 1
+
+
+@pytest.mark.parametrize("model", PRICES)
+async def test_each_model_is_charged_at_its_price(app: App, provider: FakeProvider, model: str) -> None:
+    prompt = provider.plays(tokens("x", usage=(11, 13), model=model))
+    assert answered(await app.ask(prompt, model=model))["model"] == model
+    assert await app.account.settled() == cost(11, 13, model)
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "content_filter"])
+async def test_finish_reasons(app: App, provider: FakeProvider, finish: str) -> None:
+    prompt = provider.plays(tokens("x", finish=finish))
+    assert answered(await app.ask(prompt))["finishReason"] == finish
+    assert ended(await app.events(prompt))["finishReason"] == finish
+
+
+@pytest.mark.parametrize("usage", [None, (-1, 5), (5, -1), (1.5, 2), ("7", 3), (None, 3), (True, 1), (10**30, 1)])
+async def test_usage_that_is_none_or_nonsense(app: App, provider: FakeProvider, usage: tuple | None) -> None:
+    prompt = provider.plays(tokens("x", usage=usage))
+    body = answered(await app.ask(prompt, maxTokens=50))
+    if usage != (10**30, 1):
+        assert body["usage"] is None
+    assert await app.account.settled() == bound(prompt, 50)
+    assert ended(await app.events(prompt, maxTokens=50))["usage"] == body["usage"]
+    assert await app.account.settled() == 2 * bound(prompt, 50)
+
+
+async def test_usage_above_the_bound_is_charged_at_the_bound(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x", usage=(5, 100_000)))
+    answered(await app.ask(prompt, maxTokens=10))
+    assert await app.account.settled() == bound(prompt, 10)
+
+
+async def test_the_last_usage_counts(app: App, provider: FakeProvider) -> None:
+    script = [chunk(word, usage=(5, n)) for n, word in enumerate(("a", "b", "c"), 1)]
+    prompt = provider.plays(script, chunk(finish="stop", usage=(5, 4)), DONE)
+    assert answered(await app.ask(prompt))["usage"] == {"inputTokens": 5, "outputTokens": 4}
+    assert await app.account.settled() == cost(5, 4)
+
+
+async def test_nonsense_after_usage_leaves_the_usage(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(chunk("a", usage=(5, 1)), chunk(finish="stop", usage=(-5, 1)), DONE)
+    answered(await app.ask(prompt))
+    assert await app.account.settled() in (cost(5, 1), bound(prompt))
+
+
+async def test_the_model_that_answered_sets_the_price(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x", usage=(100, 20), model="qwen3.6-35b-a3b"))
+    assert answered(await app.ask(prompt))["model"] == "qwen3.6-35b-a3b"
+    assert await app.account.settled() == cost(100, 20, "qwen3.6-35b-a3b")
+
+
+async def test_a_model_outside_the_table_has_the_price_of_the_one_asked(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x", usage=(100, 20), model="something-new"))
+    answered(await app.ask(prompt))
+    assert await app.account.settled() == cost(100, 20)
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_reasoning_is_not_relayed(app: App, provider: FakeProvider, field: str) -> None:
+    thought = [chunk(**{field: "Hmm, cormorant"}), chunk(content=None, **{field: " indeed"})]
+    prompt = provider.plays(ROLE, thought, tokens("Yes"))
+    response = await app.ask(prompt)
+    assert answered(response)["text"] == "Yes"
+    events = await app.events(prompt)
+    assert text_of(events) == "Yes"
+    assert "cormorant" not in response.text + "".join(e.data for e in events)
+
+
+async def test_an_answer_without_any_token(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens(usage=(9, 0), finish="length"))
+    assert answered(await app.ask(prompt))["text"] == ""
+    assert [e.event for e in await app.events(prompt)] == ["done"]
+    assert await app.account.settled() == 2 * cost(9, 0)
+
+
+async def test_request_ids_differ(app: App) -> None:
+    ids = [(await app.ask("Who?")).headers["X-Request-Id"] for _ in range(3)]
+    assert len(set(ids)) == 3
+
+
+async def test_many_prompts_at_once_keep_apart(app: App, provider: FakeProvider) -> None:
+    words = [f"word-{n}" for n in range(15)]
+    prompts = [provider.plays(ROLE, 0.05, tokens(word)) for word in words]
+
+    async def say(prompt: str, user: str) -> list[httpx_sse.ServerSentEvent]:
+        return await app.events(prompt, token=app.token(user))
+
+    answers = await asyncio.gather(*(say(p, f"user-{n}") for n, p in enumerate(prompts)))
+    assert [text_of(events) for events in answers] == words

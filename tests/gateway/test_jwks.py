@@ -1,0 +1,182 @@
+"""The app's public keys: fetched once, in one flight, seldom again, and never from elsewhere."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.expect import refused
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.backend import jwk, private_key
+from tests.fakes.provider import tokens
+from tests.fakes.server import CLOSE, HANG, Head, Script, answer
+from tests.polling import wait_until
+from tests.runner import Gateway
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@contextlib.asynccontextmanager
+async def own(gw: Gateway) -> AsyncIterator[App]:
+    """An app with a backend of its own."""
+    async with FakeAppBackend() as backend:
+        yield await gw.app(backend)
+
+
+async def passes(app: App) -> bool:
+    return (await app.ask("x")).status_code == 200
+
+
+async def test_keys_are_fetched_once_in_one_flight(gw: Gateway) -> None:
+    async with own(gw) as app:
+        app.backend.gate.clear()
+        asks = [asyncio.create_task(app.ask("x", token=app.token(f"u{n}"))) for n in range(10)]
+        await wait_until(lambda: app.backend.fetches)
+        await asyncio.sleep(0.1)
+        app.backend.gate.set()
+        assert [r.status_code for r in await asyncio.gather(*asks)] == [200] * 10
+        assert await passes(app)
+        assert app.backend.fetches == 1
+
+
+async def test_unknown_keys_are_asked_for_once_in_ten_seconds(gw: Gateway) -> None:
+    async with own(gw) as app:
+        assert await passes(app)
+        mallory = FakeAppBackend()
+        for n in range(20):
+            token = mallory.token(headers={"kid": f"unknown-{n}"})
+            refused(await app.ask("x", token=token), 401, "TOKEN_INVALID")
+        together = [app.ask("x", token=mallory.token(headers={"kid": f"more-{n}"})) for n in range(20)]
+        assert {r.status_code for r in await asyncio.gather(*together)} == {401}
+        assert app.backend.fetches <= 2
+        assert await passes(app), "nobody else suffers"
+
+
+async def test_keys_outlive_their_backend(gw: Gateway) -> None:
+    async with own(gw) as app:
+        assert await passes(app)
+    assert (await app.ask("x", token=app.token("another"))).status_code == 200
+    assert (await app.ask("x", token=FakeAppBackend().token())).status_code in (401, 503)
+
+
+BROKEN: dict[str, Script] = {
+    "500": answer(500),
+    "404": answer(404),
+    "204": [Head(204, {})],
+    "closed": [CLOSE],
+    "cut": [Head(200, {"Content-Type": "application/json", "Content-Length": "100"}), b'{"keys"', CLOSE],
+    "not JSON": answer(200, b"<html>"),
+    "not a key set": answer(200, {"message": "hello"}),
+    "a list": answer(200, []),
+    "deep nesting": answer(200, b"[" * 100_000),
+    "megabytes": [Head(200, {"Content-Type": "application/json"}), *[b" " * 65536] * 256, b'{"keys":[]}'],
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_a_broken_backend_fails_closed(gw: Gateway, provider: FakeProvider, case: str) -> None:
+    async with own(gw) as app:
+        app.backend.jwks = BROKEN[case]
+        prompt = provider.plays(tokens("x"))
+        response = await app.ask(prompt)
+        refused(response, 503, "APP_BACKEND_UNREACHABLE")
+        assert int(response.headers["Retry-After"]) >= 1
+        assert provider.asked(prompt) == []
+        assert app.backend.exchanges[-1].written < 8 * 2**20
+
+
+async def test_backends_that_take_for_ever(gw: Gateway) -> None:
+    """One never answers; of the other every read is quick and the whole never ends."""
+
+    async def refuses(script: Script) -> None:
+        async with own(gw) as app:
+            app.backend.jwks = script
+            refused(await asyncio.wait_for(app.ask("x"), 12), 503, "APP_BACKEND_UNREACHABLE")
+
+    drip: Script = [Head(200, {"Content-Type": "application/json"}), *[b" ", 0.2] * 100]
+    await asyncio.gather(refuses([HANG]), refuses(drip), a_refresh_that_hangs(gw))
+
+
+async def a_refresh_that_hangs(gw: Gateway) -> None:
+    async with FakeAppBackend() as backend:
+        auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
+        app = await gw.app(backend, auth=auth)
+        backend.refresh = [HANG]
+        refused(await asyncio.wait_for(app.ask("x"), 12), 503, "APP_BACKEND_UNREACHABLE")
+
+
+async def test_a_redirect_is_not_followed(gw: Gateway) -> None:
+    async with own(gw) as app, FakeAppBackend() as elsewhere:
+        app.backend.jwks = answer(302, b"", {"Location": elsewhere.jwks_url})
+        refused(await app.ask("x", token=elsewhere.token()), 503, "APP_BACKEND_UNREACHABLE")
+        assert elsewhere.exchanges == []
+
+
+async def test_a_slow_backend_slows_only_its_app(gw: Gateway, app: App) -> None:
+    async with own(gw) as slow:
+        slow.backend.gate.clear()
+        waiting = asyncio.create_task(slow.ask("x"))
+        await wait_until(lambda: slow.backend.fetches)
+        assert (await asyncio.wait_for(app.ask("x"), 2)).status_code == 200
+        slow.backend.gate.set()
+        assert (await waiting).status_code == 200
+
+
+async def test_keys_nobody_can_use_do_no_harm(gw: Gateway) -> None:
+    async with own(gw) as app:
+        kid, key = app.backend.keys["ES256"]
+        odd = [
+            {"kty": "oct", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0", "kid": "s", "alg": "HS256"},
+            {"kty": "NEW", "kid": "n"},
+            {"kid": "x"},
+            {"kty": "EC", "crv": "P-256", "x": "!", "y": "!", "kid": "b"},
+            {"kty": "RSA", "n": "AQAB", "e": "AQAB", "kid": "weak"},
+        ]
+        app.backend.jwks = answer(200, {"keys": [*odd, jwk("ES256", key, kid)]})
+        assert await passes(app)
+        forged = app.backend.token(alg="HS256", key=b"secret" * 6, headers={"kid": "s"})
+        refused(await app.ask("x", token=forged), 401, "TOKEN_INVALID")
+
+
+async def test_no_keys_at_all(gw: Gateway) -> None:
+    async with own(gw) as app:
+        app.backend.jwks = answer(200, {"keys": []})
+        refused(await app.ask("x"), 401, "TOKEN_INVALID")
+
+
+async def test_a_key_without_alg_or_use(gw: Gateway) -> None:
+    async with own(gw) as app:
+        kid, key = app.backend.keys["ES256"]
+        bare = {k: v for k, v in jwk("ES256", key, kid).items() if k not in ("alg", "use")}
+        app.backend.jwks = answer(200, {"keys": [bare]})
+        assert await passes(app)
+        other = app.backend.token(alg="ES384", key=private_key("ES384"), headers={"kid": kid})
+        refused(await app.ask("x", token=other), 401, "TOKEN_INVALID")
+
+
+PRIVATE = [
+    {"kind": "jwks", "url": "http://127.0.0.1:{port}/jwks.json"},
+    {"kind": "jwks", "url": "https://127.0.0.1:{port}/jwks.json"},
+    {"kind": "jwks", "url": "https://localhost:{port}/jwks.json"},
+    {"kind": "jwks", "url": "https://[::1]:{port}/jwks.json"},
+    {"kind": "jwks", "url": "https://[::ffff:127.0.0.1]:{port}/jwks.json"},
+    {"kind": "jwks", "url": "https://2130706433:{port}/jwks.json"},
+    {"kind": "jwks", "url": "https://0:{port}/jwks.json"},
+    {"kind": "backend", "url": "https://127.0.0.1:{port}/me", "method": "POST", "userField": "id"},
+]
+
+
+async def test_private_addresses_are_not_reached(strict: Gateway) -> None:
+    """Refused when the app is stored, or at the latest when the keys are needed."""
+    async with FakeAppBackend() as backend:
+        account = await strict.account()
+        for number, auth in enumerate(PRIVATE):
+            auth = {**auth, "url": auth["url"].format(port=backend.port)}
+            put = await strict.platform("PUT", f"apps/private-{number}", {"account": account.id, "auth": auth})
+            if put.status_code == 400:
+                continue
+            app = App(account, f"private-{number}", backend)
+            refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
+        assert backend.connections == 0

@@ -1,0 +1,217 @@
+"""The OpenAI door, through the real SDK: `base_url` is the app's address, `api_key` the user's JWT."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.expect import counted, refused
+from tests.fakes import FakeProvider
+from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
+from tests.fakes.server import CLOSE, HANG
+from tests.money import bound, cost
+from tests.polling import wait_until
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MODEL = "gpt-oss-120b"
+
+
+def sdk(app: App, token: str | None = None, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=app.gateway.address + app.path, api_key=token or app.token(), **{"max_retries": 0, **options}
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client(app: App) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with sdk(app) as client:
+        yield client
+
+
+def user(text: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+async def test_a_whole_answer(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("Bon", "jour ☀", usage=(7, 3)))
+    raw = await client.chat.completions.with_raw_response.create(model=MODEL, messages=user(prompt))
+    assert raw.headers["X-Request-Id"]
+    assert int(raw.headers["RateLimit-Limit"]) == 20
+    completion = raw.parse()
+    assert completion.object == "chat.completion"
+    assert completion.id
+    assert completion.created
+    assert completion.model == MODEL
+    (choice,) = completion.choices
+    assert (choice.index, choice.finish_reason) == (0, "stop")
+    assert (choice.message.role, choice.message.content) == ("assistant", "Bonjour ☀")
+    assert completion.usage
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (7, 3)
+    assert completion.usage.total_tokens == 10
+    assert await app.account.settled() == cost(7, 3)
+
+
+@pytest.mark.parametrize("include_usage", [True, False, None])
+async def test_a_stream(
+    app: App, client: openai.AsyncOpenAI, provider: FakeProvider, include_usage: bool | None
+) -> None:
+    prompt = provider.plays(tokens("Bon", "jour ☀", usage=(7, 3)))
+    options = {} if include_usage is None else {"stream_options": {"include_usage": include_usage}}
+    stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), stream=True, **options)
+    chunks = [c async for c in stream]
+    assert all(c.object == "chat.completion.chunk" and c.id and c.created for c in chunks)
+    assert {c.model for c in chunks} == {MODEL}
+    choices = [c.choices[0] for c in chunks if c.choices]
+    assert "".join(c.delta.content or "" for c in choices) == "Bonjour ☀"
+    assert [c.finish_reason for c in choices if c.finish_reason] == ["stop"]
+    usages = [c.usage for c in chunks if c.usage]
+    assert [(u.prompt_tokens, u.completion_tokens) for u in usages] == ([(7, 3)] if include_usage else [])
+    if include_usage:
+        assert chunks[-1].choices == []
+    assert await app.account.settled() == cost(7, 3)
+
+
+async def test_the_stream_ends_with_its_mark(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    body = {"model": MODEL, "messages": user(prompt), "stream": True}
+    response = await app.post(body, path="/chat/completions")
+    assert response.headers["Content-Type"].startswith("text/event-stream")
+    assert response.headers["Cache-Control"] == "no-store"
+    assert response.headers["X-Accel-Buffering"] == "no"
+    assert response.text.endswith("data: [DONE]\n\n")
+    counted(response)
+
+
+async def test_the_accept_header_does_not_make_a_stream(app: App, provider: FakeProvider) -> None:
+    """In this format only the `stream` field does."""
+    body = {"model": MODEL, "messages": user(provider.plays(tokens("x")))}
+    response = await app.post(body, path="/chat/completions")
+    assert response.json()["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_reasoning_is_relayed(client: openai.AsyncOpenAI, provider: FakeProvider, field: str) -> None:
+    prompt = provider.plays(ROLE, chunk(**{field: "Hmm"}), chunk(**{field: ", well"}), tokens("Yes"))
+    stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), stream=True)
+    deltas = [c.choices[0].delta async for c in stream if c.choices]
+    assert "".join(getattr(d, "reasoning_content", None) or "" for d in deltas) == "Hmm, well"
+    assert "".join(d.content or "" for d in deltas) == "Yes"
+
+
+async def test_models(app: App, client: openai.AsyncOpenAI) -> None:
+    listed = [m async for m in client.models.list()]
+    assert {m.id for m in listed} == {"gpt-oss-120b", "qwen3.6-35b-a3b", "llama-3.3-70b-instruct"}
+    assert all(m.object == "model" for m in listed)
+    for _ in range(25):
+        response = await app.gateway.http.get(app.path + "/models", headers=app.headers())
+        assert response.status_code == 200
+        assert response.headers["X-Request-Id"]
+    _, remaining, _ = counted(await app.ask("How many are left?"))
+    assert remaining == 19, "listing models counts against no limit"
+
+
+async def test_models_need_the_users_token(app: App) -> None:
+    get = app.gateway.http.get
+    refused(await get(app.path + "/models"), 401, "TOKEN_MISSING")
+    refused(await get(app.path + "/models", headers=app.headers("x.y.z")), 401, "TOKEN_INVALID")
+    refused(await get("/capsule/nobody-here/ai/models", headers=app.headers()), 404, "APP_NOT_FOUND")
+    evil = app.headers(Origin="https://evil.example")
+    refused(await get(app.path + "/models", headers=evil), 403, "ORIGIN_NOT_ALLOWED")
+
+
+async def test_the_sdks_errors(app: App, provider: FakeProvider) -> None:
+    async def error(client: openai.AsyncOpenAI, prompt: str = "Hello", **fields: Any) -> openai.APIStatusError:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(**{"model": MODEL, "messages": user(prompt), **fields})
+        return caught.value
+
+    async with sdk(app, "not.a.token") as client:
+        failure = await error(client)
+        assert isinstance(failure, openai.AuthenticationError)
+        assert failure.code == "TOKEN_INVALID"
+    async with sdk(app) as client:
+        failure = await error(client, model="gpt-5")
+        assert isinstance(failure, openai.BadRequestError)
+        assert failure.code == "MODEL_NOT_ALLOWED"
+        assert failure.request_id
+        failure = await error(client, modalities=["audio"])
+        assert isinstance(failure, openai.UnprocessableEntityError)
+        failure = await error(client, provider.plays(answer(500)))
+        assert isinstance(failure, openai.InternalServerError)
+        assert failure.code == "PROVIDER_ERROR"
+        while not isinstance(failure, openai.RateLimitError):
+            failure = await error(client, model="gpt-5")
+        assert failure.code == "USER_RATE_LIMITED"
+        assert 1 <= int(failure.response.headers["Retry-After"]) <= 60
+
+
+async def test_the_cap_is_not_retried(app: App, provider: FakeProvider) -> None:
+    """One request of nearly the free plan's 0.05 EUR; the SDK, free to retry, asks just once more."""
+    broke = await app.gateway.app(app.backend, "free")
+    sent: list[Any] = []
+
+    async def note(request: Any) -> None:
+        sent.append(request)
+
+    model = "llama-3.3-70b-instruct"
+    text = "x" * 50_000
+    prompt = provider.plays(tokens("x", usage=None), prompt=text)
+    counting = openai.DefaultAsyncHttpxClient(event_hooks={"request": [note]})
+    async with sdk(broke, max_retries=2, http_client=counting) as client:
+        await client.chat.completions.create(model=model, messages=user(prompt))
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(model=model, messages=user(prompt))
+    assert (caught.value.status_code, caught.value.code) == (402, "SPEND_CAP_REACHED")
+    assert len(sent) == 2
+
+
+async def heard(stream: Any, into: list[str]) -> list[str]:
+    async for part in stream:
+        into += [c.delta.content for c in part.choices if c.delta.content]
+    return into
+
+
+async def test_a_provider_that_dies_never_says_done(app: App, provider: FakeProvider) -> None:
+    nested = event({"error": {"message": "kaputt"}})
+    for end in ([CLOSE], [nested, DONE]):
+        prompt = provider.plays(ROLE, chunk("Gu"), *end)
+        async with sdk(app) as client:
+            stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), stream=True)
+            got = []
+            with pytest.raises(openai.APIError) as caught:
+                await heard(stream, got)
+        assert got == ["Gu"]
+        assert caught.value.code == "PROVIDER_ERROR"
+        body = {"model": MODEL, "messages": user(prompt), "stream": True}
+        text = (await app.post(body, path="/chat/completions")).text
+        assert "[DONE]" not in text
+        assert 'data: {"error":' in text
+    assert await app.account.settled() == 4 * bound(prompt)
+
+
+async def test_an_aborted_stream_is_cancelled(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), HANG)
+    async with sdk(app) as client:
+        stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), stream=True)
+        async for part in stream:
+            if part.choices and part.choices[0].delta.content:
+                break
+        await stream.close()
+        (asked,) = await wait_until(lambda: provider.asked(prompt))
+        await asyncio.wait_for(asked.cancelled.wait(), 1)
+    assert await app.account.settled() == bound(prompt)
+
+
+async def test_both_doors_share_one_admission(app: App) -> None:
+    for n in range(20):
+        if n % 2:
+            await app.post({"model": "none", "messages": user("x")}, path="/chat/completions")
+        else:
+            await app.ask("x", model="none")
+    refused(await app.post({"model": MODEL}, path="/chat/completions"), 429, "USER_RATE_LIMITED")
+    refused(await app.ask("x"), 429, "USER_RATE_LIMITED")

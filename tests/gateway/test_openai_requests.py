@@ -1,0 +1,136 @@
+"""What the OpenAI door passes on, lowers, prices, ignores and refuses."""
+
+from typing import Any
+
+import pytest
+
+from tests.expect import refused
+from tests.fakes import FakeProvider
+from tests.fakes.provider import tokens
+from tests.money import bound
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MODEL = "gpt-oss-120b"
+
+
+def user(text: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+async def test_what_is_passed_on_and_what_is_not(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    passed = {
+        "temperature": 0.3,
+        "top_p": 0.9,
+        "stop": ["\n\n", "END"],
+        "seed": 7,
+        "frequency_penalty": 0.1,
+        "presence_penalty": -0.1,
+        "reasoning_effort": "low",
+        "response_format": {"type": "json_object"},
+    }
+    ignored = {
+        "user": "cormorant-1",
+        "metadata": {"a": "cormorant-2"},
+        "store": True,
+        "service_tier": "cormorant-3",
+        "logit_bias": {"50256": -100},
+        "whatever": ["cormorant-4"],
+        "n": 1,
+    }
+    body = {"model": MODEL, "messages": user(prompt), **passed, **ignored}
+    assert (await app.post(body, path="/chat/completions")).status_code == 200
+    sent = provider.asked(prompt)[0].json
+    assert {k: sent.get(k) for k in passed} == passed
+    assert not {"user", "metadata", "store", "service_tier", "logit_bias", "whatever"} & sent.keys()
+    assert sent["stream"] is True
+    assert sent["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize(("asked", "sent"), [(50, 50), (2000, 2000), (2001, 2000), (10**6, 2000), (None, 2000)])
+async def test_lengths_above_the_limit_are_lowered(
+    app: App, provider: FakeProvider, field: str, asked: int | None, sent: int
+) -> None:
+    prompt = provider.plays(tokens("x", usage=None))
+    body = {"model": MODEL, "messages": user(prompt)} | ({} if asked is None else {field: asked})
+    assert (await app.post(body, path="/chat/completions")).status_code == 200
+    upstream = provider.asked(prompt)[0].json
+    assert {upstream[f] for f in ("max_tokens", "max_completion_tokens") if f in upstream} == {sent}
+    assert await app.account.settled() == bound(prompt, sent)
+
+
+async def test_all_messages_are_priced_and_sent(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x", usage=None), prompt="What then? ☀ b77e")
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo ü"}]},
+        {"role": "assistant", "content": "Oui?"},
+        *user(prompt),
+    ]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 10}
+    assert (await app.post(body, path="/chat/completions")).status_code == 200
+    sent = provider.asked(prompt)[0].json["messages"]
+    assert [m["role"] for m in sent] == ["system", "user", "assistant", "user"]
+    texts = [m["content"] for m in sent]
+    assert (texts[0], texts[2], texts[3]) == ("Be brief.", "Oui?", prompt)
+    if texts[1] != messages[1]["content"]:
+        assert texts[1].replace("\n", "") == "Hello ü"
+    else:
+        texts[1] = "Hello ü"
+    assert await app.account.settled() == bound("".join(texts), 10, messages=4)
+
+
+TEXT_PART = {"type": "text", "text": "What is this?"}
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "REQUEST_MALFORMED"),
+    "functions": ({"functions": [{"name": "f"}]}, 400, "REQUEST_MALFORMED"),
+    "two choices": ({"n": 2}, 400, "REQUEST_MALFORMED"),
+    "logprobs": ({"logprobs": True}, 400, "REQUEST_MALFORMED"),
+    "no messages": ({"messages": []}, 400, "REQUEST_MALFORMED"),
+    "messages of another type": ({"messages": "hello"}, 400, "REQUEST_MALFORMED"),
+    "a message that is text": ({"messages": ["hello"]}, 400, "REQUEST_MALFORMED"),
+    "a message without a role": ({"messages": [{"content": "hello"}]}, 400, "REQUEST_MALFORMED"),
+    "a number for content": ({"messages": user(5)}, 400, "REQUEST_MALFORMED"),
+    "a lone surrogate": ({"messages": user("\ud800")}, 400, "REQUEST_MALFORMED"),
+    "no length": ({"max_tokens": 0}, 400, "REQUEST_MALFORMED"),
+    "negative length": ({"max_completion_tokens": -1}, 400, "REQUEST_MALFORMED"),
+    "stream of another type": ({"stream": "yes"}, 400, "REQUEST_MALFORMED"),
+    "unknown model": ({"model": "gpt-5"}, 400, "MODEL_NOT_ALLOWED"),
+    "image": (
+        {"messages": user([TEXT_PART, {"type": "image_url", "image_url": {"url": "data:image/png;base64,A"}}])},
+        422,
+        "MULTIMODAL_UNSUPPORTED",
+    ),
+    "audio": (
+        {"messages": user([{"type": "input_audio", "input_audio": {"data": "A", "format": "wav"}}])},
+        422,
+        "MULTIMODAL_UNSUPPORTED",
+    ),
+    "file": (
+        {"messages": user([{"type": "file", "file": {"file_id": "f"}}, TEXT_PART])},
+        422,
+        "MULTIMODAL_UNSUPPORTED",
+    ),
+    "spoken answers": ({"modalities": ["text", "audio"]}, 422, "MULTIMODAL_UNSUPPORTED"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_refused(app: App, case: str) -> None:
+    fields, status, code = REFUSED[case]
+    body = {"model": MODEL, "messages": user("Hello"), **fields}
+    refused(await app.post(body, path="/chat/completions"), status, code)
+    assert (await app.account.spend())["reserved"] == 0
+
+
+async def test_a_large_request_is_refused(app: App) -> None:
+    body = {"model": MODEL, "messages": user("x" * 102_400)}
+    refused(await app.post(body, path="/chat/completions"), 413, "REQUEST_TOO_LARGE")
+
+
+async def test_text_modality_is_no_other(app: App) -> None:
+    body = {"model": MODEL, "messages": user("Hello"), "modalities": ["text"]}
+    assert (await app.post(body, path="/chat/completions")).status_code == 200

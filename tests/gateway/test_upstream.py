@@ -1,0 +1,140 @@
+"""The connection to the provider: what HTTP/1.1 allows a server to do, and what it does not."""
+
+import asyncio
+import json
+import time
+
+import pytest
+
+from tests.expect import answered, ended, refused, text_of
+from tests.fakes import FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, joined, tokens
+from tests.fakes.server import CLOSE, HANG, Head, Raw, Script
+from tests.money import cost
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+EVENTS = {"Content-Type": "text/event-stream"}
+BODY = joined(tokens("fine", usage=(2, 1)))
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunks(data: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    return b"%x%b\r\n%b\r\n0\r\n%b\r\n" % (len(data), extension, data, trailer)
+
+
+ALLOWED: dict[str, Script] = {
+    "closing after the answer": [Head(200, {**EVENTS, "Connection": "close"}), BODY, Raw(b"0\r\n\r\n"), CLOSE],
+    "closing without a word": [Head(), BODY, Raw(b"0\r\n\r\n"), CLOSE],
+    "HTTP/1.0": [Raw(b"HTTP/1.0 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + BODY), CLOSE],
+    "no length, no chunks": [Raw(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + BODY), CLOSE],
+    "continue first": [Raw(b"HTTP/1.1 100 Continue\r\n\r\n"), Raw(CHUNKED + chunks(BODY))],
+    "hints first": [Raw(b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"), Raw(CHUNKED + chunks(BODY))],
+    "chunk extensions": [Raw(CHUNKED + chunks(BODY, b";name=value"))],
+    "trailers": [Raw(CHUNKED + chunks(BODY, trailer=b"X-Checksum: 1\r\n"))],
+    "capital letters": [Raw(CHUNKED.upper().replace(b"HTTP/1.1 200 OK", b"HTTP/1.1 200 Fine") + chunks(BODY))],
+    "no reason": [Raw(CHUNKED.replace(b" OK", b" ") + chunks(BODY))],
+    "head in two pieces": [Raw(CHUNKED[:30]), 0.05, Raw(CHUNKED[30:] + chunks(BODY))],
+    "head byte by byte": [Raw(bytes([b])) for b in CHUNKED + chunks(BODY)],
+    "many headers": [Head(200, {**EVENTS, **{f"X-{n}": "y" * 50 for n in range(100)}}), BODY],
+    "many tiny chunks": [bytes([b]) for b in BODY],
+}
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+async def test_allowed(app: App, provider: FakeProvider, case: str) -> None:
+    prompt = provider.plays(ALLOWED[case])
+    for _ in range(2):
+        assert answered(await app.ask(prompt))["text"] == "fine"
+        events = await app.events(prompt)
+        assert (text_of(events), ended(events)["usage"]) == ("fine", {"inputTokens": 2, "outputTokens": 1})
+    assert await app.account.settled() == 4 * cost(2, 1)
+
+
+FORBIDDEN: dict[str, Script] = {
+    "compressed": [Head(200, {**EVENTS, "Content-Encoding": "gzip"}), b"\x1f\x8b\x08\0\0\0\0\0", BODY],
+    "a bad chunk": [Raw(CHUNKED + b"zz\r\nhello\r\n"), CLOSE],
+    "a negative chunk": [Raw(CHUNKED + b"-5\r\nhello\r\n"), CLOSE],
+    "an endless chunk length": [Raw(CHUNKED + b"f" * 100_000 + b"\r\n"), CLOSE],
+    "a huge header": [Head(200, {**EVENTS, "X-Huge": "y" * 2_000_000}), BODY],
+    "a bad status": [Raw(CHUNKED.replace(b"200", b"2x0") + chunks(BODY)), CLOSE],
+    "another protocol": [Raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n" + BODY), CLOSE],
+    "a short body": [Head(200, {**EVENTS, "Content-Length": "100000"}), ROLE, CLOSE],
+}
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+async def test_forbidden(app: App, provider: FakeProvider, case: str) -> None:
+    prompt = provider.plays(FORBIDDEN[case])
+    for stream in (True, False):
+        refused(await app.ask(prompt, stream=stream), 502, "PROVIDER_ERROR")
+    assert await app.account.settled() == 0
+    assert answered(await app.ask(provider.plays(tokens("fine"))))["text"] == "fine"
+
+
+STOLEN = CHUNKED + chunks(joined(tokens("stolen")))
+END = b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE)
+LATE: dict[str, Script] = {
+    "with the end": [Raw(END + STOLEN)],
+    "begun with the end": [Raw(END + STOLEN[:5]), 0.1, Raw(STOLEN[5:])],
+    "its head with the end": [Raw(END + STOLEN[:100]), 0.1, Raw(STOLEN[100:])],
+    "garbage with the end": [Raw(END + b"garbage")],
+    "after the end": [Raw(END), 0.02, Raw(STOLEN)],
+    "begun after the end": [Raw(END), 0.02, Raw(STOLEN[:100]), 0.1, Raw(STOLEN[100:])],
+}
+
+
+@pytest.mark.parametrize("late", LATE)
+async def test_what_follows_an_answer_is_no_answer(app: App, provider: FakeProvider, late: str) -> None:
+    """A second answer nobody asked for must not become that of the next user."""
+    first = provider.plays(tokens("mine")[:-1], LATE[late], HANG)
+    second = provider.plays(tokens("yours"))
+    response = await app.ask(first)
+    if "garbage" in late and response.status_code != 200:
+        refused(response, 502, "PROVIDER_ERROR")
+    else:
+        assert answered(response)["text"] == "mine"
+    await asyncio.sleep(0.05)
+    for _ in range(3):
+        response = await asyncio.wait_for(app.ask(second), 5)
+        assert answered(response)["text"] == "yours"
+
+
+async def test_an_end_that_is_not_followed_by_the_end(app: App, provider: FakeProvider) -> None:
+    """After `[DONE]` the answer is whole, whatever the connection does then."""
+    for tail in ([HANG], [0.3, CLOSE], [CLOSE]):
+        prompt = provider.plays(tokens("fine", usage=(2, 1)), *tail)
+        began = time.monotonic()
+        events = await app.events(prompt)
+        assert (text_of(events), events[-1].event) == ("fine", "done")
+        assert time.monotonic() - began < 1.5
+    assert await app.account.settled() == 3 * cost(2, 1)
+    assert answered(await app.ask(provider.plays(tokens("next"))))["text"] == "next"
+
+
+async def test_connections_that_died_while_idle(app: App, provider: FakeProvider) -> None:
+    """The provider closes kept connections when it likes; the next request takes another."""
+    dying = provider.plays(tokens("x"), Raw(b"0\r\n\r\n"), 0.05, CLOSE)
+    await asyncio.gather(*(app.ask(dying, token=app.token(f"u{n}")) for n in range(8)))
+    await asyncio.sleep(0.3)
+    prompt = provider.plays(tokens("alive"))
+    for _ in range(5):
+        assert answered(await app.ask(prompt))["text"] == "alive"
+    assert len(provider.asked(prompt)) == 5
+
+
+async def test_no_more_than_one_event_is_held(app: App, provider: FakeProvider) -> None:
+    """Events below the limit in an endless stream: the browser gets each, and the memory of none is kept."""
+    words = [str(n) * 50_000 for n in range(10)]
+    events = await app.events(provider.plays(tokens(*words)))
+    assert [json.loads(e.data)["token"] for e in events[:-1]] == words
+
+
+async def test_chunks_of_one_request_do_not_meet_anothers(app: App, provider: FakeProvider) -> None:
+    """A cancelled answer's remainder stays on its own connection."""
+    for _ in range(5):
+        slow = provider.plays(ROLE, chunk("old"), 0.02, chunk("old"), chunk(finish="stop"), DONE)
+        async with app.stream(slow) as source:
+            await anext(source.aiter_sse())
+        assert text_of(await app.events(provider.plays(tokens("new")))) == "new"

@@ -1,0 +1,54 @@
+"""`serve --workers 2`: one port, several processes, one behaviour; on Redis instead of Valkey, for once."""
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.expect import answered, counted
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.polling import wait_until
+from tests.runner import Gateway
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    server = RedisServer("redis").start()
+    gw = Gateway(server.url, provider, tmp_path)
+    gw.workers = 2
+    try:
+        await gw.start()
+        app = await gw.app(backend)
+        # A connection each, so that both processes get some.
+        without_reuse = app.headers(Connection="close")
+        answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=without_reuse) for _ in range(20)))
+        assert len([answered(a) for a in answers]) == 20
+        assert sorted(counted(a)[1] for a in answers) == list(range(20))
+
+        async def metrics() -> float:
+            response = await gw.http.get("/metrics", headers={"Connection": "close"})
+            lines = re.findall(r'^(\w+_total\{.*code="OK".*\}|\w*requests_total\{.*\}) (\S+)$', response.text, re.M)
+            return max(float(value) for _, value in lines)
+
+        # Whoever answers, all of it is counted.
+        for _ in range(6):
+            assert await metrics() >= 20
+        for enabled, status in ((False, 503), (True, 200)):
+            await gw.switch(enabled=enabled)
+
+            async def everywhere(status: int = status) -> bool:
+                headers = app.headers(app.token("b"), Connection="close")
+                answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=headers) for _ in "1234"))
+                return {r.status_code for r in answers} == {status}
+
+            await wait_until(everywhere, 1.5, 0.3)
+        assert await gw.stop() in (0, -signal.SIGTERM)
+        gw.assert_log_is_clean()
+    finally:
+        await gw.stop()
+        await gw.http.aclose()
+        server.stop()

@@ -1,0 +1,117 @@
+"""The scripts on a clock that a test sets, under the key names of the interface.
+
+Production offers no such clock: the text is changed here, before a server ever sees it, so that the one reading of
+the time is a reading of a test's key.
+"""
+
+import re
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from gateway.store import Script
+
+CLOCK = "test:clock"
+READING = "redis.call('TIME')"
+SECOND = 1_000_000  # the clock counts microseconds
+MINUTE = 60 * SECOND
+DAY = 86_400 * SECOND
+TAG = "{p07}"
+
+
+def on_test_clock(name: str) -> str:
+    """The script's text with its one look at the time turned towards the test's key."""
+    text = Script(name).source
+    assert text.count(READING) == 1, f"{name}.lua must read the time once"
+    changed = text.replace(READING, f"redis.call('LRANGE', '{CLOCK}', 0, 1)")
+    assert not re.search(r"\bTIME\b", re.sub(r"--.*", "", changed))
+    return changed
+
+
+def at(text: str) -> int:
+    """The clock at an ISO time, UTC."""
+    moment = datetime.fromisoformat(text).replace(tzinfo=UTC)
+    return int(moment.timestamp()) * SECOND + moment.microsecond
+
+
+def day_of(clock: int) -> str:
+    return datetime.fromtimestamp(clock // SECOND, UTC).date().isoformat()
+
+
+class Reply(NamedTuple):
+    verdict: str
+    day: str
+    app_count: int
+    app_frees: int  # microseconds until a slot is free
+    user_count: int
+    user_frees: int
+    now: int  # milliseconds
+
+
+class Scripts:
+    """What a gateway and the monitors call, in one partition."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._admit = client.register_script(on_test_clock("admit"))
+        self._overdue = client.register_script(on_test_clock("overdue"))
+        self._settle = client.register_script(Script("settle").source)
+
+    def set_clock(self, clock: int) -> None:
+        pipeline = self.client.pipeline()
+        pipeline.delete(CLOCK).rpush(CLOCK, clock // SECOND, clock % SECOND).execute()
+
+    def admit(
+        self,
+        bound: int = 0,
+        *,
+        app: str = "app",
+        user: str = "ana",
+        account: str = "acc",
+        limits: tuple[int, int] = (30, 20),
+        cap: int = 10**9,
+        reservation: str = "r",
+        lease: int = 360_000,
+        latest: int = 0,
+    ) -> Reply:
+        keys = [
+            f"{TAG}:window:app:{app}",
+            f"{TAG}:window:user:{app}:{user}",
+            f"{TAG}:spend:{account}",
+            f"{TAG}:reservations",
+            f"{TAG}:leases",
+        ]
+        verdict, day, *numbers = self._admit(keys, [*limits, bound, cap, reservation, account, lease, latest])
+        return Reply(verdict.decode(), day.decode(), *map(int, numbers))
+
+    def settle(self, reservation: str, cost: int) -> int:
+        keys = [f"{TAG}:reservations", f"{TAG}:leases", f"{TAG}:spend"]
+        return self._settle(keys, [reservation, cost])
+
+    def overdue(self, at_most: int = 500) -> list[str]:
+        return [each.decode() for each in self._overdue([f"{TAG}:leases"], [at_most])]
+
+    # -- what is written -------------------------------------------------------------------------------------
+
+    def spend(self, day: str, account: str = "acc") -> tuple[int, int]:
+        """Settled and reserved, nano-euro."""
+        settled, reserved = self.client.hmget(f"{TAG}:spend:{account}:{day}", "settled", "reserved")
+        return int(settled or 0), int(reserved or 0)
+
+    def spends(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """By account and day, what is zero left out."""
+        names = [key.decode() for key in self.client.keys(f"{TAG}:spend:*")]
+        found = {tuple(n.split(":")[2:4]): self.spend(n.split(":")[3], n.split(":")[2]) for n in names}
+        return {k: v for k, v in found.items() if v != (0, 0)}
+
+    def reservations(self) -> dict[str, tuple[str, str, int]]:
+        records = self.client.hgetall(f"{TAG}:reservations")
+        parts = {key.decode(): value.decode().split(" ") for key, value in records.items()}
+        return {key: (account, day, int(bound)) for key, (account, day, bound) in parts.items()}
+
+    def leases(self) -> dict[str, int]:
+        return {key.decode(): int(end) for key, end in self.client.zrange(f"{TAG}:leases", 0, -1, withscores=True)}
+
+    def expiries(self) -> dict[str, int]:
+        """Every key but the clock, with the seconds it still lives; -1 for ever."""
+        names = [key.decode() for key in self.client.keys("*") if key.decode() != CLOCK]
+        return {name: self.client.ttl(name) for name in names}

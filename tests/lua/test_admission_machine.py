@@ -1,0 +1,188 @@
+"""Any interleaving of admissions, settlements, clock steps and changes of limits, against the model."""
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+
+from tests.lua.model import Model
+from tests.lua.scripts import DAY, MINUTE, SECOND, TAG, Reply, Scripts, at, day_of
+
+ACCOUNT_OF = {"shop": "acc_1", "blog": "acc_1", "forum": "acc_2"}
+BEGINNINGS = ("1970-01-02T00:00:00", "2024-02-28T23:59:59.999", "2025-12-31T23:59:30", "2026-11-21T12:00:00.000001")
+STEPS = (0, 1, 999, 1000, SECOND, MINUTE - SECOND, MINUTE - 1, MINUTE, MINUTE + 1, 360 * SECOND, DAY, 3 * DAY)
+LARGE = 10**15  # nano-euro: the largest cap that the settings take
+LEASE = 360_000  # milliseconds
+
+steps = st.sampled_from(STEPS) | st.integers(0, 2 * MINUTE)
+caps = st.sampled_from([0, 1, 100, 1000, LARGE]) | st.integers(0, 500)
+bounds = st.sampled_from([0, 0, 1, 99, 100, 101, LARGE // 3, LARGE]) | st.integers(1, 300)
+costs = st.sampled_from(["nothing", "one", "below", "bound", "above", "whole"])
+
+
+class Admissions(RuleBasedStateMachine):
+    client: Any
+    reservations = Bundle("reservations")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.flushall()
+        self.scripts = Scripts(self.client)
+        self.ids = map("r{}".format, itertools.count())
+        self.limits = (3, 2)
+        self.caps = {"acc_1": 1000, "acc_2": 100}
+        self.highest: dict[tuple[str, str], int] = {}  # cap under which the day's money was reserved
+
+    @initialize(beginning=st.sampled_from(BEGINNINGS))
+    def begin(self, beginning: str) -> None:
+        self.model = Model(at(beginning))
+        self.set_clock(self.model.clock)
+
+    def set_clock(self, clock: int) -> None:
+        self.model.clock = clock
+        self.scripts.set_clock(clock)
+
+    @rule(step=steps)
+    def forward(self, step: int) -> None:
+        self.set_clock(self.model.clock + step)
+
+    @rule(step=steps)
+    def backward(self, step: int) -> None:
+        self.set_clock(max(self.model.clock - step, DAY))
+
+    @rule(before=st.sampled_from([0, 1, 1000]))
+    def to_midnight(self, before: int) -> None:
+        self.set_clock((self.model.clock // DAY + 1) * DAY - before)
+
+    @rule(app=st.integers(1, 4), user=st.integers(1, 4))
+    def change_limits(self, app: int, user: int) -> None:
+        self.limits = (app, user)
+
+    @rule(account=st.sampled_from(["acc_1", "acc_2"]), cap=caps)
+    def change_cap(self, account: str, cap: int) -> None:
+        self.caps[account] = cap
+
+    @rule(
+        target=reservations,
+        app=st.sampled_from([*ACCOUNT_OF]),
+        user=st.sampled_from(["ana", "ben"]),
+        bound=bounds,
+        waits=st.booleans(),
+        in_time=st.sampled_from([None, None, None, 0, 2000, -1]),
+    )
+    def admit(self, app: str, user: str, bound: int, waits: bool, in_time: int | None) -> Any:
+        latest = 0 if in_time is None else self.model.clock // 1000 + in_time
+        reply, reservation = self.ask(app, user, bound, latest)
+        if waits and reply.verdict in ("app", "user") and self.is_told(app, user):
+            self.wait_as_told(app, user, reply)
+        return reservation if reply.verdict == "ok" and bound else multiple()
+
+    def ask(self, app: str, user: str, bound: int, latest: int = 0) -> tuple[Reply, str]:
+        model, account, reservation = self.model, ACCOUNT_OF[app], next(self.ids)
+        by_user = f"{app}:{user}"
+        expected = model.verdict(app, by_user, account, bound, self.limits, self.caps[account], latest)
+        reply = self.scripts.admit(
+            bound,
+            app=app,
+            user=user,
+            account=account,
+            limits=self.limits,
+            cap=self.caps[account],
+            reservation=reservation,
+            lease=LEASE,
+            latest=latest,
+        )
+        assert (reply.day, reply.now) == (day_of(model.clock), model.clock // 1000)
+        if self.is_told(app, user):
+            assert reply.verdict == expected
+        elif reply.verdict != expected:
+            # After a step back the order of the stamps is lost: more may be refused, never less.
+            assert reply.verdict in ("app", "user")
+        if reply.verdict == "ok":
+            model.admit(app, by_user, account, bound, reservation, LEASE)
+            day = (account, reply.day)
+            self.highest[day] = max(self.caps[account], self.highest.get(day, 0))
+        if self.is_told(app, user):
+            for window, limit, count, frees in (
+                (model.window(app), self.limits[0], reply.app_count, reply.app_frees),
+                (model.window(by_user), self.limits[1], reply.user_count, reply.user_frees),
+            ):
+                assert count == len(window.recent(model.clock))
+                assert frees == window.frees(model.clock, limit)
+        return reply, reservation
+
+    def is_told(self, app: str, user: str) -> bool:
+        return all(self.model.window(name).told(self.model.clock) for name in (app, f"{app}:{user}"))
+
+    def wait_as_told(self, app: str, user: str, reply: Reply) -> None:
+        """One microsecond less than told is refused as before; then this limit no longer refuses."""
+        frees = reply.app_frees if reply.verdict == "app" else reply.user_frees
+        self.set_clock(self.model.clock + frees - 1)
+        assert self.ask(app, user, 0)[0].verdict == reply.verdict
+        self.set_clock(self.model.clock + 1)
+        assert self.ask(app, user, 0)[0].verdict != reply.verdict
+
+    @rule(reservation=reservations, cost=costs)
+    def settle(self, reservation: str, cost: str) -> None:
+        bound = self.model.open[reservation].bound if reservation in self.model.open else 50
+        named = {"nothing": 0, "one": 1, "below": bound - 1, "bound": bound, "above": bound * 2 + 1, "whole": -1}
+        amount = named[cost]
+        assert self.scripts.settle(reservation, amount) == self.model.settle(reservation, amount)
+
+    @rule(reservation=consumes(reservations))
+    def release(self, reservation: str) -> None:
+        assert self.scripts.settle(reservation, 0) == self.model.settle(reservation, 0)
+
+    @rule(cost=st.integers(-1, 100))
+    def settle_unknown(self, cost: int) -> None:
+        assert self.scripts.settle("never-made", cost) == -1
+
+    @rule()
+    def settle_overdue(self) -> None:
+        overdue = self.scripts.overdue()
+        assert set(overdue) == self.model.overdue()
+        ends = [self.model.open[reservation].lease_end for reservation in overdue]
+        assert ends == sorted(ends)
+        for reservation in overdue:
+            assert self.scripts.settle(reservation, -1) == self.model.settle(reservation, -1)
+
+    @invariant()
+    def money_is_as_in_the_model(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        spends = self.scripts.spends()
+        assert spends == self.model.spends()
+        for day, (settled, reserved) in spends.items():
+            assert settled >= 0
+            assert reserved >= 0
+            assert settled + reserved <= self.highest[day]
+        made = self.scripts.reservations()
+        assert made == {key: (r.account, r.day, r.bound) for key, r in self.model.open.items()}
+        assert self.scripts.leases() == {key: r.lease_end for key, r in self.model.open.items()}
+
+    @invariant()
+    def keys_end_and_lie_in_one_slot(self) -> None:
+        for key, expiry in self.scripts.expiries().items():
+            assert key.startswith(f"{TAG}:")
+            assert key.count("{") == key.count("}") == 1
+            if key in (f"{TAG}:reservations", f"{TAG}:leases"):
+                assert expiry == -1
+            else:
+                assert 0 < expiry <= (60 if ":window:" in key else 35 * 86_400)
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            for reservation in [*self.model.open]:
+                assert self.scripts.settle(reservation, -1) == self.model.settle(reservation, -1)
+            self.money_is_as_in_the_model()
+            assert not self.scripts.reservations()
+
+
+def test_any_interleaving(client: Any, request: pytest.FixtureRequest) -> None:
+    fake = "fakeredis" in request.node.name
+    machine = type("Admissions", (Admissions,), {"client": client})
+    run(machine, settings=settings(max_examples=15 if fake else 40, stateful_step_count=40))
