@@ -18,7 +18,7 @@ from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import account, log, platform
+from . import account, log, platform, public
 from .errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from .inference import NOT_FOUND, NOT_FOUND_HEADERS
 from .process import Gateway, Injected
@@ -106,7 +106,7 @@ class Front:
         self.gateway = gateway
         self._inference: ASGIApp = gateway.inference
         self._litestar = Litestar(
-            [health, ready, metrics, *platform.ROUTES, *account.ROUTES],
+            [health, ready, metrics, *public.ROUTES, *platform.ROUTES, *account.ROUTES],
             dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},
             exception_handlers={Exception: _render},
             lifespan=[gateway.running],

@@ -185,7 +185,7 @@ class Inference:
         call.door = "native" if rest == "ai" else "openai"
         asked: Ask | ServiceError
         try:
-            body = await _read_body(call.receive, content_type, length, encoding)
+            body = await _read_body(call, content_type, length, encoding)
             asked = (native_ask if rest == "ai" else openai_ask)(body, _wants_stream(scope))
         except ServiceError as fault:
             asked = fault
@@ -435,7 +435,7 @@ async def _disconnected(receive: Any, stream: Stream) -> None:
     stream.abandon(Gone())
 
 
-async def _read_body(receive: Any, content_type: bytes | None, length: bytes | None, encoding: bytes | None) -> bytes:
+async def _read_body(call: Call, content_type: bytes | None, length: bytes | None, encoding: bytes | None) -> bytes:
     """At most BODY_LIMIT bytes. Raises the body's fault, or Gone."""
     if content_type is not None:
         kind = content_type.partition(b";")[0].strip().lower()
@@ -447,20 +447,27 @@ async def _read_body(receive: Any, content_type: bytes | None, length: bytes | N
         raise RequestMalformed("Send the body as it is, without a Content-Encoding.")
     if length is not None and (not length.isdigit() or int(length) > BODY_LIMIT):
         raise RequestTooLarge
-    body = bytearray()
+    if call.connection is not None and not call.connection.uploading:
+        return await _whole_body(call)  # all of it is here: nothing to wait for
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise Gone
-                body += message["body"]
-                if len(body) > BODY_LIMIT:
-                    raise RequestTooLarge
-                if not message.get("more_body"):
-                    return bytes(body)
+            return await _whole_body(call)
     except TimeoutError:
         raise RequestMalformed(f"The body did not arrive within {BODY_SECONDS:.0f} seconds.") from None
+
+
+async def _whole_body(call: Call) -> bytes:
+    body = b""
+    while True:
+        message = await call.receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part: bytes = message["body"]
+        body = body + part if body else part
+        if len(body) > BODY_LIMIT:
+            raise RequestTooLarge
+        if not message.get("more_body"):
+            return body
 
 
 def _where(error: BaseException) -> str:
