@@ -109,9 +109,9 @@ async def test_other_methods(app: App) -> None:
 
 
 async def test_unknown_paths_look_alike(app: App) -> None:
-    get = app.gateway.http.get
-    for path in ("/nowhere", "/.env", "/capsule", "/hooks/deploy/unknown-token", "//", "/%00"):
-        response = await get(path)
+    calls = [("GET", path) for path in ("/nowhere", "/.env", "/capsule", "//", "/%00")]
+    for method, path in (*calls, ("POST", "/hooks/deploy/unknown-token")):
+        response = await app.gateway.http.request(method, path)
         assert (response.status_code, response.text) == (404, "Not Found"), path
         assert response.headers["Content-Type"].startswith("text/plain")
         assert response.headers["X-Request-Id"]
