@@ -48,7 +48,7 @@ def _record(pid: int, raw: Path, native: bool, lines: bool) -> None:
     if not spy.exists():
         raise SystemExit(f"prof: {spy} is missing; install py-spy beside this Python")
     command = [spy, "record", "-p", str(pid), "-d", str(SAMPLED), "-r", "400", "-f", "raw", "-o", raw]
-    command += ["--nonblocking"] + ["--native"] * native + ["-F"] * (not lines)
+    command += [*(["--native"] if native else ["--nonblocking"]), *([] if lines else ["-F"])]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
+import time
 from collections import OrderedDict
 
 import msgspec
@@ -27,6 +27,7 @@ from .errors import (
 from .metrics import Metrics
 from .registry import Account, App
 from .settings import Settings
+from .vault import request_id
 
 log = structlog.get_logger()
 
@@ -50,7 +51,7 @@ class Admitted(msgspec.Struct, frozen=True):
 class Unwritten(msgspec.Struct, frozen=True):
     reservation: Reservation
     cost: int
-    due: float = 0.0  # loop's clock, seconds; a lost admission is released when it can no longer arrive
+    due: float = 0.0  # monotonic seconds; a lost admission is released when it can no longer arrive
 
 
 class Admission:
@@ -61,13 +62,13 @@ class Admission:
         self._admit, self._settle = s.Script("admit"), s.Script("settle")
         self._unwritten: OrderedDict[str, Unwritten] = OrderedDict()
         self._waiting = asyncio.Event()
-        self._ahead: float | None = None  # Redis's clock less the loop's, ms; learnt from every answer
+        self._ahead: float | None = None  # Redis's clock less ours, ms; learnt from every answer
 
     async def admit(self, app: App, account: Account, user: str, bound: int, *, again: bool = True) -> Admitted:
         """`bound`: nano-euro; 0 reserves nothing. Raises the 429s, 402, or BackboneUnavailable."""
         tag = s.tag(account.id)
-        reservation = Reservation(os.urandom(12).hex(), account.id, bound)
-        sent = asyncio.get_running_loop().time()
+        reservation = Reservation(request_id(), account.id, bound)
+        sent = time.monotonic()
         latest = 0 if self._ahead is None else int((sent + IN_TIME) * 1000 + self._ahead)
         try:
             reply = await self._store.run(
@@ -97,7 +98,7 @@ class Admission:
                 log.error("admission.failed", error=type(error).__name__)
                 raise BackboneUnavailable from error
             raise
-        clock = float(reply[-1]) - asyncio.get_running_loop().time() * 1000
+        clock = float(reply[-1]) - time.monotonic() * 1000
         if reply[0] == "late":
             # Redis's clock was set, or an answer that took long misled us about it: it is known now.
             self._ahead = clock
@@ -180,7 +181,7 @@ class Admission:
     async def settle_unwritten(self, *, at_last: bool = False) -> bool:
         """One pass over what is due, oldest first, or `at_last` over everything; False if Redis failed some of it."""
         self._waiting.clear()
-        now, faults = asyncio.get_running_loop().time(), 0
+        now, faults = time.monotonic(), 0
         for key, unwritten in list(self._unwritten.items()):
             if now < unwritten.due and not at_last:
                 continue

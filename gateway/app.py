@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from typing import Any
@@ -24,6 +23,7 @@ from .inference import NOT_FOUND, NOT_FOUND_HEADERS
 from .process import Gateway, Injected
 from .settings import BadSettings, Settings, load
 from .store import backbone
+from .vault import request_id as new_request_id
 
 logger = structlog.get_logger()
 
@@ -119,7 +119,7 @@ class Front:
         if scope["type"] == "http":  # type: ignore[comparison-overlap]
             if scope["path"].startswith("/capsule/"):
                 return await self._inference(scope, receive, send)
-            request_id = os.urandom(10).hex()
+            request_id = new_request_id()
             scope["state"]["request_id"] = request_id
 
             async def marked(message: Message) -> None:

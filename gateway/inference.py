@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import calendar
 import contextlib
-import os
 import time
 from functools import partial
 from typing import Any
@@ -41,12 +40,14 @@ from .errors import (
     TokenInvalid,
     TokenMissing,
 )
+from .log import RequestLine, request_line
 from .metrics import Metrics
 from .prices import PRICED_ON, PRICES, cost, worst_case
 from .provider import Choice, Gone, Interrupted, Provider, Stream
 from .registry import SLUG, App, Registry
 from .server import BoundedProtocol
 from .settings import Settings
+from .vault import request_id
 
 log = structlog.get_logger()
 
@@ -89,17 +90,19 @@ class Call:
         "send",
         "status",
         "stream",
+        "wants_stream",
     )
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.receive, self.send = receive, send
         self.connection: BoundedProtocol | None = scope["state"].get("connection") if "state" in scope else None
-        self.request_id = os.urandom(10).hex()
+        self.request_id = request_id()
         self.began = time.perf_counter()
         self.first: float | None = None
         self.status, self.code = 0, ""
         self.app = self.model = self.door = ""
         self.nano_euro = 0
+        self.wants_stream = False
         self.stream: Stream | None = None
         self.origin: bytes | None = None
         self.authorization: bytes | None = None
@@ -186,10 +189,10 @@ class Inference:
         asked: Ask | ServiceError
         try:
             body = await _read_body(call, content_type, length, encoding)
-            asked = (native_ask if rest == "ai" else openai_ask)(body, _wants_stream(scope))
+            asked = (native_ask if rest == "ai" else openai_ask)(body, call.wants_stream)
         except ServiceError as fault:
             asked = fault
-        account = await self._registry.account(app.account)
+        account = await self._registry.account_of(app)
         if account is None:
             raise AppNotFound
         bound = worst_case(asked.model, asked.text_bytes, asked.max_tokens) if isinstance(asked, Ask) else 0
@@ -217,6 +220,8 @@ class Inference:
                 content_type = value if content_type is None else b"several"
             elif name == b"content-length":
                 length = value
+            elif name == b"accept":
+                call.wants_stream = call.wants_stream or b"text/event-stream" in value.lower()
             elif name == b"content-encoding":
                 encoding = value
         return content_type, length, encoding
@@ -325,7 +330,8 @@ class Inference:
             # Told only when it is written, so that who reads the end of an answer can read its cost.
             await self._admission.settle(reservation, owed)
         if failure is not None:
-            self._metrics.provider_errors.labels(failure.code).inc()
+            if failure.code.startswith("PROVIDER_"):
+                self._metrics.provider_errors.labels(failure.code).inc()
             if not call.status:
                 raise failure
             call.code = failure.code
@@ -378,19 +384,20 @@ class Inference:
             if usage is not None:
                 tokens_in.observe(usage.input)
                 tokens_out.observe(usage.output)
-        log.info(
-            "request",
-            request_id=call.request_id,
-            app=call.app,
-            door=call.door,
-            model=call.model,
-            status=call.status,
-            code=call.code,
-            input_tokens=usage.input if usage else None,
-            output_tokens=usage.output if usage else None,
-            nano_euro=call.nano_euro,
-            ttft_ms=None if call.first is None else round((call.first - call.began) * 1000, 1),
-            duration_ms=round((now - call.began) * 1000, 1),
+        request_line(
+            RequestLine(
+                request_id=call.request_id,
+                app=call.app,
+                door=call.door,
+                model=call.model,
+                status=call.status,
+                code=call.code,
+                input_tokens=usage.input if usage else None,
+                output_tokens=usage.output if usage else None,
+                nano_euro=call.nano_euro,
+                ttft_ms=None if call.first is None else round((call.first - call.began) * 1000, 1),
+                duration_ms=round((now - call.began) * 1000, 1),
+            )
         )
 
 
@@ -405,10 +412,6 @@ def _models() -> bytes:
 
 
 MODELS = _models()
-
-
-def _wants_stream(scope: Any) -> bool:
-    return any(n == b"accept" and b"text/event-stream" in v.lower() for n, v in scope["headers"])
 
 
 def _collect(choices: Any, text: list[str], reasoning: list[str]) -> None:

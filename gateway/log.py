@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import sys
 from collections.abc import MutableMapping
@@ -11,6 +12,38 @@ import msgspec
 import structlog
 
 from .settings import Settings
+
+
+class RequestLine(msgspec.Struct, kw_only=True):
+    """The one line of a request; durations in milliseconds."""
+
+    request_id: str
+    app: str
+    door: str
+    model: str
+    status: int
+    code: str
+    input_tokens: int | None
+    output_tokens: int | None
+    nano_euro: int
+    ttft_ms: float | None
+    duration_ms: float
+    event: str = "request"
+    level: str = "info"
+    timestamp: datetime.datetime = msgspec.field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+
+
+def request_line(line: RequestLine) -> None:
+    """Past structlog's processors in production: they cost as much as relaying a token or two."""
+    if _fast_lines is not None:
+        _fast_lines.msg(msgspec.json.encode(line))
+    else:
+        fields = msgspec.structs.asdict(line)
+        del fields["level"], fields["timestamp"]
+        structlog.get_logger().info(**fields)
+
+
+_fast_lines: structlog.BytesLogger | None = None
 
 
 def _json(_: Any, __: str, event: MutableMapping[str, Any]) -> bytes:
@@ -30,6 +63,8 @@ def configure(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     text = settings.log_format == "text"
+    global _fast_lines
+    _fast_lines = structlog.BytesLogger(sys.stdout.buffer) if not text and level <= logging.INFO else None
     structlog.configure(
         processors=[*before, structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()) if text else _with_trace],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -103,6 +104,8 @@ class Gateway:
             if self.registry.live:
                 break
             await asyncio.sleep(0.05)
+        # What is there now stays: the collector need not look at it again.
+        gc.freeze()
         terminate = self._drain_on_sigterm()
         try:
             yield

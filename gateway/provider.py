@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
 import ssl
 from collections import deque
@@ -181,7 +182,7 @@ class Stream:
             if self._due:
                 self._due = False
                 return []
-            self._waiter = asyncio.get_running_loop().create_future()
+            self._waiter = self.provider.loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -514,6 +515,10 @@ class Provider:
         return bool(self._key)
 
     # -- connections -----------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()
 
     async def connect(self) -> Connection:
         """A connection that nothing was sent on yet. Raises ProviderUnreachable."""

@@ -99,6 +99,12 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
         # What a verified token is remembered under: another app or another way to verify is another token.
         seed = self.id.encode() + b"\0" + msgspec.json.encode(self.auth)
         self.__dict__["auth_digest"] = hashlib.sha256(seed).digest()
+        self.__dict__["account_key"] = s.account_key(self.account)
+
+    @property
+    def account_key(self) -> str:
+        value: str = self.__dict__["account_key"]
+        return value
 
     @property
     def auth_digest(self) -> bytes:
@@ -136,6 +142,9 @@ class Registry:
 
     async def account(self, account_id: str) -> Account | None:
         return await self._read(s.account_key(account_id), Account)
+
+    async def account_of(self, app: App) -> Account | None:
+        return await self._read(app.account_key, Account)
 
     async def _read(self, key: str, kind: type[R]) -> R | None:
         if (copy := self._copies.get(key)) is not None and copy[1] > time.monotonic():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import random
 import secrets
 import time
 
@@ -13,6 +14,11 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 def new_id(kind: str) -> str:
     """Such as `acc_01kad0e5q3f8…`: sorts by time, then random."""
     return f"{kind}_{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+
+
+def request_id() -> str:
+    """80 bits that nobody has to guess or keep secret: no system call, unlike what the others take theirs from."""
+    return f"{random.getrandbits(80):020x}"
 
 
 def new_key(kind: str) -> str:

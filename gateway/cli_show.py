@@ -1,0 +1,169 @@
+"""How the command line tool prints: tables for people, JSON for programs, and one line for everything else.
+
+A pipe gets no colours and no folded lines. Ids and addresses are never folded or cut, so that they can be copied.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+NANO = 1_000_000_000
+FOLDED = 24  # cells that a column of prose gets at least
+SPACE = 2  # cells between columns
+
+STYLES = {
+    "live": "green",
+    "delivered": "green",
+    "operational": "green",
+    "failed": "red",
+    "misconfigured": "red",
+    "provider-unreachable": "red",
+    "dropped": "yellow",
+    "quota-exhausted": "yellow",
+    "building": "yellow",
+    "checking": "yellow",
+    "canary": "yellow",
+}
+
+Cell = str | Text
+Row = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Row], Cell]]
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def console() -> Console:
+    # rich's own NO_COLOR keeps bold and dim, which are escape sequences all the same.
+    plain = "auto" if not os.environ.get("NO_COLOR") else None
+    return Console(color_system=plain, highlight=False, markup=False, emoji=False)  # type: ignore[arg-type]
+
+
+def say(sentence: str) -> None:
+    """What a person should know beside the result, which stands alone on stdout."""
+    click.echo(sentence, err=True)
+
+
+def show_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+
+
+def show_table(rows: Sequence[Row], columns: Columns, *, prose: str = "", empty: str) -> None:
+    """`prose` names the one column whose cells may be folded in a terminal."""
+    if not rows:
+        click.echo(empty)
+        return
+    _print([[_text(cell(row)) for cell in columns.values()] for row in rows], list(columns), prose)
+
+
+def show_fields(fields: Mapping[str, Cell | None]) -> None:
+    _print([[Text(name, "dim"), _text(value)] for name, value in fields.items() if value not in (None, "")], [], "")
+
+
+def _print(rows: list[list[Text]], headings: list[str], prose: str) -> None:
+    screen = console()
+    table = Table(box=None, pad_edge=False, padding=(0, SPACE, 0, 0), show_header=bool(headings), header_style="dim")
+    needed = wanted = 0
+    for index in range(len(rows[0])):
+        heading = headings[index].upper() if headings else ""
+        longest = max(cell_len(heading), *(cell_len(row[index].plain) for row in rows))
+        folds = bool(headings) and headings[index] == prose
+        table.add_column(heading, no_wrap=not folds, overflow="fold", min_width=1 if folds else longest)
+        wanted += longest + SPACE
+        needed += (min(longest, FOLDED) if folds else longest) + SPACE
+    for row in rows:
+        table.add_row(*row)
+    # A terminal too narrow folds the lines itself, which leaves them whole for copying.
+    width = max(screen.width, needed) if screen.is_terminal else wanted
+    with screen.capture() as captured:
+        screen.print(table, width=width, crop=False, no_wrap=True, overflow="ignore")
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip(), color=screen.color_system is not None)
+
+
+# -- cells ---------------------------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    """Without what a terminal would obey."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text.replace("\n", " ").replace("\t", " "))
+
+
+def _text(value: Cell | None) -> Text:
+    return value if isinstance(value, Text) else Text(clean(value or ""))
+
+
+def word(value: Any) -> Text:
+    """A state in its colour."""
+    return Text(clean(str(value or "")), STYLES.get(str(value), ""))
+
+
+def plain(name: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(name) is None else str(row[name])
+
+
+def state(name: str) -> Callable[[Row], Text]:
+    return lambda row: word(row.get(name))
+
+
+def time(name: str, otherwise: str = "") -> Callable[[Row], str]:
+    return lambda row: otherwise if row.get(name) is None else ago(row[name])
+
+
+def took(name: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(name) is None else duration(row[name])
+
+
+def ago(iso: Any, now: datetime.datetime | None = None) -> str:
+    try:
+        then = datetime.datetime.fromisoformat(iso)
+        seconds = int(((now or datetime.datetime.now(datetime.UTC)) - then).total_seconds())
+    except (TypeError, ValueError):
+        return str(iso)
+    if seconds < 10:
+        return "just now"
+    if seconds < 60:
+        return f"{seconds} s ago"
+    if seconds < 3600:
+        return f"{seconds // 60} min ago"
+    if seconds < 86_400:
+        return f"{seconds // 3600} h ago"
+    if seconds < 7 * 86_400:
+        days = seconds // 86_400
+        return f"{days} day{'s' if days > 1 else ''} ago"
+    return f"{then.astimezone():%Y-%m-%d}"
+
+
+def duration(milliseconds: Any) -> str:
+    if not isinstance(milliseconds, int | float):
+        return str(milliseconds)
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+
+
+def size(count: int) -> str:
+    """Bytes."""
+    if count < 1000:
+        return f"{count} bytes"
+    return f"{count / 1000:.0f} kB" if count < 1_000_000 else f"{count / 1_000_000:.1f} MB"
+
+
+def euro(nano: Any) -> str:
+    if not isinstance(nano, int):
+        return str(nano)
+    whole = f"{nano / NANO:.9f}".rstrip("0")
+    digits = max(2, len(whole.partition(".")[2]))
+    return f"{nano / NANO:.{digits}f}"
