@@ -127,9 +127,6 @@ class Front:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 await send(message)
 
-            if "//" in scope["path"]:  # Litestar would fold it into a path it knows
-                await marked({"type": "http.response.start", "status": 404, "headers": NOT_FOUND_HEADERS})
-                return await marked({"type": "http.response.body", "body": NOT_FOUND, "more_body": False})
             return await self._litestar(scope, receive, marked)
         return await self._litestar(scope, receive, send)
 
