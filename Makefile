@@ -19,6 +19,7 @@ check: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
+	$(BIN)/python bench/deliveries.py
 
 # Whatever is left of an environment without its Python goes, stamps included: it would pass for a whole one.
 $(BIN)/python:

@@ -1,0 +1,136 @@
+"""What a webhook delivery costs the worker, and how long a healthy receiver waits beside one that hangs.
+
+The worker has core 1 for itself; Redis, the receivers and this script share core 0. Exits with 1 when an event was
+lost or sent twice, never because of a figure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import quantiles
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from rig import SCRATCH, _redis_command, free_port
+
+from gateway.store import Store
+from gateway.vault import Vault
+from gateway.webhooks import Webhooks
+
+ACCOUNTS = 64
+EVENTS = 200  # of each account
+HANGING = 1_000  # events queued for the receiver that hangs
+HEALTHY = 500  # events beside them, one every 20 ms
+KEY = "bench-encryption-key-of-no-value-0123456789"
+
+
+class Receiver:
+    """Answers at once, or never; notes when each delivery came."""
+
+    def __init__(self) -> None:
+        self.came: dict[str, list[float]] = {}
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if line)
+                fields = {name.lower(): value for name, value in fields.items()}
+                await reader.readexactly(int(fields[b"content-length"]))
+                if head.startswith(b"POST /hang"):
+                    await asyncio.sleep(60)
+                self.came.setdefault(fields[b"webhook-id"].decode(), []).append(time.monotonic())
+                writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure(redis_url: str, start_worker: list[str], environment: dict[str, str], core: int) -> bool:
+    receiver = Receiver()
+    server = await asyncio.start_server(receiver.answer, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    store = Store(redis_url)
+    webhooks = Webhooks(store, Vault(KEY), allow_private=True)
+    accounts = [f"acc_{n}" for n in range(ACCOUNTS)]
+    for account in accounts:
+        await webhooks.set(account, f"{address}/fine")
+    await webhooks.set("acc_hang", f"{address}/hang")
+    sent = [await webhooks.test(account, "deploy.succeeded", None) for _ in range(EVENTS) for account in accounts]
+
+    log = (SCRATCH / "worker.log").open("wb")
+    worker = subprocess.Popen(start_worker, env=environment, stdout=log, stderr=log)
+    os.sched_setaffinity(worker.pid, {core})
+    try:
+        while len(receiver.came) < len(sent) // 10:
+            await asyncio.sleep(0.01)
+        first, began = len(receiver.came), cpu_seconds(worker.pid)
+        while len(receiver.came) < len(sent):
+            await asyncio.sleep(0.01)
+        used = cpu_seconds(worker.pid) - began
+        print(
+            f"deliveries a CPU second, {ACCOUNTS} accounts: {(len(sent) - first) / used:,.0f} (aim 1,500)", flush=True
+        )
+
+        for _ in range(HANGING):
+            await webhooks.test("acc_hang", "app.crashed", None)
+        delays = []
+        for n in range(HEALTHY):
+            queued = time.monotonic()
+            event = await webhooks.test(accounts[n % ACCOUNTS], "app.crashed", None)
+            sent.append(event)
+            while event not in receiver.came:
+                await asyncio.sleep(0.001)
+            delays.append((receiver.came[event][0] - queued) * 1000)
+            await asyncio.sleep(0.02)
+        cuts = quantiles(delays, n=100)
+        print(
+            f"a healthy receiver beside {HANGING:,} events for one that hangs: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
+        )
+    finally:
+        worker.terminate()
+        await asyncio.to_thread(worker.wait, 30)
+        server.close()
+        await store.close()
+    times = Counter(len(receiver.came.get(event, [])) for event in sent)
+    print(f"events {len(sent):,}: lost {times[0]}, sent twice {sum(times.values()) - times[0] - times[1]}")
+    return times == {1: len(sent)}
+
+
+def main() -> int:
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise SystemExit("bench: two cores are needed, one for the worker alone")
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    os.sched_setaffinity(0, {cores[0]})
+    port = free_port()
+    environment = {
+        "PATH": os.environ["PATH"],
+        "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{port}/0",
+        "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
+        "GATEWAY_ENCRYPTION_KEY": KEY,
+    }
+    with ExitStack() as stack:
+        redis = subprocess.Popen([str(word) for word in _redis_command(port)], stdout=subprocess.DEVNULL)
+        stack.callback(redis.wait, 10)
+        stack.callback(redis.terminate)
+        time.sleep(0.5)
+        command = [sys.executable, "-m", "workers", "webhooks"]
+        return 0 if uvloop.run(measure(environment["GATEWAY_REDIS_URL"], command, environment, cores[1])) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
