@@ -97,9 +97,8 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
             delays.append((receiver.came[event][0] - queued) * 1000)
             await asyncio.sleep(0.02)
         cuts = quantiles(delays, n=100)
-        print(
-            f"a healthy receiver beside {HANGING:,} events for one that hangs: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms"
-        )
+        print(f"a healthy receiver beside {HANGING:,} events for one that hangs: ", end="")
+        print(f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms", flush=True)
     finally:
         worker.terminate()
         await asyncio.to_thread(worker.wait, 30)

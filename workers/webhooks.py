@@ -1,21 +1,24 @@
 """Sends events to their accounts' receivers.
 
-Each account has a lane: what was read for it waits there in order of arrival, a bounded number is under way at a
-time, and after a timeout only one, so that a receiver that hangs costs its own account's time and little else. A
-lane that is full gives up the newest: logged as dropped, never silently.
+Each account has a lane: what was read for it waits there in order of arrival. One delivery is under way at first, twice
+as many after each that did not time out, and one again after a timeout, so that a receiver that hangs costs its own
+account's time and little else. A lane that is full gives up the newest, and so does the longest lane that stands still
+when the worker's memory is full: logged as dropped, never silently. While every lane moves, a full memory only waits.
 
 One delivery, from top to bottom: still mine? → where to? → too old? → sign → POST within 5 s → log and acknowledge in
-one step. An answer is never asked for twice. The one case of a second attempt is a worker that died between the POST
-and the log: the event's id is the same, so that receivers can tell.
+one step. An answer is never asked for twice: its outcome is kept until Redis has taken it. The one case of a second
+attempt is a worker that died between the POST and the log: the event's id is the same, so that receivers can tell.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 import time
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any, Literal, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -33,12 +36,15 @@ logger = structlog.get_logger()
 
 BUDGET = 5.0  # seconds, from the look-up of the name to the response's headers
 ANSWER_BYTES = 65_536  # read of a response, within the budget
-LANE = 2_000  # events of one account in memory
+LANE = 10_000  # events of one account in memory
 LANE_UNDER_WAY = 8
 UNDER_WAY = 2_048  # deliveries of one worker
 HELD = 20_000  # events of one worker in memory
+STILL = 0.5  # seconds without a delivery that ended in time
 TOO_OLD = 86_400.0  # seconds
+FILES = 16_384  # sockets: those under way, and those kept for the next
 
+T = TypeVar("T")
 Outcome = Literal["delivered", "failed", "dropped"]
 
 
@@ -49,16 +55,25 @@ class Result(NamedTuple):
 
 
 class Lane:
-    __slots__ = ("entries", "hangs", "under_way")
+    __slots__ = ("allowed", "entries", "moved", "offered", "under_way")
 
     def __init__(self) -> None:
         self.entries: deque[Entry] = deque()
         self.under_way = 0
-        self.hangs = False
+        self.allowed = 1  # under way
+        self.moved = time.monotonic()  # when a delivery ended in time, or the first began to wait
+        self.offered = False
 
     @property
     def open(self) -> bool:
-        return bool(self.entries) and self.under_way < (1 if self.hangs else LANE_UNDER_WAY)
+        return bool(self.entries) and self.under_way < self.allowed
+
+    def learn(self, result: Result) -> None:
+        if result.reason == "timeout":
+            self.allowed = 1
+        else:
+            self.allowed = min(2 * self.allowed, LANE_UNDER_WAY)
+            self.moved = time.monotonic()
 
 
 class Sender:
@@ -70,6 +85,7 @@ class Sender:
         self._lanes: dict[str, Lane] = {}
         self._ready: deque[str] = deque()  # accounts whose lane may have something to send, each once
         self._running: set[asyncio.Task[None]] = set()
+        self._dropping: set[asyncio.Task[None]] = set()
         self._less = asyncio.Event()
         self._consumer = Consumer(self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._room)
 
@@ -79,10 +95,10 @@ class Sender:
         try:
             await self._consumer.run()
         finally:
-            self._lanes.clear()
+            for lane in self._lanes.values():
+                lane.entries.clear()
             self._ready.clear()
-            if self._running:
-                await asyncio.wait(self._running, timeout=BUDGET + 2 * s.ATTEMPT)
+            await self._finish_running()
             try:
                 async with asyncio.timeout(s.ATTEMPT):
                     await self._consumer.release()
@@ -92,12 +108,32 @@ class Sender:
             await self._http.close()
             await self._store.close()
 
+    async def _finish_running(self) -> None:
+        running = self._running | self._dropping
+        if running:
+            await asyncio.wait(running, timeout=BUDGET + 2 * s.ATTEMPT)
+        for task in running:  # Redis is away: what was sent and not written down is sent again, by another
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     # -- fairness --------------------------------------------------------------------------------------------
 
     async def _room(self) -> None:
-        while len(self._consumer.held) >= HELD:
+        while self._consumer.holding >= HELD:
+            self._give_up()
             self._less.clear()
-            await self._less.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STILL):
+                    await self._less.wait()
+
+    def _give_up(self) -> None:
+        """Of the longest lane that stands still, the newer half."""
+        before = time.monotonic() - STILL
+        still = [lane.entries for lane in self._lanes.values() if lane.moved < before]
+        if still and not self._dropping:
+            longest = max(still, key=len)
+            for _ in range(len(longest) // 2):
+                self._drop(longest.pop())
 
     def _accept(self, entry: Entry) -> None:
         account = entry.fields["account"]
@@ -105,14 +141,15 @@ class Sender:
         if lane is None:
             lane = self._lanes[account] = Lane()
         if len(lane.entries) >= LANE:
-            self._start(self._drop(entry))
+            self._drop(entry)
             return
         lane.entries.append(entry)
         self._offer(account, lane)
         self._pump()
 
     def _offer(self, account: str, lane: Lane) -> None:
-        if lane.open and account not in self._ready:
+        if lane.open and not lane.offered:
+            lane.offered = True
             self._ready.append(account)
 
     def _pump(self) -> None:
@@ -120,26 +157,34 @@ class Sender:
         while self._ready and len(self._running) < UNDER_WAY:
             account = self._ready.popleft()
             lane = self._lanes[account]
-            lane.under_way += 1
-            self._start(self._take_turn(account, lane, lane.entries.popleft()))
-            self._offer(account, lane)
+            lane.offered = False
+            if lane.open:
+                lane.under_way += 1
+                self._start(self._running, self._take_turn(account, lane, lane.entries.popleft()))
+                self._offer(account, lane)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _drop(self, entry: Entry) -> None:
+        self._start(self._dropping, self._log_dropped(entry))
+
+    def _start(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def _done(self, entry: Entry) -> None:
+        self._consumer.done(entry)
+        self._less.set()
 
     # -- one delivery ----------------------------------------------------------------------------------------
 
     async def _take_turn(self, account: str, lane: Lane, entry: Entry) -> None:
         try:
             await self._deliver(entry, lane)
-        except s.FAULTS as error:
-            # Its outcome is not known to Redis: it stays pending, and is claimed when it has been idle long enough.
-            logger.warning("delivery.postponed", delivery=entry.fields["id"], error=type(error).__name__)
+        except Exception as error:
+            # A fault of ours: it stays pending, is claimed when it has been idle long enough, and expires in the end.
+            logger.error("delivery.postponed", delivery=entry.fields["id"], exc_info=error)
         finally:
-            self._consumer.done(entry)
-            self._less.set()
+            self._done(entry)
             lane.under_way -= 1
             if lane.entries or lane.under_way:
                 self._offer(account, lane)
@@ -148,14 +193,7 @@ class Sender:
             self._pump()
 
     async def _deliver(self, entry: Entry, lane: Lane) -> None:
-        account = entry.fields["account"]
-        mine, record = await self._store.run(
-            self._begin,
-            [f"{entry.tag}:{STREAM}", s.webhook_key(account)],
-            GROUP,
-            self._consumer.name,
-            entry.id,
-        )
+        mine, record = await _patiently(lambda: self._ask(entry))
         if not mine:
             return
         began = time.time()
@@ -165,8 +203,15 @@ class Sender:
             result = Result("dropped", reason="no-receiver")
         else:
             result = await self._send(entry, msgspec.json.decode(record, type=Receiver), began)
-            lane.hangs = result.reason == "timeout"
+            lane.learn(result)
         await self._log(entry, result, began)
+
+    async def _ask(self, entry: Entry) -> tuple[int, str]:
+        """Whether it is this worker's to send, and the receiver's record."""
+        await self._consumer.sure()
+        keys = [f"{entry.tag}:{STREAM}", s.webhook_key(entry.fields["account"])]
+        mine, record = await self._store.run(self._begin, keys, GROUP, self._consumer.name, entry.id)
+        return mine, record
 
     async def _send(self, entry: Entry, receiver: Receiver, now: float) -> Result:
         fields = entry.fields
@@ -180,23 +225,23 @@ class Sender:
             status = await self._http.post(receiver.url, headers, body, budget=BUDGET, most=ANSWER_BYTES)
         except CallFailed as error:
             return Result("failed", reason=error.reason)
+        except Exception as error:  # an outcome all the same: without one it would be sent again
+            logger.error("delivery.crashed", delivery=fields["id"], exc_info=error)
+            return Result("failed", reason="internal")
         if 200 <= status < 300:
             return Result("delivered", status)
         return Result("failed", status, "status")
 
-    async def _drop(self, entry: Entry) -> None:
+    async def _log_dropped(self, entry: Entry) -> None:
         try:
             await self._log(entry, Result("dropped", reason="overflow"), time.time())
-        except s.FAULTS:
-            pass  # it stays pending, and is claimed later
         finally:
-            self._consumer.done(entry)
+            self._done(entry)
 
     async def _log(self, entry: Entry, result: Result, began: float) -> None:
         fields, tag = entry.fields, entry.tag
-        written = await self._store.run(
-            self._finish,
-            [f"{tag}:{STREAM}", s.deliveries_key(fields["account"]), f"{tag}:outcomes"],
+        keys = [f"{tag}:{STREAM}", s.deliveries_key(fields["account"]), f"{tag}:outcomes"]
+        outcome = (
             GROUP,
             entry.id,
             fields["id"],
@@ -210,6 +255,7 @@ class Sender:
             "" if result.status is None else result.status,
             result.reason,
         )
+        written = await _patiently(lambda: self._store.run(self._finish, keys, *outcome))
         if written:
             logger.info(
                 "delivery",
@@ -222,5 +268,22 @@ class Sender:
             )
 
 
+async def _patiently(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Until Redis has done it. Each script here may run twice without harm."""
+    pause = 0.1
+    while True:
+        try:
+            return await attempt()
+        except s.FAULTS as error:
+            if pause == 0.1:
+                logger.warning("delivery.waiting", error=repr(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
+
 async def run(settings: Settings) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft < wanted:  # a thousand is usual, and a delivery without a socket fails
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     await Sender(settings).run()
