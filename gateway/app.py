@@ -20,6 +20,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from . import account, log, platform, public
 from .errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from .inference import NOT_FOUND, NOT_FOUND_HEADERS
+from .mcp import mcp_app
 from .process import Gateway, Injected
 from .settings import BadSettings, Settings, load
 from .store import backbone
@@ -105,11 +106,12 @@ class Front:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self._inference: ASGIApp = gateway.inference
+        self._agents = mcp_app(gateway)
         self._litestar = Litestar(
             [health, ready, metrics, *public.ROUTES, *platform.ROUTES, *account.ROUTES],
             dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},
             exception_handlers={Exception: _render},
-            lifespan=[gateway.running],
+            lifespan=[gateway.running, self._agents.running],
             logging_config=None,
             openapi_config=None,
             request_max_body_size=BODY_LIMIT,
@@ -127,6 +129,8 @@ class Front:
                     message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
                 await send(message)
 
+            if scope["path"] == "/mcp":
+                return await self._agents(scope, receive, marked)
             return await self._litestar(scope, receive, marked)
         return await self._litestar(scope, receive, send)
 

@@ -1,35 +1,111 @@
-"""`capsule`: the command line tool, and the commands that run the service."""
+"""`capsule`: the command line tool, and the commands that run the service.
+
+Exit 0 is done, 1 refused by the service, 2 wrong usage, 130 interrupted. Every error is one line on stderr.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import io
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
-import httpx
-from rich.console import Console
-from rich.table import Table
 
-TIMEOUT = 15.0  # seconds
+from .cli_account import account, deliveries, hook, webhook
+from .cli_deploys import deploys
+from .cli_operators import accounts, apps, inference
+from .cli_service import LOCAL, Misused, Refused, Service, checked_key, checked_url, credentials, keep, kept, kept_file
+from .cli_show import clean
 
-
-class Refused(click.ClickException):
-    """The service said no: one line on stderr, exit 1."""
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"capsule: {self.message}", file=file or sys.stderr)
+INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Tool(click.Group):
+    """Prints every error in one line."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
+        try:
+            code = super().main(*args, **{"prog_name": "capsule", **options, "standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(2)
+        except click.UsageError as error:
+            hint = f" (see '{error.ctx.command_path} --help')" if error.ctx else ""
+            _fail(f"{error.format_message().rstrip('.')}{hint}", error.exit_code)
+        except click.ClickException as error:
+            _fail(error.format_message(), error.exit_code)
+        except click.Abort:
+            sys.exit(INTERRUPTED)
+        except OSError as error:
+            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"capsule: {clean(' '.join(message.split()))}", err=True)
+    sys.exit(code)
+
+
+@click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="capsule-gateway")
 def main() -> None:
     """Managed inference, event webhooks and deploy hooks.
 
-    Reads CAPSULE_URL (default http://localhost:8000) and CAPSULE_API_KEY: an account's API key, or the operator token
-    for the operators' commands.
+    Speaks to the service that 'capsule login' was told of, or to CAPSULE_URL with CAPSULE_API_KEY: an account's API
+    key or, for the operators' commands, the operator token.
     """
+
+
+for command in (account, accounts, apps, deliveries, deploys, hook, inference, webhook):
+    main.add_command(command)
+
+
+# -- logging in ----------------------------------------------------------------------------------------------
+
+
+@main.command()
+@click.option("--url", help="The service's address; asked for when left out.")
+def login(url: str | None) -> None:
+    """Keep an address and an API key for the commands that follow.
+
+    The key is asked for, or read from standard input: capsule login --url URL < key
+    """
+    asked = sys.stdin.isatty()
+    known = os.environ.get("CAPSULE_URL", "")
+    with contextlib.suppress(Misused):  # a broken file is about to be replaced
+        known = known or kept()[0]
+    if url is None:
+        url = click.prompt("Address of the service", default=known or LOCAL, err=True) if asked else known or LOCAL
+    url = checked_url(url)
+    key = click.prompt("API key", hide_input=True, err=True) if asked else sys.stdin.readline()
+    if not (key := checked_key(key.strip())):
+        raise Misused("no key came on standard input")
+    with Service(url, key) as service:
+        try:
+            account = service.fields("GET", "/account")
+        except Refused as refused:
+            if refused.status == 401:
+                raise Refused(f"{url} does not know this key (operators set their token as CAPSULE_API_KEY)") from None
+            raise
+    path = keep(url, key)
+    click.echo(clean(f"Logged in at {url} as {account.get('name')} ({account.get('id')}); kept in {path}."))
+    if os.environ.get("CAPSULE_API_KEY"):
+        click.echo("CAPSULE_API_KEY is set and still wins over it.", err=True)
+
+
+@main.command()
+def logout() -> None:
+    """Forget the address and the key that 'capsule login' kept."""
+    try:
+        kept_file().unlink()
+    except FileNotFoundError:
+        click.echo("You were not logged in.")
+    else:
+        click.echo("Logged out. The key itself stays valid.")
 
 
 # -- running the service -------------------------------------------------------------------------------------
@@ -47,7 +123,9 @@ def serve(host: str, port: int, workers: int) -> None:
     try:
         settings = load()
     except BadSettings as error:
-        raise Refused(f"the settings are wrong:\n{error}") from None
+        # The one message of several lines: each names a variable.
+        click.echo(f"capsule: the settings are wrong:\n{error}", err=True)
+        sys.exit(1)
     run(host, port, workers, settings.drain)
 
 
@@ -60,144 +138,19 @@ def worker(names: tuple[str, ...]) -> None:
     sys.exit(run(list(names)))
 
 
-# -- asking the service --------------------------------------------------------------------------------------
-
-
-def call(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """One request; the decoded answer, or Refused in one line."""
-    url = os.environ.get("CAPSULE_URL", "http://localhost:8000").rstrip("/")
-    key = os.environ.get("CAPSULE_API_KEY", "")
-    if not key:
-        raise click.UsageError("set CAPSULE_API_KEY to the account's API key, or to the operator token")
-    try:
-        answer = httpx.request(
-            method, url + path, json=body, headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Refused(f"{url} did not answer ({type(error).__name__}); is it running, and CAPSULE_URL right?") from None
-    if answer.is_success:
-        return answer.json() if answer.content else None
-    try:
-        said = answer.json()["error"]
-        raise Refused(f"{said['message']} ({said['code']}, request {said['requestId']})")
-    except (ValueError, KeyError, TypeError):
-        raise Refused(f"{url}{path} answered {answer.status_code}") from None
-
-
-def show(value: Any, as_json: bool) -> None:
-    """A table for people, JSON for programs."""
-    if as_json:
-        click.echo(json.dumps(value, ensure_ascii=False))
-        return
-    rows = value if isinstance(value, list) else [value]
-    if not rows:
-        click.echo("none")
-        return
-    console = Console()
-    if isinstance(value, dict):
-        table = Table(show_header=False, box=None, pad_edge=False)
-        for name, field in _flat(value):
-            table.add_row(f"[dim]{name}[/]", str(field))
-    else:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in rows[0]:
-            table.add_column(name)
-        for row in rows:
-            table.add_row(*("" if field is None else str(field) for field in row.values()))
-    console.print(table)
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat: list[tuple[str, Any]] = []
-    for name, field in value.items():
-        if isinstance(field, dict):
-            flat += _flat(field, f"{prefix}{name}.")
-        elif field is not None:
-            flat.append((prefix + name, field))
-    return flat
-
-
-as_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
-
-
 @main.command()
-@as_json
-def account(as_json: bool) -> None:
-    """The account, its limits and what it spent today (nano-euro)."""
-    show(call("GET", "/account"), as_json)
+def mcp() -> None:
+    """Run the agent tool 'service_hook' over stdio.
 
+    For an MCP client, which starts this command and speaks to it on standard input and output.
+    """
+    url, key = credentials()
+    from .mcp import serve_stdio
 
-@main.command()
-@click.argument("action", type=click.Choice(["status", "on", "off", "approve", "unapprove"]))
-@as_json
-def inference(action: str, as_json: bool) -> None:
-    """Operators: the inference switch and the processing approval."""
-    changes = {
-        "on": {"enabled": True},
-        "off": {"enabled": False},
-        "approve": {"approved": True},
-        "unapprove": {"approved": False},
-    }
-    if action == "status":
-        show(call("GET", "/platform/inference"), as_json)
-    else:
-        show(call("PUT", "/platform/inference", changes[action]), as_json)
-
-
-@main.group()
-def accounts() -> None:
-    """Operators: accounts."""
-
-
-@accounts.command("create")
-@click.argument("name")
-@click.option("--plan", default="free", show_default=True, type=click.Choice(["free", "starter", "maker", "max"]))
-@as_json
-def accounts_create(name: str, plan: str, as_json: bool) -> None:
-    """Create an account; its API key shows only here."""
-    show(call("POST", "/platform/accounts", {"name": name, "plan": plan}), as_json)
-
-
-@accounts.command("plan")
-@click.argument("account_id")
-@click.argument("plan", type=click.Choice(["free", "starter", "maker", "max"]))
-@as_json
-def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
-    """Change an account's plan."""
-    show(call("PATCH", f"/platform/accounts/{account_id}", {"plan": plan}), as_json)
-
-
-@main.group()
-def apps() -> None:
-    """Operators: apps."""
-
-
-@apps.command("put")
-@click.argument("app")
-@click.argument("record", type=click.File("r"))
-@as_json
-def apps_put(app: str, record: Any, as_json: bool) -> None:
-    """Create or replace an app from a JSON file (- for standard input)."""
-    try:
-        body = json.load(record)
-    except ValueError as error:
-        raise click.UsageError(f"{record.name} is not JSON: {error}") from None
-    show(call("PUT", f"/platform/apps/{app}", body), as_json)
-
-
-@apps.command("show")
-@click.argument("app")
-@as_json
-def apps_show(app: str, as_json: bool) -> None:
-    """An app's record."""
-    show(call("GET", f"/platform/apps/{app}"), as_json)
-
-
-@apps.command("delete")
-@click.argument("app")
-def apps_delete(app: str) -> None:
-    """Delete an app."""
-    call("DELETE", f"/platform/apps/{app}")
+    if sys.stdin.isatty():
+        click.echo("Waiting for an MCP client on standard input; Ctrl-C ends it.", err=True)
+    with Service(url, key) as service:
+        serve_stdio(service)
 
 
 if __name__ == "__main__":

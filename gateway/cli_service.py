@@ -25,14 +25,16 @@ UPLOAD_TIMEOUT = 120.0  # seconds from a source's last byte to the answer
 class Refused(click.ClickException):
     """The service said no, or nothing: one line on stderr, exit 1."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, *, status: int = 0, passing: bool = False) -> None:
         super().__init__(message)
-        self.status = status  # None: no answer of the service
+        self.status = status
+        self.passing = passing  # may be over in a moment
 
-    @property
-    def passing(self) -> bool:
-        """May be over in a moment."""
-        return self.status is None or self.status in (429, 502, 503, 504)
+
+class Misused(click.ClickException):
+    """The tool lacks something, or was given what cannot be: exit 2."""
+
+    exit_code = 2
 
 
 # -- which service, and as whom ------------------------------------------------------------------------------
@@ -51,7 +53,7 @@ def kept() -> tuple[str, str]:
     except FileNotFoundError:
         return "", ""
     except (OSError, ValueError, KeyError, TypeError):
-        raise click.UsageError(f"{kept_file()} cannot be read; run 'capsule login' again") from None
+        raise Misused(f"{kept_file()} cannot be read; run 'capsule login' again") from None
 
 
 def keep(url: str, key: str) -> Path:
@@ -74,30 +76,30 @@ def checked_url(url: str) -> str:
         parts = httpx.URL(url.strip())
     except httpx.InvalidURL:
         parts = httpx.URL()
-    if parts.scheme not in ("http", "https") or not parts.host:
-        raise click.UsageError(f"{url!r} is not an address; it must look like https://api.example.com")
+    if parts.scheme not in ("http", "https") or not parts.host or parts.userinfo or parts.query or parts.fragment:
+        raise Misused(f"{url!r} is not an address; it must look like https://api.example.com")
     return str(parts).rstrip("/")
 
 
 def checked_key(key: str) -> str:
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise click.UsageError("the key holds characters that no key has; copy it again")
+        raise Misused("the key holds characters that no key has; copy it again")
     return key
 
 
 def credentials() -> tuple[str, str]:
-    url, key = os.environ.get("CAPSULE_URL", ""), os.environ.get("CAPSULE_API_KEY", "")
+    url, key = os.environ.get("CAPSULE_URL", ""), os.environ.get("CAPSULE_API_KEY", "").strip()
     if not key:
         kept_url, key = kept()
         if key and url and checked_url(url) != kept_url:
-            raise click.UsageError(
-                f"you are logged in at {kept_url}, but CAPSULE_URL is {url}: set CAPSULE_API_KEY too, or unset CAPSULE_URL"
+            raise Misused(
+                f"CAPSULE_URL is {url}, but you are logged in at {kept_url}: unset it, or set CAPSULE_API_KEY too"
             )
         url = url or kept_url
     elif not url:
         url = kept()[0]
     if not key:
-        raise click.UsageError("no API key: run 'capsule login', or set CAPSULE_API_KEY")
+        raise Misused("no API key: run 'capsule login', or set CAPSULE_API_KEY")
     return checked_url(url or LOCAL), checked_key(key)
 
 
@@ -111,7 +113,10 @@ def path(*parts: str) -> str:
 class Service:
     def __init__(self, url: str, key: str) -> None:
         self.url = url
-        self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT)
+        try:
+            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT)
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise Misused(f"the proxy that the environment names cannot be used: {error}") from None
 
     def __enter__(self) -> Service:
         return self
@@ -119,12 +124,9 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def fields(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """One call that answers with an object. Raises Refused."""
-        answer = self._decoded(self._call(method, path, json=body))
-        if not isinstance(answer, dict):
-            raise self._strange()
-        return answer
+    def fields(self, method: str, path: str, body: Any = None, *, having: str = "id") -> dict[str, Any]:
+        """One call; its answer, an object that has at least this field. Raises Refused."""
+        return self._object(self._call(method, path, json=body), having)
 
     def rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
         query = {name: value for name, value in query.items() if value is not None}
@@ -139,45 +141,52 @@ class Service:
     def upload(self, path: str, content: Iterable[bytes], size: int) -> dict[str, Any]:
         headers = {"content-type": "application/gzip", "content-length": str(size)}
         timeout = httpx.Timeout(TIMEOUT, read=UPLOAD_TIMEOUT)
-        answer = self._decoded(self._call("PUT", path, content=content, headers=headers, timeout=timeout))
-        if not isinstance(answer, dict):
-            raise self._strange()
-        return answer
+        return self._object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             answer = self._http.request(method, self.url + path, **options)
         except httpx.TimeoutException:
-            raise Refused(f"{self.url} did not answer in time; try again") from None
+            raise Refused(f"{self.url} did not answer in time; try again", passing=True) from None
         except httpx.ConnectError:
-            raise Refused(f"cannot reach {self.url}; is the service running, and CAPSULE_URL right?") from None
+            raise Refused(
+                f"cannot reach {self.url}; is the service running, and the address right?", passing=True
+            ) from None
         except httpx.HTTPError as error:
-            raise Refused(f"{self.url} broke off: {error or type(error).__name__}") from None
+            raise Refused(f"{self.url} broke off: {str(error) or type(error).__name__}", passing=True) from None
         if answer.is_success:
             return answer
         raise self._refusal(answer)
 
     def _refusal(self, answer: httpx.Response) -> Refused:
-        if answer.is_redirect:
-            return Refused(f"{self.url} redirects to {answer.headers['location']}; set CAPSULE_URL to where it leads")
+        status, passing = answer.status_code, answer.status_code in (429, 502, 503, 504)
+        if answer.has_redirect_location:
+            return Refused(f"{self.url} redirects to {answer.headers['location']}; use the address it leads to")
         try:
             said = answer.json()["error"]
             details = [str(said["code"]), f"request {said['requestId']}"]
             message = str(said["message"])
-        except (ValueError, KeyError, TypeError):
-            return Refused(f"{self.url} answered {answer.status_code} {answer.reason_phrase}".rstrip(), answer.status_code)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            told = f"{self.url} answered {status} {answer.reason_phrase}".rstrip()
+            return Refused(told, status=status, passing=passing)
         if seconds := answer.headers.get("retry-after"):
             details.insert(1, f"again in {seconds} s")
-        return Refused(f"{message} ({', '.join(details)})", answer.status_code)
+        return Refused(f"{message} ({', '.join(details)})", status=status, passing=passing)
+
+    def _object(self, answer: httpx.Response, having: str) -> dict[str, Any]:
+        found = self._decoded(answer)
+        if not isinstance(found, dict) or found.get(having) is None:
+            raise self._strange()
+        return found
 
     def _decoded(self, answer: httpx.Response) -> Any:
         try:
             return answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._strange() from None
 
     def _strange(self) -> Refused:
-        return Refused(f"{self.url} answers, but not as this service does; is CAPSULE_URL right?")
+        return Refused(f"{self.url} answers, but not as this service does; is the address right?")
 
 
 def service() -> Service:

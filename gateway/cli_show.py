@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.cells import cell_len
@@ -46,8 +46,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 def console() -> Console:
     # rich's own NO_COLOR keeps bold and dim, which are escape sequences all the same.
-    plain = "auto" if not os.environ.get("NO_COLOR") else None
-    return Console(color_system=plain, highlight=False, markup=False, emoji=False)  # type: ignore[arg-type]
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(color_system=colours, highlight=False, markup=False, emoji=False)
 
 
 def say(sentence: str) -> None:
@@ -60,11 +60,14 @@ def show_json(value: Any) -> None:
 
 
 def show_table(rows: Sequence[Row], columns: Columns, *, prose: str = "", empty: str) -> None:
-    """`prose` names the one column whose cells may be folded in a terminal."""
+    """`prose` names the one column whose cells may be folded between words. Columns that say nothing are left out."""
     if not rows:
         click.echo(empty)
         return
-    _print([[_text(cell(row)) for cell in columns.values()] for row in rows], list(columns), prose)
+    cells = {name: [_text(cell(row)) for row in rows] for name, cell in columns.items()}
+    first = next(iter(columns))
+    told = {name: column for name, column in cells.items() if name == first or any(cell.plain for cell in column)}
+    _print([list(row) for row in zip(*told.values(), strict=True)], list(told), prose)
 
 
 def show_fields(fields: Mapping[str, Cell | None]) -> None:
@@ -78,16 +81,19 @@ def _print(rows: list[list[Text]], headings: list[str], prose: str) -> None:
     for index in range(len(rows[0])):
         heading = headings[index].upper() if headings else ""
         longest = max(cell_len(heading), *(cell_len(row[index].plain) for row in rows))
-        folds = bool(headings) and headings[index] == prose
-        table.add_column(heading, no_wrap=not folds, overflow="fold", min_width=1 if folds else longest)
+        least = longest
+        if headings and headings[index] == prose:
+            words = [word for row in rows for word in row[index].plain.split()]
+            least = min(longest, max([FOLDED, *map(cell_len, words)]))
+        table.add_column(heading, no_wrap=least == longest, min_width=least)
         wanted += longest + SPACE
-        needed += (min(longest, FOLDED) if folds else longest) + SPACE
+        needed += least + SPACE
     for row in rows:
         table.add_row(*row)
     # A terminal too narrow folds the lines itself, which leaves them whole for copying.
-    width = max(screen.width, needed) if screen.is_terminal else wanted
+    screen.width = max(screen.width, needed) if screen.is_terminal else wanted
     with screen.capture() as captured:
-        screen.print(table, width=width, crop=False, no_wrap=True, overflow="ignore")
+        screen.print(table)
     for line in captured.get().splitlines():
         click.echo(line.rstrip(), color=screen.color_system is not None)
 
@@ -106,7 +112,7 @@ def _text(value: Cell | None) -> Text:
 
 def word(value: Any) -> Text:
     """A state in its colour."""
-    return Text(clean(str(value or "")), STYLES.get(str(value), ""))
+    return Text.assemble((clean(str(value or "")), STYLES.get(str(value), "")))
 
 
 def plain(name: str) -> Callable[[Row], str]:
@@ -150,20 +156,24 @@ def duration(milliseconds: Any) -> str:
         return str(milliseconds)
     if milliseconds < 1000:
         return f"{milliseconds:.0f} ms"
-    seconds = milliseconds / 1000
-    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    if milliseconds < 59_950:
+        return f"{milliseconds / 1000:.1f} s"
+    minutes, seconds = divmod(round(milliseconds / 1000), 60)
+    return f"{minutes} min {seconds} s"
 
 
-def size(count: int) -> str:
-    """Bytes."""
-    if count < 1000:
+def size(count: Any) -> str:
+    """Of bytes; a KB has 1,024, as in the service's limits."""
+    if not isinstance(count, int | float):
+        return str(count)
+    if count < 1024:
         return f"{count} bytes"
-    return f"{count / 1000:.0f} kB" if count < 1_000_000 else f"{count / 1_000_000:.1f} MB"
+    return f"{count / 1024:.0f} KB" if count < 1_048_576 else f"{count / 1_048_576:.1f} MB"
 
 
 def euro(nano: Any) -> str:
+    """Exact, with as many decimals as it takes and at least two."""
     if not isinstance(nano, int):
         return str(nano)
-    whole = f"{nano / NANO:.9f}".rstrip("0")
-    digits = max(2, len(whole.partition(".")[2]))
-    return f"{nano / NANO:.{digits}f}"
+    decimals = f"{abs(nano) % NANO:09d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if nano < 0 else ''}{abs(nano) // NANO}.{decimals}"

@@ -1,0 +1,231 @@
+"""The account's and the operators' commands, against a running gateway."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes.receiver import FakeReceiver, verified
+from tests.polling import wait_until
+from tests.runner import OPERATOR, Gateway
+from tests.tenants import App
+from tests.tool import Tool, run_in_terminal, run_process
+from tests.worker import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HOOK_URL = re.compile(r"http://127\.0\.0\.1:\d+/hooks/deploy/([\w-]{43})")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def capsule(app: App, tmp_path: Path) -> Tool:
+    """As the holder of the app's account."""
+    return Tool(app.gateway.address, app.account.key, tmp_path)
+
+
+@pytest.fixture
+def operator(gw: Gateway, tmp_path: Path) -> Tool:
+    return Tool(gw.address, OPERATOR, tmp_path)
+
+
+async def test_the_account(capsule: Tool, app: App) -> None:
+    shown = (await capsule("account")).out
+    for told in (
+        app.account.id,
+        "max",
+        "0.00 of 10.00 EUR",
+        "0 of 1000",
+        "30 requests an app, 20 a user",
+        "100 KB in, 2000 tokens out",
+    ):
+        assert told in shown
+    assert (await capsule("account", "--json")).json["id"] == app.account.id
+
+
+async def test_a_hooks_life(capsule: Tool, app: App) -> None:
+    made = await capsule("hook", "create", app.name, "--name", "nightly build")
+    found = HOOK_URL.fullmatch(made.line)
+    assert found
+    app.gateway.confidential.add(found[1])
+    assert made.err.count("\n") == 1
+    assert "shows only this once" in made.err
+
+    headings, row = (await capsule("hook", "list")).rows
+    assert [heading.strip() for heading in headings] == ["NAME", "ID", "APP", "CREATED", "LAST USED"]
+    name, hook_id, app_name, created, used = (cell.strip() for cell in row)
+    assert (name, app_name, created, used) == ("nightly build", app.name, "just now", "never")
+
+    # The app was never live: the trigger is refused, and was a use of the hook.
+    assert (await app.gateway.http.post(made.line)).status_code == 409
+    listed = (await capsule("hook", "list", "--json")).json
+    assert [hook["id"] for hook in listed] == [hook_id]
+
+    assert (await capsule("hook", "revoke", hook_id)).line == f"Revoked {hook_id}: its URL answers 404 from now on."
+    assert (await app.gateway.http.post(made.line)).status_code == 404
+    assert (await capsule("hook", "list")).line == "No hooks. Make one with: capsule hook create APP --name NAME"
+    assert "NOT_FOUND" in await capsule.refused("hook", "revoke", hook_id)
+
+
+async def test_a_hook_for_programs(capsule: Tool, app: App) -> None:
+    made = (await capsule("hook", "create", app.name, "--name", "ci", "--json")).json
+    app.gateway.confidential.add(made["url"].rpartition("/")[2])
+    assert made["name"] == "ci"
+    assert (await capsule("hook", "revoke", made["id"], "--json")).json == {"revoked": made["id"]}
+
+
+async def test_a_hook_of_nobodys_app(capsule: Tool) -> None:
+    assert "no such app" in await capsule.refused("hook", "create", "somebody-elses", "--name", "x")
+
+
+async def test_the_webhook(capsule: Tool, app: App) -> None:
+    assert await capsule.refused("webhook", "show") == "no webhook is set; set one with: capsule webhook set URL"
+    made = await capsule("webhook", "set", "http://127.0.0.1:9/events")
+    assert re.fullmatch(r"whsec_[\w+/]+=*", made.line)
+    app.gateway.confidential.add(made.line)
+    assert "shows only this once" in made.err
+    again = await capsule("webhook", "set", "http://127.0.0.1:9/events")
+    assert again.line == "Events go there already; the signing secret stays as it is."
+    assert "http://127.0.0.1:9/events" in (await capsule("webhook", "show")).out
+    assert (await capsule("webhook", "clear")).line == "Cleared: events are dropped until a webhook is set."
+    assert "no webhook is set" in await capsule.refused("webhook", "show")
+    assert "http" in await capsule.refused("webhook", "set", "ftp://example.com")
+
+
+async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
+    assert "No deliveries yet" in (await capsule("deliveries", "list")).line
+    worker = Worker(
+        app.gateway.redis.url, tmp_path, GATEWAY_ENCRYPTION_KEY=app.gateway.environment["GATEWAY_ENCRYPTION_KEY"]
+    )
+    async with FakeReceiver() as receiver:
+        await worker.start()
+        try:
+            secret = (await capsule("webhook", "set", receiver.url())).line
+            app.gateway.confidential.add(secret)
+            sent = (await capsule("webhook", "test", "deploy.failed")).line
+            first = re.search(r"evt_\w+", sent)
+            assert first
+            await wait_until(lambda: receiver.got(), 10)
+            assert verified(receiver.got()[0], secret)["data"]["sample"] is True
+
+            async def listed() -> list[dict[str, str]]:
+                return (await capsule("deliveries", "list", "--json")).json
+
+            assert (await wait_until(listed, 10))[0]["id"] == first[0]
+            headings, row = (await capsule("deliveries", "list")).rows
+            assert [cell.strip() for cell in headings] == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME"]
+            assert [cell.strip() for cell in row[:3]] == [first[0], "deploy.failed", app.name]
+            assert row[-1].strip() == "delivered"
+            assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
+            await wait_until(lambda: receiver.ids()[first[0]] == 2, 10)
+        finally:
+            await worker.stop()
+    assert "no delivery" in await capsule.refused("deliveries", "redeliver", "evt_unknown")
+
+
+async def test_apps(capsule: Tool, app: App) -> None:
+    headings, row = (await capsule("apps", "list")).rows
+    assert [cell.strip() for cell in headings] == ["APP", "ADDRESS"]
+    assert [cell.strip() for cell in row] == [app.name, app.origin]
+
+
+async def test_operators_accounts_and_apps(operator: Tool, gw: Gateway, tmp_path: Path) -> None:
+    made = await operator("accounts", "create", "Vreni", "--plan", "maker")
+    gw.confidential.add(made.line)
+    assert made.line.startswith("csk_")
+    found = re.search(r"acc_\w+", made.err)
+    assert found
+    assert (await operator("accounts", "plan", found[0], "max")).line == f"{found[0]} is on the max plan."
+
+    record = {"account": found[0], "customDomain": "shop.example.com", "build": {"command": "make", "output": "dist"}}
+    (tmp_path / "app.json").write_text(json.dumps(record))
+    shown = (await operator("apps", "put", "vrenis-shop", str(tmp_path / "app.json"))).out
+    for told in ("vrenis-shop", found[0], "shop.example.com (not verified)", "command make, output dist"):
+        assert told in shown
+    assert (await operator("apps", "show", "vrenis-shop")).out == shown
+    put = await operator("apps", "put", "vrenis-shop", "-", "--json", given=json.dumps({"account": found[0]}))
+    assert put.json["customDomain"] is None
+    assert "Deleted vrenis-shop" in (await operator("apps", "delete", "vrenis-shop")).line
+    assert "NOT_FOUND" in await operator.refused("apps", "show", "vrenis-shop")
+
+
+async def test_a_record_that_is_not_json(operator: Tool) -> None:
+    assert "is not JSON" in await operator.refused("apps", "put", "x", "-", given="{", code=2)
+
+
+async def test_the_inference_switch(operator: Tool, gw: Gateway) -> None:
+    assert "operational" in (await operator("inference", "status")).out
+    try:
+        off = await operator("inference", "off")
+        assert re.search(r"^switch +off$", off.out, re.MULTILINE)
+        assert (await operator("inference", "status", "--json")).json["managedInferenceStatus"] == "disabled"
+    finally:
+        assert "operational" in (await operator("inference", "on")).out
+
+
+async def test_an_account_is_no_operator(capsule: Tool) -> None:
+    assert "UNAUTHORIZED" in await capsule.refused("inference", "off")
+
+
+async def test_an_operator_is_no_account(operator: Tool) -> None:
+    assert "UNAUTHORIZED" in await operator.refused("account")
+
+
+async def test_wrong_usage_is_one_line(capsule: Tool) -> None:
+    for arguments, told in (
+        (["hook", "create", "shop"], "Missing option '--name' (see 'capsule hook create --help')"),
+        (["hook", "revoke"], "Missing argument 'ID' (see 'capsule hook revoke --help')"),
+        (["hooks"], "No such command 'hooks'"),
+        (["webhook", "test", "deploy.exploded"], "'deploy.exploded' is not one of"),
+        (["deliveries", "list", "--limit", "0"], "0 is not in the range"),
+        (["deploys", "publish", "shop", "/nowhere/at/all"], "does not exist"),
+    ):
+        assert told in await capsule.refused(*arguments, code=2)
+
+
+async def test_a_group_alone_shows_its_help(capsule: Tool) -> None:
+    run = await asyncio.to_thread(run_process, capsule, "hook")
+    assert run.returncode == 2
+    assert "Usage: " in run.stderr
+    assert "revoke" in run.stderr
+
+
+async def test_every_command_has_its_help(capsule: Tool) -> None:
+    for group in (await capsule("--help")).out.partition("Commands:")[2].split("\n"):
+        if name := group.strip().partition(" ")[0]:
+            assert (await capsule(name, "-h")).out.startswith(f"Usage: capsule {name}")
+
+
+async def test_a_pipe_gets_whole_lines_without_colours(capsule: Tool, app: App) -> None:
+    run = await asyncio.to_thread(run_process, capsule, "apps", "list")
+    assert "\x1b" not in run.stdout
+    assert [line.split() for line in run.stdout.splitlines()] == [["APP", "ADDRESS"], [app.name, app.origin]]
+    assert all(line == line.rstrip() for line in run.stdout.splitlines())
+
+
+async def test_a_narrow_terminal_cuts_no_address(capsule: Tool, app: App) -> None:
+    seen = await asyncio.to_thread(run_in_terminal, capsule, "apps", "list", columns=20)
+    assert app.origin in seen
+    assert "\x1b[" in seen
+    assert "\x1b" not in await asyncio.to_thread(run_in_terminal, capsule, "apps", "list", NO_COLOR="1")
+
+
+async def test_shell_completion(capsule: Tool) -> None:
+    run = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "gateway.cli"],
+        env={
+            "PATH": os.environ["PATH"],
+            "_CAPSULE_COMPLETE": "bash_complete",
+            "COMP_WORDS": "capsule hook r",
+            "COMP_CWORD": "2",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout.strip() == "plain,revoke"

@@ -1,0 +1,128 @@
+"""`capsule login` and `logout`: what is kept, for whose eyes, and what wins over it."""
+
+import asyncio
+import json
+import os
+import pty
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.runner import Gateway
+from tests.tenants import Account
+from tests.tool import Tool
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Stranger(FakeServer):
+    """A service of somebody else."""
+
+    def script(self, exchange: Exchange) -> Script:
+        return answer(200, {"id": "acc_stranger"})
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def stranger() -> AsyncIterator[Stranger]:
+    async with Stranger() as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def account(gw: Gateway) -> Account:
+    return await gw.account()
+
+
+@pytest.fixture
+def nobody(tmp_path: Path) -> Tool:
+    return Tool("", "", tmp_path)
+
+
+def kept(tool: Tool) -> Path:
+    return tool.home / "capsule" / "credentials.json"
+
+
+async def test_without_a_key(nobody: Tool) -> None:
+    assert await nobody.refused("account", code=2) == "no API key: run 'capsule login', or set CAPSULE_API_KEY"
+
+
+async def test_login_and_logout(nobody: Tool, account: Account, gw: Gateway) -> None:
+    line = (await nobody("login", "--url", gw.address + "/", given=account.key + "\n")).line
+    assert account.id in line
+    assert str(kept(nobody)) in line
+    assert json.loads(kept(nobody).read_text()) == {"url": gw.address, "apiKey": account.key}
+    assert stat.S_IMODE(kept(nobody).stat().st_mode) == 0o600
+    assert os.listdir(kept(nobody).parent) == ["credentials.json"]
+    assert account.id in (await nobody("account")).out
+
+    assert (await nobody("logout")).line == "Logged out. The key itself stays valid."
+    assert not kept(nobody).exists()
+    assert (await nobody("logout")).line == "You were not logged in."
+
+
+async def test_a_wrong_key_is_not_kept(nobody: Tool, gw: Gateway) -> None:
+    assert "does not know this key" in await nobody.refused("login", "--url", gw.address, given="csk_wrong\n")
+    assert not kept(nobody).exists()
+    assert "no key came" in await nobody.refused("login", "--url", gw.address, given="", code=2)
+
+
+async def test_the_environment_wins(nobody: Tool, account: Account, gw: Gateway, stranger: Stranger) -> None:
+    await nobody("login", "--url", gw.address, given=account.key + "\n")
+    other = await gw.account()
+    assert other.id in (await nobody("account", CAPSULE_API_KEY=other.key)).out
+    assert "acc_stranger" in (await nobody("account", CAPSULE_URL=stranger.address, CAPSULE_API_KEY="csk_other")).out
+
+
+async def test_a_kept_key_goes_nowhere_else(nobody: Tool, account: Account, gw: Gateway, stranger: Stranger) -> None:
+    await nobody("login", "--url", gw.address, given=account.key + "\n")
+    told = await nobody.refused("account", code=2, CAPSULE_URL=stranger.address)
+    assert "set CAPSULE_API_KEY too" in told
+    assert not stranger.exchanges
+    assert account.id in (await nobody("account", CAPSULE_URL=gw.address)).out
+
+
+async def test_a_broken_file(nobody: Tool, account: Account, gw: Gateway) -> None:
+    kept(nobody).parent.mkdir()
+    kept(nobody).write_text("{")
+    assert "run 'capsule login' again" in await nobody.refused("account", code=2)
+    await nobody("login", "--url", gw.address, given=account.key + "\n")
+    assert account.id in (await nobody("account")).out
+
+
+async def test_a_folder_that_cannot_be_written(nobody: Tool, account: Account, gw: Gateway) -> None:
+    (nobody.home / "capsule").write_text("a file where the folder should be")
+    assert "capsule" in await nobody.refused("login", "--url", gw.address, given=account.key + "\n")
+
+
+async def test_a_person_is_asked(nobody: Tool, account: Account, gw: Gateway) -> None:
+    seen = await asyncio.to_thread(_typed, nobody, f"{gw.address}\n", f"{account.key}\n")
+    assert "Address of the service [http://localhost:8000]: " in seen
+    assert "API key: " in seen
+    assert account.key not in seen
+    assert f"Logged in at {gw.address}" in seen
+    assert json.loads(kept(nobody).read_text())["apiKey"] == account.key
+
+
+def _typed(tool: Tool, *answers: str) -> str:
+    """`capsule login` in a terminal of its own; an answer is typed when its question stands there."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "XDG_CONFIG_HOME": str(tool.home)}
+        os.execve(sys.executable, [sys.executable, "-m", "gateway.cli", "login"], environment)
+    seen, waiting = b"", list(answers)
+    try:
+        while part := os.read(terminal, 4096):
+            seen += part
+            if waiting and seen.endswith(b": "):
+                os.write(terminal, waiting.pop(0).encode())
+    except OSError:  # Linux says so when the other side is closed
+        pass
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    return seen.decode()
