@@ -84,6 +84,9 @@ class Proxy:
             return
         answers, server = await asyncio.open_connection("127.0.0.1", self.target)
         link = Link(writer, server)
+        if self.down:  # since then
+            link.cut()
+            return
         self.links.add(link)
         try:
             await asyncio.gather(self._requests(link, reader), self._answers(link, answers))

@@ -78,6 +78,7 @@ class Consumer:
     async def run(self) -> None:
         """Until it is cancelled. What is in memory then stays the handler's to finish; see `release`."""
         try:
+            await self._for_ever(self._make_groups)
             await self._for_ever(self._take_name)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._every(HEARTBEAT, self._beat))
@@ -117,7 +118,7 @@ class Consumer:
             except s.FAULTS as error:
                 if not await self._mend(error):
                     if pause == FIRST_PAUSE:
-                        logger.warning("stream.waiting", stream=self._stream, error=repr(error))
+                        logger.warning("stream.waiting", stream=self._stream, error=f"{type(error).__name__}: {error}")
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, 2.0)
 
@@ -131,15 +132,21 @@ class Consumer:
                 await asyncio.sleep(min(seconds, 0.5))
 
     async def _mend(self, error: BaseException) -> bool:
-        """The group is made where it is missing: on a new server, or after one lost its data."""
+        """The groups are made again after Redis lost its data."""
         if not (isinstance(error, ResponseError) and str(error).startswith("NOGROUP")):
             return False
+        try:
+            return await self._make_groups()
+        except s.FAULTS:
+            return False
+
+    async def _make_groups(self) -> bool:
         for tag in s.partition_tags():
             try:
                 await self._store.client.xgroup_create(self.key(tag), self.group, "0", mkstream=True)
-            except s.FAULTS as failed:
-                if not str(failed).startswith("BUSYGROUP"):
-                    return False
+            except ResponseError as exists:
+                if not str(exists).startswith("BUSYGROUP"):
+                    raise
         return True
 
     # -- names -----------------------------------------------------------------------------------------------
