@@ -82,7 +82,11 @@ class Proxy:
         if self.down:
             writer.transport.abort()
             return
-        answers, server = await asyncio.open_connection("127.0.0.1", self.target)
+        try:
+            answers, server = await asyncio.open_connection("127.0.0.1", self.target)
+        except BaseException:  # the test is over
+            writer.transport.abort()
+            raise
         link = Link(writer, server)
         if self.down:  # since then
             link.cut()

@@ -1,6 +1,7 @@
 """The catalogue against the interface: names, fields and their kinds, written down here once more."""
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -8,16 +9,33 @@ import pytest
 
 from gateway import events
 from gateway.events import SAMPLES, encode
+from tests.gateway.test_docs import table, text
 
-FINDING = {"cve", "component", "severity", "fixedIn", "tier", "deadlineAt"}
+ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+NAME, HTTPS, TIER = r"(?s).+", r"https://\S+", "red|yellow"
+# A field's kind: the pattern of a string, int, or a tuple of choices; None in it allows null.
+FINDING = {
+    "cve": NAME,
+    "component": NAME,
+    "severity": NAME,
+    "fixedIn": (NAME, None),
+    "tier": TIER,
+    "deadlineAt": (ISO, None),
+}
 CATALOGUE = {
-    "deploy.succeeded": {"deployId", "url", "durationMs", "kind", "plan"},
-    "deploy.failed": {"deployId", "kind", "phase", "reason"},
-    "app.crashed": {"reason", "exitCode", "at"},
-    "app.unhealthy": {"url", "failures", "reason"},
-    "app.recovered": {"url", "downSince", "downMs"},
-    "domain.expiring": {"domain", "expiresAt", "daysLeft"},
-    "security.finding": {"tier", "findings"},
+    "deploy.succeeded": {
+        "deployId": NAME,
+        "url": HTTPS,
+        "durationMs": int,
+        "kind": "live|preview",
+        "plan": "free|starter|maker|max",
+    },
+    "deploy.failed": {"deployId": NAME, "kind": "live|preview", "phase": "build|health|canary", "reason": NAME},
+    "app.crashed": {"reason": "exit|oom", "exitCode": (int, None), "at": ISO},
+    "app.unhealthy": {"url": NAME, "failures": int, "reason": NAME},
+    "app.recovered": {"url": NAME, "downSince": ISO, "downMs": int},
+    "domain.expiring": {"domain": NAME, "expiresAt": ISO, "daysLeft": int},
+    "security.finding": {"tier": "red", "findings": FINDING},
 }
 TIME = "2026-07-02T10:00:00.000Z"
 
@@ -36,10 +54,29 @@ def test_the_data_of_a_sample(name: str) -> None:
     sample = data(SAMPLES[name])
     assert sample.keys() == {"appId", "appName", "sample", *CATALOGUE[name]}
     assert (sample["appId"], sample["appName"], sample["sample"]) == ("app_1", "shop", True)
+    for field, kind in CATALOGUE[name].items():
+        if field != "findings":
+            assert is_of(sample[field], kind), field
     for finding in sample.get("findings", []):
-        assert finding.keys() == FINDING
-    for field in ("at", "downSince", "expiresAt"):
-        assert sample.get(field, TIME)[-5:] == TIME[-5:]
+        assert finding.keys() == FINDING.keys()
+        assert all(is_of(finding[field], kind) for field, kind in FINDING.items())
+
+
+def is_of(value: Any, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        return any(is_of(value, choice) for choice in kind)
+    if isinstance(kind, str):
+        return isinstance(value, str) and re.fullmatch(kind, value) is not None
+    return value is None if kind is None else type(value) is kind
+
+
+def test_the_documents_list_the_same() -> None:
+    rows = table(text("docs/webhooks.md"), "event")
+    assert rows.keys() == CATALOGUE.keys()
+    for name, (cell,) in rows.items():
+        fields, _, parts = re.sub(r" \(.*?\)", "", cell).partition(": ")
+        assert set(re.findall(r"`(\w+)\??`", fields)) == CATALOGUE[name].keys()
+        assert set(re.findall(r"`(\w+)`", parts)) == (FINDING.keys() if parts else set())
 
 
 def test_what_happened_is_no_sample() -> None:
