@@ -15,6 +15,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import aiohttp
@@ -88,15 +89,13 @@ class Poster:
         """
         if self._session is None:
             self._session = self._open()
-        url = check_url(url, allow_private=self._allow_private)
-        host, status = host_and_port(url)[0], 0
+        host, address = _read(url, self._allow_private)
+        status = 0
         try:
             with _failures(host):
                 async with (
                     asyncio.timeout(budget),
-                    self._session.post(
-                        URL(url, encoded=True), headers=headers, data=body, allow_redirects=False
-                    ) as answer,
+                    self._session.post(address, headers=headers, data=body, allow_redirects=False) as answer,
                 ):
                     status = answer.status
                     left = most
@@ -112,6 +111,13 @@ class Poster:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+@lru_cache(maxsize=4_096)
+def _read(url: str, allow_private: bool) -> tuple[str, URL]:
+    """Host and address. Kept, because judging a text takes a fifth of a delivery; names are looked up each time."""
+    url = check_url(url, allow_private=allow_private)
+    return host_and_port(url)[0], URL(url, encoded=True)
 
 
 @contextlib.contextmanager

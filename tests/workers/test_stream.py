@@ -287,6 +287,21 @@ async def test_what_is_given_back_is_another_s_at_once(events: Stream) -> None:
     await one.store.close()
 
 
+async def test_claims_begin_after_the_living_could_say_what_they_hold(events: Stream) -> None:
+    """At the start, and so after each fault: how long Redis was away before is not known."""
+    await events.client.xgroup_create(KEY, "webhooks", "0", mkstream=True)
+    numbers = await events.add(2)
+    ((_, entries),) = await events.client.xreadgroup("webhooks", "other-1", {KEY: ">"})
+    for entry_id, _ in entries:
+        await events.client.xclaim(KEY, "webhooks", "other-1", 0, [entry_id], idle=60_000)
+    one = await (await events.reader(idle=3)).joined()
+    await asyncio.sleep(0.7)
+    assert one.taken == []
+    await events.client.xclaim(KEY, "webhooks", "other-1", 0, [entries[0][0]], idle=0)  # one of them is alive
+    await wait_until(lambda: one.taken)
+    assert one.taken == numbers[1:]
+
+
 async def test_an_outage_makes_nobody_claim_what_the_living_hold(events: Stream, proxy: Proxy) -> None:
     """While Redis is away nobody can say what it holds, and all of it grows idle."""
     one, two = await (await events.reader(proxy.url)).joined(), await (await events.reader(proxy.url)).joined()
