@@ -12,6 +12,10 @@ RUN python -m venv /opt/capsule \
     && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock .
 
 FROM python:${PYTHON}
+# What builds need, and what serves the apps.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates git nginx-light nodejs npm \
+    && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 capsule \
     && useradd --uid 10001 --gid capsule --no-create-home --home-dir /var/lib/capsule --shell /usr/sbin/nologin capsule \
     && install --directory --owner capsule --group capsule --mode 0750 /run/capsule /var/lib/capsule
@@ -22,6 +26,6 @@ ENV PATH=/opt/capsule/bin:$PATH \
     GATEWAY_DATA_DIR=/var/lib/capsule
 USER 10001:10001
 WORKDIR /var/lib/capsule
-EXPOSE 8000
+EXPOSE 8000 8080
 # Any interface of the container: what reaches it from outside, the port mapping decides.
 CMD ["capsule", "serve", "--host", "0.0.0.0"]

@@ -229,6 +229,8 @@ class Deploys:
                 return NoDeployYet()
             case "source-gone":
                 return TarballGone()
+            case "full":
+                return BackboneUnavailable("Too many deploys wait to be built; nothing was queued. Try again in a minute.")
             case _:
                 return DeployQuotaReached(retry_after=86_400 - time.time() % 86_400)
 
@@ -358,6 +360,10 @@ class Deploys:
         if deploy.state != "queued":
             raise Moved
         return await self._move(deploy, state="building", startedAt=now_iso())
+
+    async def give_back(self, deploy: Deploy) -> Deploy:
+        """Its worker was stopped in good order: it waits again. Raises Moved."""
+        return await self._move(deploy, state="queued")
 
     async def note(self, deploy: Deploy, *, commit: str) -> Deploy:
         return await self._move(deploy, state=deploy.state, commit=commit)

@@ -10,14 +10,15 @@
 -- KEYS[4]  prefix  of the account's counters of deploys; the day is appended here, in the same slot
 -- KEYS[5]  hash    the deploy's record
 -- KEYS[6]  zset    the account's deploys, by when they were queued, ms
--- KEYS[7]  stream  the partition's builds: id, account, app
+-- KEYS[7]  stream  the partition's builds: id, account, app; bounded, for a day on which nobody builds
 -- ARGV     hook id or '', triggers a minute, quota a day, source id ('': what the app's rules give), repository
 --          ('1' or ''), deploy id, account, app id, then names and values of the record
 --
--- Returns  {'queued' | 'rate' | 'never-live' | 'source-gone' | 'quota', microseconds until the next may pass, day}
+-- Returns  {'queued' | 'rate' | 'never-live' | 'source-gone' | 'quota' | 'full', microseconds until the next may pass, day}
 
 local KEPT_DAYS = 90 * 86400  -- seconds
 local LISTED = 1000           -- deploys of one account
+local WAITING = 10000         -- deploys of one partition
 
 local time = redis.call('TIME')
 local seconds = tonumber(time[1])
@@ -43,6 +44,7 @@ end
 
 local counter = KEYS[4] .. ':' .. day
 if tonumber(redis.call('GET', counter) or 0) >= tonumber(ARGV[3]) then return {'quota', '0', day} end
+if redis.call('XLEN', KEYS[7]) >= WAITING then return {'full', '0', day} end
 redis.call('INCR', counter)
 redis.call('EXPIRE', counter, 172800)
 

@@ -31,6 +31,7 @@ class Worker:
         self.log_file = folder / f"worker-{secrets.token_hex(4)}.log"
         self.confidential = confidential
         self.tracebacks_allowed = False
+        self.names: tuple[str, ...] = ("webhooks",)
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -44,7 +45,7 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
 
     async def start(self, *wrapper: str) -> Self:
-        command = [*wrapper, sys.executable, "-m", "workers", "webhooks"]
+        command = [*wrapper, sys.executable, "-m", "workers", *self.names]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=self.environment, cwd=self.log_file.parent, stdout=log, stderr=subprocess.STDOUT

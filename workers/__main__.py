@@ -14,12 +14,14 @@ import uvloop
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
 
-from . import monitors, webhooks
+from . import deploys, monitors, sites, webhooks
 
 logger = structlog.get_logger()
 
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": webhooks.run,
+    "deploys": deploys.run,
+    "sites": sites.run,
     "monitors": monitors.run,
 }
 

@@ -202,16 +202,21 @@ class Turns:
 
 # getaddrinfo has no deadline and can't be cancelled: a name whose servers don't answer holds its thread for
 # half a minute. So a turn lasts as long as the thread, not as long as the caller's patience, and the names
-# under one domain share a few turns: whoever owns a domain that hangs can't take them all.
+# under one domain share a few turns: whoever owns a domain that hangs can't take them all. The operator's own names
+# have turns of their own, which no customer's domain can take.
 _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+_own_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
 LOOKUPS, LOOKUPS_OF_A_DOMAIN = 64, 4
 MOST_ADDRESSES = 8
 
 
-async def look_up(name: str, port: int) -> list[str]:
+async def look_up(name: str, port: int, *, own: bool = False) -> list[str]:
     """Every address of a name, in the system's order of preference. Raises OSError."""
     loop = asyncio.get_running_loop()
-    turns = _lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS_OF_A_DOMAIN))
+    if own:
+        turns = _own_lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS))
+    else:
+        turns = _lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS_OF_A_DOMAIN))
     end = await turns.take(".".join(name.rstrip(".").rsplit(".", 2)[-2:]))
     found: asyncio.Future[list[str]] = loop.create_future()
 
@@ -245,7 +250,7 @@ async def look_up(name: str, port: int) -> list[str]:
     return await found
 
 
-async def resolve(host: str, port: int, *, allow_private: bool) -> list[tuple[str, int]]:
+async def resolve(host: str, port: int, *, allow_private: bool, own: bool = False) -> list[tuple[str, int]]:
     """The checked addresses to connect to, as numbers that need no further look-up, best first.
 
     Raises CallFailed (`blocked`, `dns`). Has no deadline of its own: the caller sets one.
@@ -253,9 +258,11 @@ async def resolve(host: str, port: int, *, allow_private: bool) -> list[tuple[st
     judged = _judge(host, port, allow_private=allow_private)
     if not isinstance(judged, str):
         return [(str(judged), port)]
+    if allow_private and judged.endswith(".localhost"):
+        return [("127.0.0.1", port)]  # RFC 6761 says so, and many resolvers don't
     try:
         # The final dot keeps the resolver from trying the name inside the search domains of our own network.
-        found = await look_up(judged if allow_private else f"{judged}.", port)
+        found = await look_up(judged if allow_private else f"{judged}.", port, own=own)
     except (OSError, UnicodeError) as error:
         raise CallFailed("dns", f"The name {judged} can't be resolved.") from error
     addresses = list(dict.fromkeys(found))
@@ -305,10 +312,10 @@ class Transport(httpx.AsyncBaseTransport):
     connect: no proxy, no unix socket, no second look-up.
     """
 
-    def __init__(self, *, allow_private: bool, tls: ssl.SSLContext, connections: int) -> None:
-        self._allow_private = allow_private
+    def __init__(self, *, allow_private: bool, tls: ssl.SSLContext, connections: int, own: bool) -> None:
+        self._allow_private, self._own = allow_private, own
         self._tls = tls
-        self._turns = Turns(connections, CONNECTIONS_TO_AN_ORIGIN)
+        self._turns = Turns(connections, connections if own else CONNECTIONS_TO_AN_ORIGIN)
         self._most_idle = connections
         self._idle: list[httpcore.AsyncHTTP11Connection] = []  # the longest idle first
         self._tcp = httpcore.AnyIOBackend()
@@ -376,7 +383,7 @@ class Transport(httpx.AsyncBaseTransport):
         """`seconds` is for look-up, TCP and TLS together."""
         host = origin.host.decode("ascii").removesuffix(".")
         async with asyncio.timeout(seconds) as limit:
-            addresses = await resolve(host, origin.port, allow_private=self._allow_private)
+            addresses = await resolve(host, origin.port, allow_private=self._allow_private, own=self._own)
             stream = await self._dial(host, addresses, limit.when())
             if origin.scheme == b"https":
                 try:
@@ -447,10 +454,12 @@ def client(
     ca_file: str | None = None,
     timeout: httpx.Timeout | float = 5.0,
     connections: int = 256,
+    own: bool = False,
 ) -> Client:
     """`ca_file` is trusted beside the public authorities, `timeout` is for each step, in seconds, and
-    `connections` bounds the requests under way, and the idle connections kept."""
-    transport = Transport(allow_private=allow_private, tls=tls_context(ca_file), connections=connections)
+    `connections` bounds the requests under way, and the idle connections kept. `own`: the names are the operator's,
+    under one domain and perhaps at one address, so that they need not share."""
+    transport = Transport(allow_private=allow_private, tls=tls_context(ca_file), connections=connections, own=own)
     return Client(transport, allow_private=allow_private, timeout=timeout)
 
 

@@ -56,6 +56,7 @@ async def started(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     demo_listener = stack.enter_context(claim(layout.demo_port, "demo app"))
     claim(layout.port, "gateway").close()
     claim(layout.valkey_port, "database").close()
+    claim(layout.apps_port, "hosted apps").close()
     report.starting()
 
     keys = kept.load(layout.keys)
@@ -112,11 +113,11 @@ async def supervised(layout: Layout) -> int:
 
 
 @click.command()
-@click.option("--port", envvar="CAPSULE_PORT", default=8000, type=click.IntRange(1024, 65532), show_default=True)
+@click.option("--port", envvar="CAPSULE_PORT", default=8000, type=click.IntRange(1024, 65531), show_default=True)
 @click.option("--data-dir", envvar="GATEWAY_DATA_DIR", default=".capsule", type=click.Path(path_type=Path))
 @click.option("--provider-url", envvar="GATEWAY_PROVIDER_URL")
 def main(port: int, data_dir: Path, provider_url: str | None) -> None:
-    """Run everything on this machine, on the given port and the three after it."""
+    """Run everything on this machine, on the given port and the four after it."""
     sys.exit(asyncio.run(supervised(Layout(port, data_dir.resolve(), provider_url))))
 
 

@@ -1,4 +1,4 @@
-"""Where everything is: four ports in a row, one folder, and the settings that follow."""
+"""Where everything is: five ports in a row, one folder, and the settings that follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DRAIN = 5  # seconds that running answers get on Ctrl-C
 
 
 class Layout(msgspec.Struct, frozen=True):
-    port: int  # the gateway's; the three after it are the demo app's, the model's and the database's
+    port: int  # the gateway's; after it the demo app's, the model's, the database's and the hosted apps'
     folder: Path
     provider_url: str | None = None  # a true provider instead of the stand-in; its key is in the environment
 
@@ -27,6 +27,14 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def valkey_port(self) -> int:
         return self.port + 3
+
+    @property
+    def apps_port(self) -> int:
+        return self.port + 4
+
+    @property
+    def hello(self) -> str:
+        return f"http://hello.apps.localhost:{self.apps_port}"
 
     @property
     def gateway(self) -> str:
@@ -68,6 +76,10 @@ class Layout(msgspec.Struct, frozen=True):
             "GATEWAY_ENCRYPTION_KEY": kept.encryption_key,
             "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
             "GATEWAY_DATA_DIR": str(self.folder),
+            "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}",
+            "GATEWAY_APPS_SERVER": "embedded",
+            "GATEWAY_CANARY": "3",
+            "GATEWAY_PROBE_URL": f"http://{{app}}.{{apps_domain}}:{self.apps_port}/",
             "GATEWAY_DRAIN": str(DRAIN),
             "GATEWAY_LOG_FORMAT": "text",
             "PYTHONUNBUFFERED": "1",

@@ -18,6 +18,7 @@ def running(layout: Layout, api_key: str) -> None:
     dashboard = f"{layout.gateway}/dashboard"
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
     _row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
+    _row("Hosted app", layout.hello, f"cyan link {layout.hello}")
     _row("Dashboard", dashboard, f"cyan link {dashboard}")
     _row("API key", api_key)
     _row("Model", layout.provider_url or "a stand-in on this machine (GATEWAY_PROVIDER_URL names another)")

@@ -29,13 +29,13 @@ RATE = 4  # questions a user and minute, so that a test meets the limit
 REPOSITORY = Path(__file__).parents[2]
 
 
-def four_free_ports() -> int:
+def five_free_ports() -> int:
     for first in range(20_000, 30_000, 10):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + 4):
+            for port in range(first, first + 5):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
             return first
-    raise RuntimeError("no four ports in a row are free")
+    raise RuntimeError("no five ports in a row are free")
 
 
 @dataclass
@@ -98,7 +98,7 @@ async def start(port: int, folder: Path) -> Run:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
-    run = await start(four_free_ports(), tmp_path_factory.mktemp("a folder"))
+    run = await start(five_free_ports(), tmp_path_factory.mktemp("a folder"))
     await run.read(until="Ctrl-C stops")
     assert run.process.returncode is None, run.said
     yield run
@@ -236,9 +236,12 @@ async def test_a_second_run_is_told_of_the_first(run: Run) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-@pytest.mark.parametrize(("offset", "who"), [(0, "gateway"), (1, "demo app"), (2, "model stand-in"), (3, "database")])
+@pytest.mark.parametrize(
+    ("offset", "who"),
+    [(0, "gateway"), (1, "demo app"), (2, "model stand-in"), (3, "database"), (4, "hosted apps")],
+)
 async def test_a_taken_port_is_one_clear_sentence(address: str, offset: int, who: str, tmp_path: Path) -> None:
-    first = four_free_ports()
+    first = five_free_ports()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, first + offset), family=family):
         run = await start(first, tmp_path)
@@ -249,7 +252,7 @@ async def test_a_taken_port_is_one_clear_sentence(address: str, offset: int, who
 
 
 async def test_a_restart_keeps_key_and_account(tmp_path: Path) -> None:
-    port = four_free_ports()
+    port = five_free_ports()
     keys = []
     for number in (signal.SIGINT, signal.SIGTERM):
         run = await start(port, tmp_path)
@@ -257,12 +260,12 @@ async def test_a_restart_keeps_key_and_account(tmp_path: Path) -> None:
         keys.append(run.api_key)
         assert await run.stop(number) == 0
         assert run.said.endswith("Stopped.\n")
-        assert not [n for n in range(port, port + 4) if _listens(n)]
+        assert not [n for n in range(port, port + 5) if _listens(n)]
     assert keys[0] == keys[1]
 
 
 async def test_ctrl_c_lets_a_running_answer_end_and_twice_does_not(tmp_path: Path) -> None:
-    port = four_free_ports()
+    port = five_free_ports()
     for times, whole in ((1, True), (2, False)):
         run = await start(port, tmp_path)
         await run.read(until="Ctrl-C stops")
@@ -275,12 +278,12 @@ async def test_ctrl_c_lets_a_running_answer_end_and_twice_does_not(tmp_path: Pat
         told += await asyncio.wait_for(shell.stdout.read(), 20)
         assert (b"\nevent: done\n" in told) is whole
         assert await run.stop() == 0
-        assert not [n for n in range(port, port + 4) if _listens(n)]
+        assert not [n for n in range(port, port + 5) if _listens(n)]
         await shell.wait()
 
 
 async def test_a_child_that_dies_takes_all_down_and_says_why(tmp_path: Path) -> None:
-    run = await start(four_free_ports(), tmp_path)
+    run = await start(five_free_ports(), tmp_path)
     await run.read(until="Ctrl-C stops")
     log = tmp_path / "logs" / "valkey.log"
     os.kill(int(re.findall(r"pid=(\d+)", log.read_text())[0]), signal.SIGKILL)

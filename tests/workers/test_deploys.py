@@ -1,0 +1,320 @@
+"""Deploys from end to end, as account holders see them: gateway, workers, git, builds and a receiver are real."""
+
+import asyncio
+import io
+import os
+import secrets
+import subprocess
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes import FakeProvider
+from tests.fakes.receiver import FakeReceiver
+from tests.polling import wait_until
+from tests.runner import Gateway, gateway_with_redis
+from tests.servers import free_port
+from tests.tenants import DOMAIN, Account
+from tests.worker import Worker
+
+PAGE = {"index.html": "<h1>one</h1>"}
+BUILD = {"command": "sh build.sh", "output": "dist"}
+SERVER = """
+import http.server, os, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response({status})
+        self.end_headers()
+        self.wfile.write(b"{text}")
+    def log_message(self, *args): pass
+{more}
+http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
+"""
+
+
+def packed(files: dict[str, str]) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return archive.getvalue()
+
+
+class Host:
+    """The gateway with its workers, and one account whose events are received."""
+
+    def __init__(self, gateway: Gateway, account: Account, receiver: FakeReceiver, apps_port: int) -> None:
+        self.gateway, self.account, self.receiver, self.apps_port = gateway, account, receiver, apps_port
+        self.workers: list[Worker] = []
+        self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
+
+    async def worker(self, *names: str) -> Worker:
+        environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}"}
+        worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
+        worker.names, worker.environment = names, {**worker.environment, **environment}
+        self.workers.append(worker)
+        await worker.start()
+        return await worker.joined()
+
+    async def call(self, method: str, path: str, **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.account.key}"}
+        answer = await self.gateway.http.request(method, path, headers=headers, **options)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    async def app(self, **fields: Any) -> str:
+        name = f"app-{secrets.token_hex(3)}"
+        answer = await self.gateway.platform("PUT", f"apps/{name}", {"account": self.account.id, **fields})
+        assert answer.is_success, answer.text
+        return name
+
+    async def publish(self, app: str, files: dict[str, str]) -> str:
+        return (await self.call("PUT", f"/account/apps/{app}/source", content=packed(files)))["deployId"]
+
+    async def hook(self, app: str) -> str:
+        url = (await self.call("POST", f"/account/apps/{app}/hooks", json={"name": "ci"}))["url"]
+        self.gateway.confidential.add(url.rpartition("/")[2])
+        return httpx.URL(url).path
+
+    async def trigger(self, hook: str) -> str:
+        return (await self.gateway.http.post(hook)).raise_for_status().json()["deployId"]
+
+    async def deploy(self, deploy_id: str) -> dict[str, Any]:
+        return await self.call("GET", f"/account/deploys/{deploy_id}")
+
+    async def in_state(self, deploy_id: str, *states: str, timeout: float = 20) -> dict[str, Any]:
+        async def there() -> dict[str, Any] | None:
+            found = await self.deploy(deploy_id)
+            return found if found["state"] in states else None
+
+        return await wait_until(there, timeout)
+
+    async def over(self, deploy_id: str) -> dict[str, Any]:
+        return await self.in_state(deploy_id, "live", "failed")
+
+    async def page(self, host: str) -> str:
+        answer = await self.web.get("/", headers={"Host": f"{host}.{DOMAIN}"})
+        return answer.text if answer.status_code == 200 else str(answer.status_code)
+
+    async def events(self, deploy_id: str, count: int = 1) -> list[tuple[str, dict[str, Any]]]:
+        """Of one deploy, once so many were received."""
+
+        def received() -> list[tuple[str, dict[str, Any]]]:
+            told = [exchange.json for exchange in self.receiver.exchanges]
+            return [(e["type"], e["data"]) for e in told if e["data"].get("deployId") == deploy_id]
+
+        await wait_until(lambda: len(received()) >= count, 10)
+        return received()
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Host]:
+    apps_port = free_port()
+    settings = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded"}
+    async with (
+        FakeProvider() as provider,
+        FakeReceiver() as receiver,
+        gateway_with_redis(provider, tmp_path, **settings) as gateway,
+    ):
+        account = await gateway.account("maker")
+        host = Host(gateway, account, receiver, apps_port)
+        secret = (await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"]
+        gateway.confidential.add(secret)
+        try:
+            yield host
+            for worker in host.workers:
+                worker.assert_log_is_clean()
+        finally:
+            for worker in host.workers:
+                await worker.stop()
+            await host.web.aclose()
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    command = ["git", "-C", str(folder), "-c", "init.defaultBranch=main", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **identity})
+    return done.stdout.strip()
+
+
+def commit(folder: Path, text: str) -> str:
+    (folder / "build.sh").write_text(f'mkdir dist && echo "{text} $VITE_SERVICE_AI_URL" > dist/index.html')
+    git(folder, "add", "-A")
+    git(folder, "commit", "-m", text)
+    return git(folder, "rev-parse", "HEAD")
+
+
+async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    git(repository, "init")
+    first = commit(repository, "one")
+    app = await host.app(repository={"url": f"file://{repository}"}, build=BUILD)
+    hook = await host.hook(app)
+    await host.worker("deploys", "webhooks")
+
+    deploy = await host.over(await host.trigger(hook))
+    assert (deploy["state"], deploy["commit"], deploy["trigger"]) == ("live", first, "hook"), deploy
+    ai_url = f"{host.gateway.address}/capsule/{app}/ai"
+    assert await host.page(app) == f"one {ai_url}\n"
+    [(event, data)] = await host.events(deploy["id"])
+    assert event == "deploy.succeeded"
+    assert (data["kind"], data["url"], data["appName"]) == ("live", f"https://{app}.{DOMAIN}", app)
+    assert f"Commit {first}" in deploy["log"]
+
+    second = commit(repository, "two")
+    await host.gateway.switch(enabled=False)
+    deploy = await host.over(await host.trigger(hook))
+    assert (deploy["state"], deploy["commit"]) == ("live", second)
+    assert await host.page(app) == "two \n"  # inference is off: no address
+
+    git(repository, "checkout", "-b", "Feature/New_Thing!")
+    commit(repository, "three")
+    queued = await host.gateway.platform(
+        "POST", f"apps/{app}/deploys", {"kind": "preview", "branch": "Feature/New_Thing!"}
+    )
+    deploy = await host.over(queued.json()["deployId"])
+    assert deploy["url"] == f"https://{app}--p-feature-new-thing.{DOMAIN}", deploy
+    assert await host.page(f"{app}--p-feature-new-thing") == "three \n"
+    assert await host.page(app) == "two \n"
+
+    assert (
+        await host.gateway.http.delete(
+            f"/account/hooks/{(await host.call('GET', '/account/hooks'))[0]['id']}",
+            headers={"Authorization": f"Bearer {host.account.key}"},
+        )
+    ).status_code == 204
+    assert (await host.gateway.http.post(hook)).status_code == 404
+
+
+async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await host.worker("deploys", "webhooks")
+    good = "mkdir dist; echo good > dist/index.html"
+    assert (await host.over(await host.publish(app, {"build.sh": good})))["state"] == "live"
+
+    cases = {
+        "build": ({"build.sh": "echo to the log; exit 3"}, "the build command ended with status 3"),
+        "health": ({"build.sh": "mkdir dist; echo bad > dist/other.html"}, "GET / was answered with 404"),
+    }
+    for phase, (files, reason) in cases.items():
+        deploy = await host.over(await host.publish(app, files))
+        assert (deploy["state"], deploy["error"]) == ("failed", f"{phase}: {reason}")
+        [(event, data)] = await host.events(deploy["id"])
+        assert (event, data["phase"], data["reason"]) == ("deploy.failed", phase, reason)
+        assert await host.page(app) == "good\n"
+
+
+async def test_a_canary_that_fails_rolls_back(host: Host) -> None:
+    app = await host.app(build={"start": "exec python3 server.py"})
+    await host.worker("deploys", "webhooks")
+    good = SERVER.format(status=200, text="good", more="")
+    deploy = await host.over(await host.publish(app, {"server.py": good}))
+    assert deploy["state"] == "live", deploy
+    assert await host.page(app) == "good"
+    # It answers the check, and dies of what comes after.
+    dies = SERVER.format(status=200, text="bad", more="threading.Timer(1.5, lambda: os._exit(7)).start()")
+    host.gateway.environment["GATEWAY_CANARY"] = "4"
+    await host.workers[0].stop()
+    await host.worker("deploys", "webhooks")
+    await wait_until(lambda: _is(host, app, "good"), 10)
+    deploy = await host.over(await host.publish(app, {"server.py": dies}))
+    assert deploy["state"] == "failed"
+    assert deploy["error"].startswith("canary: "), deploy
+    [(event, data)] = await host.events(deploy["id"])
+    assert (event, data["phase"]) == ("deploy.failed", "canary")
+    await wait_until(lambda: _is(host, app, "good"), 10)
+
+
+async def _is(host: Host, app: str, text: str) -> bool:
+    return await host.page(app) == text
+
+
+async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host: Host, tmp_path: Path) -> None:
+    app = await host.app(build=BUILD)
+    worker = await host.worker("deploys", "webhooks")
+    begun = "echo begun; mkdir dist; echo done > dist/index.html; "
+    killed = await host.publish(app, {"build.sh": begun + "sleep 61.234"})
+    waits = await host.publish(app, {"build.sh": begun})
+
+    async def builds() -> bool:
+        return "begun" in (await host.deploy(killed))["log"]
+
+    await wait_until(builds, 10)
+    assert (await host.deploy(waits))["state"] == "queued"
+    worker.kill()
+    await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 61.234"], capture_output=True).stdout, 5)
+    await host.worker("deploys", "webhooks")
+    deploy = await host.over(killed)
+    assert (deploy["state"], deploy["error"]) == (
+        "failed",
+        "build: the worker stopped in the middle of it; deploy again",
+    )
+    assert (await host.over(waits))["state"] == "live"
+    assert [event for event, _ in await host.events(waits)] == ["deploy.succeeded"]
+    assert [event for event, _ in await host.events(killed)] == ["deploy.failed"]
+
+
+async def test_a_stopped_worker_s_deploy_is_made_by_the_next(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    worker = await host.worker("deploys")
+    deploy = await host.publish(app, {"build.sh": "sleep 2; mkdir dist; echo done > dist/index.html"})
+    await host.in_state(deploy, "building")
+    assert await worker.stop() == 0
+    assert (await host.deploy(deploy))["state"] == "queued"
+    await host.worker("deploys")
+    assert (await host.over(deploy))["state"] == "live"
+    assert await host.page(app) == "done\n"
+
+
+async def test_apps_side_by_side_and_one_app_in_order(host: Host, tmp_path: Path) -> None:
+    diary = tmp_path / "data" / "diary"
+    one, other = await host.app(build=BUILD), await host.app(build=BUILD)
+    first = await host.publish(one, {"build.sh": "sleep 1; mkdir dist; echo first > dist/index.html"})
+    second = await host.publish(one, {"build.sh": "mkdir dist; echo second > dist/index.html"})
+    third = await host.publish(other, {"build.sh": "mkdir dist; echo third > dist/index.html"})
+    await host.worker("deploys")
+    assert (await host.over(third))["state"] == "live"
+    assert (await host.deploy(second))["state"] == "queued"
+    assert (await host.over(second))["state"] == "live"
+    ended = [(await host.deploy(d))["finishedAt"] for d in (third, first, second)]
+    assert ended == sorted(ended)
+    assert await host.page(one) == "second\n"
+    assert not diary.exists()
+
+
+async def test_redis_away_in_the_middle_of_a_build(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await host.worker("deploys", "webhooks")
+    deploy = await host.publish(app, {"build.sh": "sleep 2; mkdir dist; echo done > dist/index.html"})
+    await host.in_state(deploy, "building")
+    await asyncio.to_thread(host.gateway.redis.freeze)
+    await asyncio.sleep(4)
+    await asyncio.to_thread(host.gateway.redis.thaw)
+    assert (await host.over(deploy))["state"] == "live"
+    assert [event for event, _ in await host.events(deploy)] == ["deploy.succeeded"]
+
+
+async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
+    app = await host.app(build={"start": "exec python3 server.py"})
+    await host.worker("deploys", "webhooks")
+    stops = SERVER.format(status=200, text="up", more="threading.Timer(4, lambda: os._exit(7)).start()")
+    assert (await host.over(await host.publish(app, {"server.py": stops})))["state"] == "live"
+
+    def crashes() -> list[dict[str, Any]]:
+        return [e.json["data"] for e in host.receiver.exchanges if e.json["type"] == "app.crashed"]
+
+    await wait_until(crashes, 15)
+    assert (crashes()[0]["reason"], crashes()[0]["exitCode"], crashes()[0]["appName"]) == ("exit", 7, app)
+    await wait_until(lambda: _is(host, app, "up"), 10)
