@@ -21,9 +21,10 @@ logger = structlog.get_logger()
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": webhooks.run,
     "deploys": deploys.run,
-    "sites": sites.run,
+    "sites": sites.run,  # alone; it is in `deploys` as well
     "monitors": monitors.run,
 }
+ALL = ["webhooks", "deploys", "monitors"]
 
 
 async def work(settings: Settings, names: list[str]) -> None:
@@ -54,7 +55,7 @@ def main(names: list[str]) -> int:
         print(f"The settings are wrong:\n{error}", file=sys.stderr)
         return 1
     log.configure(settings)
-    uvloop.run(work(settings, names or list(WORKERS)))
+    uvloop.run(work(settings, names or ALL))
     return 0
 
 

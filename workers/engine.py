@@ -16,6 +16,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import aiohttp
 import msgspec
+import structlog
 
 from gateway.deploys import Deploy, host
 from gateway.registry import App, Build
@@ -27,12 +28,14 @@ from .sandbox import BUILD_USERS, Limits, Sandbox, Unsafe, undisturbed
 from .source import Failed
 from .watchdog import output_path
 
+logger = structlog.get_logger()
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 START_SECONDS = 60.0  # until a start command must answer
 ANSWER = aiohttp.ClientTimeout(total=10)
-DRAIN = 2.0  # seconds between the swap and the end of what it replaced
+DRAIN = 2.0  # seconds between a swap, or its undoing, and the end of what is served no more
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -97,12 +100,12 @@ class LocalEngine:
         try:
             self._sandbox.check(self._releases.builds)
         except Unsafe as error:
-            raise Failed(str(error)) from None
+            logger.error("deploys.unsafe", action=str(error))
+            raise Failed("this machine can't build apps safely yet; its operator finds why in the log") from None
         folder = self._releases.builds / deploy.id
         with self._sandbox.user() as uid:
-            folder.mkdir(mode=0o700)
+            folder.mkdir(mode=0o711)  # ours: only what is in it is the build's
             try:
-                self._sandbox.give(folder, uid)
                 await self._fetch(job, uid, folder)
                 if wanted.command:
                     ai_url = await self._ai_url(job.app)
@@ -124,7 +127,7 @@ class LocalEngine:
         if job.app.repository is None:
             raise Failed("the app has no repository any more; connect one, or publish its source")
         branch = deploy.branch or job.app.repository.branch
-        job.tell(f"Cloning {branch} of {job.app.repository.url}")
+        job.tell(f"Cloning {branch} of {source.shown(job.app.repository.url)}")
         commit = await source.clone(
             self._sandbox,
             uid,
@@ -227,7 +230,8 @@ class LocalEngine:
 
     async def undo(self, deploy: Deploy) -> None:
         site = self._releases.site(deploy)
-        site.undo(deploy.id)
+        if site.undo(deploy.id):
+            await asyncio.sleep(DRAIN)
         self._releases.stop(deploy.id)
         await _thread(remove, site.release(deploy.id))
         await _thread(remove, self._releases.builds / deploy.id)
@@ -258,6 +262,7 @@ class LocalEngine:
             branch = variant.removeprefix("p-") if variant.startswith("p-") else None
             return [host(app.name, "preview", branch, self._domain)]
         custom = [app.customDomain] if app.customDomain and app.customDomainVerified else []
+        custom = [name for name in custom if not name.endswith(f".{self._domain}")]  # it may be another app's own
         return [host(app.name, "live", None, self._domain), *custom]
 
 

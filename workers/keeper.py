@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 
 from . import landlock, unpack
 
-PARENT_DIED, SUBREAPER = 1, 36  # prctl
+PARENT_DIED, SUBREAPER, AMBIENT, CLEAR = 1, 36, 47, 4  # prctl
 LOOK = 0.25  # seconds between looks at what is running
-GIB = 1 << 30
-FILE_BYTES = 2 * GIB
+PASSES = 20  # over all that has to be stopped
+FILE_BYTES = 1 << 30
 WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is how a shell tells it of what it ran
 TOO_LARGE = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)
@@ -45,17 +45,17 @@ def confine(spec: dict[str, Any]) -> None:
     os.umask(0o022)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, limits["files"])
-    _limit(resource.RLIMIT_FSIZE, limits["disk"] or FILE_BYTES)
-    # Of memory that can be written: of addresses, Node reserves a hundred times what it uses. Generous, because a
-    # command that asks for more sees a failure of its own, and what `excess` ends is known to be its memory.
+    # The next three are generous: who runs into one sees a failure of its own, while what `excess` ends is told why.
+    _limit(resource.RLIMIT_FSIZE, 2 * (limits["disk"] or FILE_BYTES))
+    # Of memory that can be written: of addresses, Node reserves a hundred times what it uses.
     _limit(resource.RLIMIT_DATA, 4 * limits["memory"])
     rules = None
     if spec["landlock"]:
         write = [*spec["devices"], *spec["write"]]
         rules = landlock.Ruleset(read=spec["read"], write=write, bind=spec["bind"], connect=spec["connect"])
+    # It counts threads too, and all of a user's.
+    _limit(resource.RLIMIT_NPROC, 2 * limits["processes"] + (_threads() if spec["uid"] is None else 0))
     if (uid := spec["uid"]) is not None:
-        # It counts a user's, so it takes one of its own; and threads too. Generous for the reason above.
-        _limit(resource.RLIMIT_NPROC, 2 * limits["processes"])
         os.fchown(sys.stdout.fileno(), uid, uid)  # or /dev/stdout can't be opened
         os.setgroups([])
         os.setresgid(uid, uid, uid)
@@ -65,6 +65,7 @@ def confine(spec: dict[str, Any]) -> None:
         os._exit(126)
     os.chdir(spec["folder"])
     landlock.no_new_privileges()
+    landlock.prctl(AMBIENT, CLEAR)  # capabilities that another user than root would pass on
     if rules is not None:
         rules.enter()
 
@@ -75,13 +76,26 @@ def _limit(what: int, wanted: int) -> None:
     resource.setrlimit(what, (bound, bound))
 
 
+def _threads() -> int:
+    """Of this user."""
+    count = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid == os.getuid():
+                    count += len(os.listdir(f"/proc/{name}/task"))
+    return count
+
+
 def run(spec: dict[str, Any]) -> NoReturn:
     try:
         confine(spec)
         if spec["unpack"] is not None:
             unpack.unpack(sys.stdin.buffer, ".", *spec["unpack"])
             os._exit(0)
-        os.execvpe(spec["command"][0], spec["command"], os.environ)  # noqa: S606
+        # Python has added its own when there is no locale in it.
+        environment = {name: os.environ[name] for name in spec["environment"]}
+        os.execvpe(spec["command"][0], spec["command"], environment)  # noqa: S606
     except BaseException as error:
         print(f"{spec['command'][0]}: {error}" if spec["command"] else error, file=sys.stderr, flush=True)
         os._exit(126)
@@ -93,7 +107,7 @@ class Kept:
     def __init__(self, spec: dict[str, Any], first: int) -> None:
         self.spec, self.first = spec, first
         self.status: int | None = None
-        self._disk_at = 0.0
+        self.disk_at = 0.0
 
     def reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -101,39 +115,40 @@ class Kept:
                 if ended[0] == self.first:
                     self.status = ended[1]
 
-    def living(self) -> list[int]:
-        """Everything that descends from here: a look at the whole machine, which misses nothing."""
+    def living(self, *, but: bytes = b"Z") -> list[int]:
+        """Everything that descends from here, but what is in these states: a look at the whole machine."""
         children: dict[int, list[int]] = {}
+        states: dict[int, bytes] = {}
         for name in os.listdir("/proc"):
             if name.isdigit():
                 with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
-                    if fields[0] != b"Z":
-                        children.setdefault(int(fields[1]), []).append(int(name))
+                    states[int(name)] = fields[0]
+                    children.setdefault(int(fields[1]), []).append(int(name))
         found, look = [], [os.getpid()]
         while look:
             below = children.get(look.pop(), [])
             found += below
             look += below
-        return found
+        return [pid for pid in found if states[pid] not in but]
 
     def excess(self) -> str:
         """What it has too much of, or nothing."""
         limits, living, memory = self.spec["limits"], _below(os.getpid()), 0
+        if len(living) > limits["processes"]:
+            return "processes"
         for pid in living:
             with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:
                 _, resident, shared, *_ = map(int, file.read().split())
                 memory += (resident - shared) * PAGE
         if memory > limits["memory"]:
             return "memory"
-        if len(living) > limits["processes"]:
-            return "processes"
         now = time.monotonic()
-        if limits["disk"] and now > self._disk_at:
+        if limits["disk"] and now > self.disk_at:
             if _size(self.spec["write"], limits["disk"]) > limits["disk"]:
                 return "disk"
             # A folder of many files takes long to add up: a twentieth of the time at the most.
-            self._disk_at = now + max(1.0, 20 * (time.monotonic() - now))
+            self.disk_at = now + max(1.0, 20 * (time.monotonic() - now))
         return ""
 
     def kill(self) -> None:
@@ -145,10 +160,13 @@ class Kept:
             if uid is not None:
                 _kill_all_of(uid)
             else:
-                # Stopped first, because what is stopped does not fork.
-                for number in (signal.SIGSTOP, signal.SIGKILL):
-                    for pid in self.living():
-                        _signal(pid, number)
+                for _ in range(PASSES):  # what is stopped does not fork, and leaves no room for what would
+                    if not (moving := self.living(but=b"ZTt")):
+                        break
+                    for pid in moving:
+                        _signal(pid, signal.SIGSTOP)
+                for pid in self.living():
+                    _signal(pid, signal.SIGKILL)
             self.reap()
             if not self.living():
                 return
@@ -161,7 +179,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _kill_all_of(uid: int) -> None:
-    """In one step of the kernel's, which no fork escapes, and which hits nobody else. The user is this build's alone."""
+    """In one step of the kernel's, which no fork escapes. The user is this build's alone, so it hits nobody else."""
     if (pid := os.fork()) == 0:
         with contextlib.suppress(OSError):
             os.setresuid(uid, uid, uid)
@@ -218,8 +236,10 @@ def keep(kept: Kept) -> str:
     while True:
         told = signal.sigtimedwait(WATCHED, LOOK)
         kept.reap()
-        if kept.status is not None:
-            return "stopped" if told_to_stop else ""
+        still = told_to_stop and time.monotonic() < ends and kept.living()  # its children have the same time
+        if kept.status is not None and not still:
+            kept.disk_at = 0.0  # it was faster than a look, or failed of what it was about to be ended for
+            return "stopped" if told_to_stop else kept.excess()
         if told is not None and told.si_signo != signal.SIGCHLD:
             if os.getppid() != kept.spec["parent"] or not limits["grace"]:
                 return "stopped"

@@ -110,7 +110,7 @@ def configuration(folder: Path, host: str, port: int) -> str:
         web=folder / "web",
         folder=folder,
         types=" ".join(f"{kind} {ending.lstrip('.')};" for ending, kind in sorted(TYPES.items())),
-        texts=" ".join(sorted(TEXTS)),
+        texts=" ".join(sorted(TEXTS - {"text/html"})),  # which it has by itself
         host=f"[{host}]" if ":" in host else host,
         port=port,
     )

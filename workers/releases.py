@@ -65,15 +65,16 @@ class Site:
             link(self.folder / "previous", before)
         link(self.folder / "current", deploy_id)
 
-    def undo(self, deploy_id: str) -> None:
-        """Back to what this deploy replaced; nothing when it is not what is served."""
+    def undo(self, deploy_id: str) -> bool:
+        """Back to what this deploy replaced; False when it is not what is served."""
         if self.current != deploy_id:
-            return
+            return False
         previous = self.linked("previous")
         if previous is not None and previous != deploy_id and self.release(previous).is_dir():
             link(self.folder / "current", previous)
         else:
             (self.folder / "current").unlink()
+        return True
 
     def releases(self) -> list[Path]:
         """Newest first: an id begins with the time."""

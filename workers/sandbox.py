@@ -47,15 +47,15 @@ PART, PAUSE = 16_384, 0.01  # bytes of output read at once, seconds in between: 
 STOP = 5.0  # seconds that a keeper gets for killing
 LEFT = 2.0  # seconds for output that is still in the pipe when its keeper is gone
 PORTS_GUARDED, SIGNALS_GUARDED = 4, 6  # Landlock's versions
-MAY_CHANGE_USERS = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # the capabilities chown, kill, setgid, setuid
+ENOUGH = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # the capabilities chown, kill, setgid and setuid
 
 # Every tool reads these. Not all of /etc, nor /opt: an operator's secrets may be there, and this program with its data.
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/sys"]
 DEVICES = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"]
 ETC = (
-    "alternatives ca-certificates crypto-policies group host.conf hosts gai.conf ld.so.cache ld.so.conf ld.so.conf.d"
-    " locale.alias localtime mime.types nsswitch.conf os-release passwd pki/ca-trust pki/tls/cert.pem pki/tls/certs"
-    " pki/tls/openssl.cnf protocols resolv.conf services ssl/cert.pem ssl/certs ssl/openssl.cnf timezone"
+    "alternatives ca-certificates crypto-policies gitconfig group host.conf hosts gai.conf ld.so.cache ld.so.conf"
+    " ld.so.conf.d locale.alias localtime mime.types nsswitch.conf os-release passwd pki/ca-trust pki/tls/cert.pem"
+    " pki/tls/certs pki/tls/openssl.cnf protocols resolv.conf services ssl/cert.pem ssl/certs ssl/openssl.cnf timezone"
 )
 
 Why = Literal["", "time", "memory", "disk", "processes", "stopped"]
@@ -114,11 +114,16 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox:
     def __init__(self, *, development: bool, users: range) -> None:
         self._development = development
-        self._root = _may_change_users()
+        capabilities = _capabilities() if os.geteuid() == 0 else 0
+        self._root = capabilities & ENOUGH == ENOUGH
+        self._half_root = bool(capabilities) and not self._root
         self._users = users
         self._taken: dict[int, int] = {}  # the locks of users, as open files
         self._landlock = landlock.version()
-        self.path = os.pathsep.join(folder for folder in os.get_exec_path() if os.path.isabs(folder))
+        folders = [Path(folder) for folder in os.get_exec_path() if os.path.isabs(folder)]
+        if os.geteuid() == 0:  # not root's own tools, which nobody else could start
+            folders = [folder for folder in folders if folder.is_dir() and not _closed(folder.resolve())]
+        self.path = os.pathsep.join(map(str, folders))
 
     def check(self, folder: Path) -> None:
         """Whether what is below the folder can be worked on safely. Raises Unsafe."""
@@ -126,9 +131,16 @@ class Sandbox:
         if sys.platform != "linux":
             raise Unsafe("apps are built on Linux only: run the worker there, or use GATEWAY_DEPLOY_ENGINE=external")
         if self._root:
-            closed = [p for p in (folder, *folder.parents) if not p.stat().st_mode & stat.S_IXOTH]
-            if closed:
+            closed = _closed(folder)
+            if closed and not self._development:
                 raise Unsafe(f"builds run as a user of their own, which can't pass {closed[0]}: chmod o+x it")
+            if closed:
+                logger.warning("sandbox.no_users", action=f"chmod o+x {closed[0]}: until then builds run as root")
+                self._root = False
+        elif self._half_root:  # builds would have them too, and some pass by Landlock
+            raise Unsafe("the worker has some of root's capabilities: give it CHOWN, KILL, SETGID and SETUID, or none")
+        if self._root:
+            pass
         elif self._landlock:
             opened = [p for p in self._readable() if folder.is_relative_to(p)]
             if opened:
@@ -226,6 +238,7 @@ class Sandbox:
         return {
             "command": command.arguments,
             "unpack": command.unpack,
+            "environment": list(command.environment),
             "folder": os.fspath(command.folder),
             "limits": command.limits,
             "landlock": bool(self._landlock),
@@ -253,15 +266,17 @@ _KEEPER = (
 )
 
 
-def _may_change_users() -> bool:
-    """Root may, but for a container's that was not given what it takes."""
-    if os.geteuid() != 0:
-        return False
+def _closed(folder: Path) -> list[Path]:
+    """Of the folder and those above it, the ones that others than their owner can't pass."""
+    return [p for p in (folder, *folder.parents) if not p.stat().st_mode & stat.S_IXOTH]
+
+
+def _capabilities() -> int:
     with contextlib.suppress(OSError), open("/proc/self/status") as file:
         for line in file:
             if line.startswith("CapEff:"):
-                return int(line.split()[1], 16) & MAY_CHANGE_USERS == MAY_CHANGE_USERS
-    return False
+                return int(line.split()[1], 16)
+    return 0
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:

@@ -34,7 +34,7 @@ logger = structlog.get_logger()
 
 TELLING = 300.0  # seconds after which a crash that can't be told is old news
 OPEN_FILES = 65_536  # a request takes up to three
-AGAIN = 5.0  # seconds between two looks at a port that somebody else has
+AGAIN = 1.0  # seconds between two looks at a port that somebody else has
 
 
 async def run(settings: Settings) -> None:
@@ -108,11 +108,15 @@ async def _free(settings: Settings) -> tuple[str, int]:
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     choices = [int(wanted), *([0] if settings.allow_private_addresses else [])]
+    waiting = False
     while True:
         for choice in choices:
             with contextlib.suppress(OSError), socket.create_server((host, choice), family=family) as found:
                 return host, found.getsockname()[1]
-        logger.error("sites.port_taken", address=settings.apps_listen, action="free it, or set GATEWAY_APPS_LISTEN")
+        if not waiting:
+            action = "free it, or set GATEWAY_APPS_LISTEN"
+            logger.error("sites.port_taken", address=settings.apps_listen, action=action)
+        waiting = True
         await asyncio.sleep(AGAIN)
 
 

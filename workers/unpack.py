@@ -49,12 +49,9 @@ def _extract(plain: gzip.GzipFile, folder: str, most_files: int, most_bytes: int
             member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
             member.mtime = now  # an archive's may be of no calendar
             tar.extract(member, folder, set_attrs=not member.issym())
-            tar.members.clear()  # type: ignore[attr-defined]  # it keeps all it saw
 
 
-def _checked(
-    member: tarfile.TarInfo, links: set[PurePosixPath], files_seen: set[PurePosixPath]
-) -> PurePosixPath:
+def _checked(member: tarfile.TarInfo, links: set[PurePosixPath], files_seen: set[PurePosixPath]) -> PurePosixPath:
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\0" in member.name:
         raise Refused(f"the archive holds {member.name!r}, which leaves its folder")

@@ -34,7 +34,7 @@ STEADY = 60.0  # seconds of running after which an exit counts as the first
 OUTPUT_BYTES = 262_144
 # Out to https, the mail servers' and the usual databases' ports; not to Redis, nor to port 80.
 PORTS = [443, 465, 587, 3306, 5432, 27017]
-LIMITS = Limits(memory=512 * MIB, processes=512, nice=5, grace=10)
+LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, processes=512, nice=5, grace=10)
 
 
 class Watchdog:
@@ -107,7 +107,8 @@ class Watchdog:
     async def _run(self, release: Path, uid: int | None, scratch: Path, state: Running) -> Ended:
         port = free_port()
         command = Command(
-            arguments=["sh", "-c", (release / "start").read_text()],
+            # The shell is to outlive SIGTERM, and its children not: its end would be theirs, at once.
+            arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
             folder=release / "app",
             environment={
                 **self._sandbox.environment,

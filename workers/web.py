@@ -8,6 +8,7 @@ unless they look like a file.
 
 from __future__ import annotations
 
+import logging
 import mimetypes
 import os
 import re
@@ -19,6 +20,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from .forward import Forward
 from .releases import Site
@@ -80,14 +82,12 @@ class Web:
             # The form that is for proxies can name another host than the header does.
             return web.Response(status=400, text="Ask for a path.\n")
         site = self._site(request.headers.get("Host", ""))
-        while site is not None and (current := site.current) is not None:
-            release = site.release(current)
-            if (release / "app").is_dir():
-                return await self._forward.answer(request, running(self._folder, current).port)
-            response = files(request, release / "files", self._before(site))
-            if response.status != 404 or site.current == current:  # a swap may have come between
-                return response
-        return web.Response(status=404, text="There is no app at this address.\n")
+        if site is None or (current := site.current) is None:
+            return web.Response(status=404, text="There is no app at this address.\n")
+        release = site.release(current)
+        if (release / "app").is_dir():
+            return await self._forward.answer(request, running(self._folder, current).port)
+        return files(request, release / "files", self._before(site))
 
     def _site(self, host: str) -> Site | None:
         name = host.partition(":")[0].lower().removesuffix(".")
@@ -211,6 +211,7 @@ async def _runner(answer: Answer) -> AsyncIterator[web.AppRunner]:
         access_log=None,
         handle_signals=False,
         handler_cancellation=True,  # else an app streams on to a browser that has left
+        logger=_log,
         auto_decompress=False,  # a body is passed on as it came
         keepalive_timeout=KEEP_ALIVE,
         shutdown_timeout=5.0,
@@ -220,6 +221,17 @@ async def _runner(answer: Answer) -> AsyncIterator[web.AppRunner]:
         yield runner
     finally:
         await runner.cleanup()
+
+
+class _OursAlone(logging.Filter):
+    """A head that makes no sense is its sender's affair, and may hold a secret, which aiohttp would log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log = logging.getLogger(__name__)
+_log.addFilter(_OursAlone())
 
 
 async def _nameless(_: web.Request, response: web.StreamResponse) -> None:

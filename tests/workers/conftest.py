@@ -1,12 +1,13 @@
 """Servers for the tests of the webhooks' parts."""
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from tests.confined import WAYS, Room, room_of
 from tests.fakes.receiver import FakeReceiver, certificate
 
 
@@ -27,3 +28,16 @@ def bad_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, s
 async def receiver() -> AsyncIterator[FakeReceiver]:
     async with FakeReceiver() as receiver:
         yield receiver
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    with room_of() as room:
+        yield room
+
+
+@pytest.fixture(params=WAYS)
+def each_room(request: pytest.FixtureRequest) -> Iterator[Room]:
+    """With Landlock (and a user, where there is one), and with a user alone."""
+    with room_of(landlock=request.param == "Landlock") as room:
+        yield room

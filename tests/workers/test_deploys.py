@@ -23,17 +23,12 @@ from tests.worker import Worker
 
 PAGE = {"index.html": "<h1>one</h1>"}
 BUILD = {"command": "sh build.sh", "output": "dist"}
-SERVER = """
-import http.server, os, threading
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response({status})
-        self.end_headers()
-        self.wfile.write(b"{text}")
-    def log_message(self, *args): pass
-{more}
-http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT"])), Handler).serve_forever()
-"""
+START = {"start": "exec node server.js"}
+
+
+def server(text: str, more: str = "") -> dict[str, str]:
+    serve = f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)"
+    return {"server.js": f"{serve}\n{more}\n"}
 
 
 def packed(files: dict[str, str]) -> bytes:
@@ -217,19 +212,18 @@ async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: H
 
 
 async def test_a_canary_that_fails_rolls_back(host: Host) -> None:
-    app = await host.app(build={"start": "exec python3 server.py"})
+    app = await host.app(build=START)
     await host.worker("deploys", "webhooks")
-    good = SERVER.format(status=200, text="good", more="")
-    deploy = await host.over(await host.publish(app, {"server.py": good}))
-    assert deploy["state"] == "live", deploy
+    deploy = await host.over(await host.publish(app, server("good")))
+    assert deploy["state"] == "live", f"{deploy}"
     assert await host.page(app) == "good"
     # It answers the check, and dies of what comes after.
-    dies = SERVER.format(status=200, text="bad", more="threading.Timer(1.5, lambda: os._exit(7)).start()")
+    dies = server("bad", "setTimeout(() => process.exit(7), 1500)")
     host.gateway.environment["GATEWAY_CANARY"] = "4"
     await host.workers[0].stop()
     await host.worker("deploys", "webhooks")
     await wait_until(lambda: _is(host, app, "good"), 10)
-    deploy = await host.over(await host.publish(app, {"server.py": dies}))
+    deploy = await host.over(await host.publish(app, dies))
     assert deploy["state"] == "failed"
     assert deploy["error"].startswith("canary: "), deploy
     [(event, data)] = await host.events(deploy["id"])
@@ -307,10 +301,10 @@ async def test_redis_away_in_the_middle_of_a_build(host: Host) -> None:
 
 
 async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
-    app = await host.app(build={"start": "exec python3 server.py"})
+    app = await host.app(build=START)
     await host.worker("deploys", "webhooks")
-    stops = SERVER.format(status=200, text="up", more="threading.Timer(4, lambda: os._exit(7)).start()")
-    assert (await host.over(await host.publish(app, {"server.py": stops})))["state"] == "live"
+    stops = server("up", "setTimeout(() => process.exit(7), 4000)")
+    assert (await host.over(await host.publish(app, stops)))["state"] == "live"
 
     def crashes() -> list[dict[str, Any]]:
         return [e.json["data"] for e in host.receiver.exchanges if e.json["type"] == "app.crashed"]

@@ -1,0 +1,46 @@
+"""No request fails while what is served changes, on either server. Of apps that run: see test_watchdog.py."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.hosting import SERVERS, Hosting, data_folder, swapped_under_load
+
+
+@pytest_asyncio.fixture(params=SERVERS)
+async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+    with data_folder() as folder:
+        async with Hosting(folder).served(request.param) as hosting:
+            yield hosting
+
+
+async def test_a_file_may_go_between_the_look_and_its_opening(hosting: Hosting) -> None:
+    """Swaps as fast as they can be made, and a file that only the first release has."""
+    hosting.publish("dep_1", {"index.html": "1", "one.js": "one"})
+    site, over = hosting.publish("dep_2", {"index.html": "2"}), threading.Event()
+
+    def swap() -> None:
+        while not over.is_set():
+            site.undo("dep_2")
+            site.swap("dep_2")
+
+    swapping = asyncio.create_task(asyncio.to_thread(swap))
+    try:
+        for _ in range(50):
+            answers = await asyncio.gather(*(hosting.ask("/one.js") for _ in range(10)))
+            assert {(said.status, said.body) for said in answers} == {(200, b"one")}
+    finally:
+        over.set()
+        await swapping
+
+
+async def test_nothing_fails_while_releases_are_swapped(hosting: Hosting) -> None:
+    """The second release is without a file of the first, which pages still ask for."""
+    texts = {"dep_1": "one " * 500, "dep_2": "two " * 700}
+    for deploy, text in texts.items():
+        site = hosting.publish(deploy, {"index.html": text, f"{deploy}.js": text, "both.js": text})
+    paths = ["/", "/both.js", "/some/route", "/dep_1.js"]
+    await swapped_under_load(hosting, site, ("dep_1", "dep_2"), paths, set(texts.values()), swaps=50)
