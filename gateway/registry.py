@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -121,9 +121,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 def now_iso(seconds: float | None = None) -> str:
     """ISO 8601 UTC with milliseconds and Z."""
-    moment = time.time() if seconds is None else seconds
-    whole = int(moment)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{int((moment - whole) * 1000):03d}Z"
+    whole, millis = divmod(round((time.time() if seconds is None else seconds) * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{millis:03d}Z"
 
 
 class Registry:
@@ -174,6 +173,22 @@ class Registry:
     async def _names(self, app_id: str) -> list[str]:
         """What an app that was renamed is called, and what it was called and is not yet free of."""
         return (await self.store.get(s.alias_key(app_id)) or "").split()
+
+    async def by_ids(self, app_ids: Sequence[str]) -> dict[str, tuple[App, Account]]:
+        """Many at a time, past the copies: for who goes through all apps. What is not there is left out."""
+        aliases = await self.store.get_all([s.alias_key(app_id) for app_id in app_ids])
+        names = [(alias or app_id).split()[0] for app_id, alias in zip(app_ids, aliases, strict=True)]
+        records = await self.store.get_all([s.app_key(name) for name in names])
+        apps = [msgspec.json.decode(record, type=App) for record in records if record is not None]
+        holders = sorted({app.account for app in apps})
+        texts = await self.store.get_all([s.account_key(account_id) for account_id in holders])
+        accounts = {
+            account_id: msgspec.json.decode(text, type=Account)
+            for account_id, text in zip(holders, texts, strict=True)
+            if text is not None
+        }
+        wanted = set(app_ids)
+        return {app.id: (app, accounts[app.account]) for app in apps if app.id in wanted and app.account in accounts}
 
     async def apps_of(self, account_id: str) -> list[App]:
         with s.backbone():
@@ -237,6 +252,8 @@ class Registry:
             await self.store.change(s.alias_key(app.id), "" if app.id == app.name else app.name)
         if before is not None and before.account != app.account:
             await self._leave(before)
+            await self._unwatch(before)
+        await self._watch(app)
 
     async def _take_name(self, app: App) -> None:
         """Two apps that want one name at the same moment: one of them gets it."""
@@ -253,10 +270,26 @@ class Registry:
         with s.backbone():
             await self.store.client.srem(s.account_apps_key(app.account), app.name)
 
+    async def _watch(self, app: App) -> None:
+        """The monitors look at it from now on. At the very end: whoever finds no app behind an id forgets the id."""
+        tag = s.tag(app.account)
+        with s.backbone():
+            await self.store.client.zadd(s.probes_key(tag), {app.id: 0}, nx=True)
+            # Its domain may be another: looked at now, whenever the next look was due.
+            await self.store.client.zadd(s.certificates_key(tag), {app.id: 0})
+
+    async def _unwatch(self, app: App) -> None:
+        tag = s.tag(app.account)
+        with s.backbone():
+            await self.store.client.zrem(s.probes_key(tag), app.id)
+            await self.store.client.zrem(s.certificates_key(tag), app.id)
+            await self.store.client.delete(*s.monitored_keys(tag, app.id))
+
     async def delete_app(self, app: App) -> None:
         await self._remove(s.app_key(app.name))
         await self._remove(s.alias_key(app.id))
         await self._leave(app)
+        await self._unwatch(app)
 
     async def _remove(self, key: str) -> None:
         await self.store.change(key, "")

@@ -76,13 +76,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     probe_interval: float = 60  # seconds between uptime probes of an app
     probe_timeout: float = 10  # seconds
     probe_url: str = "https://{app}.{apps_domain}/"
+    probe_check_url: str = ""  # answers whenever this worker has a network; empty: no such check
     unhealthy_cooldown: float = 900  # seconds
     certificate_interval: float = 86_400  # seconds
     certificate_address: str = ""  # host:port to connect to instead of the custom domain's own
+    finding_deadlines: dict[str, int] = msgspec.field(  # days from the first scan that has it
+        default_factory=lambda: {"red": 7, "yellow": 30}
+    )
     webhook_claim_idle: float = 15  # seconds
     deploy_engine: str = "local"
     canary: float = 30  # seconds
     data_dir: str = "./.capsule"
+    apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
+    apps_server: str = "auto"  # nginx, embedded, or auto: nginx where it is installed
 
     log_level: str = "info"
     log_format: str = "json"
@@ -181,6 +187,13 @@ def _domain(text: str) -> str:
     return domain
 
 
+def _listen(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"{text!r} is not host:port")
+    return text
+
+
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.lower() not in allowed:
@@ -188,6 +201,13 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
         return text.lower()
 
     return read
+
+
+def _host_port(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not host:port")
+    return text
 
 
 def _claim_idle(text: str) -> float:
@@ -224,8 +244,13 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "rate_limits": lambda text: RateLimits(**_pairs(text, ("app", "user"), _whole)),
     "deploy_quotas": _by_plan(Settings().deploy_quotas, _whole),
     "daily_caps": _by_plan(Settings().daily_caps, _euro),
+    "probe_check_url": _url,
+    "certificate_address": _host_port,
+    "finding_deadlines": lambda text: {**Settings().finding_deadlines, **_pairs(text, ("red", "yellow"), _whole)},
     "webhook_claim_idle": _claim_idle,
     "deploy_engine": _one_of("local", "external"),
+    "apps_listen": _listen,
+    "apps_server": _one_of("auto", "nginx", "embedded"),
     "log_level": _one_of("debug", "info", "warning", "error"),
     "log_format": _one_of("json", "text"),
 }

@@ -23,13 +23,26 @@
 | `{pNN}:hooks:<account>` | hash | hook id → its hash and record, JSON | each when revoked; 100 |
 | `{pNN}:hooks-used:<account>` | hash | hook id → when it was last used, ms | each when revoked |
 | `{pNN}:window:hook:<id>` | list | when a hook's triggers of the last minute came, µs | 60 s |
+| `{pNN}:probes` | zset | app ids by when their next uptime probe is due, ms | with the app |
+| `{pNN}:certificates` | zset | app ids by when their domain's certificate is looked at next, ms | with the app |
+| `{pNN}:health:<app id>` | hash | `version`, `state`: what the probes saw, JSON | when it is not probed |
+| `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `fingerprint`, `expiresAt`, `told` | with its domain |
+| `{pNN}:findings:<app id>` | hash | `version`, `open`: of the last scan, JSON, 5,000; `red`, `yellow` | with the app |
+| `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, which decides on its `app.recovered` | 2 days |
 | `{pNN}:site:<app id>` | hash | `live`: deploy id; `source`: id of its stored source | with the app |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
 | `{pNN}:deploy-log:<id>` | string | a deploy's log, 256 KiB | 90 days |
 | `{pNN}:deploys:<account>` | zset | deploy ids by when they were queued, ms; the last 1,000 | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | deploys of a UTC day | 2 days |
-| `{pNN}:builds` | stream | deploys that wait or are built; group `deploys` | each when it is over |
+| `{pNN}:builds` | stream | deploys that wait or are built; group `deploys` | each when it is over; 10,000 |
 | `{registrations}:<day>` | string | registrations of a UTC day | 2 days |
+| `session:<sha256>` | string | whose session of a page: an account's id, or `operator:<hash>` | 12 h |
+| `logins:<hash>` | string | failed log-ins of one client address | 60 s |
+| `{pNN}:usage:<account>:<hour>` | hash | `requests`, `refused`, `inputTokens`, `outputTokens` of an hour | 48 h |
+| `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>` and more: `gateway/counters.py` | 2 h |
+| `{ops}:spend:<day>` | zset | accounts by what they spent, nano-euro, and `total` | 2 days |
+| `{ops}:processes` | set | ids of the gateway processes | 15 s |
+| `{ops}:process:<id>` | hash | `streams` open, `startedAt`, `seenAt` | 15 s |
 | `worker:<group>:<name>` | string | a worker's heartbeat, which holds its name | 15 s |
 
 `{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. One script may
@@ -44,7 +57,7 @@ import asyncio
 import binascii
 import hashlib
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,6 +77,7 @@ CHANGES = "changes"
 INFERENCE = "inference"
 PROVIDER = "provider"
 PROBE = "probe"
+PROCESSES = "{ops}:processes"
 
 LUA = Path(__file__).parent.parent / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
@@ -83,6 +97,14 @@ def api_key_key(digest: str) -> str:
     return f"key:{digest}"
 
 
+def session_key(digest: str) -> str:
+    return f"session:{digest}"
+
+
+def logins_key(client: str) -> str:
+    return f"logins:{client}"
+
+
 def tag(account_id: str) -> str:
     return "{p%02d}" % (binascii.crc_hqx(account_id.encode(), 0) % PARTITIONS)
 
@@ -97,6 +119,26 @@ def account_apps_key(account_id: str) -> str:
 
 def spend_key(account_id: str, day: str) -> str:
     return f"{tag(account_id)}:spend:{account_id}:{day}"
+
+
+def usage_key(account_id: str, hour: str) -> str:
+    return f"{tag(account_id)}:usage:{account_id}:{hour}"
+
+
+def minute_key(minute: str) -> str:
+    return f"{{ops}}:minute:{minute}"
+
+
+def spenders_key(day: str) -> str:
+    return f"{{ops}}:spend:{day}"
+
+
+def process_key(process_id: str) -> str:
+    return f"{{ops}}:process:{process_id}"
+
+
+def worker_key(group: str, name: str) -> str:
+    return f"worker:{group}:{name}"
 
 
 def webhook_key(account_id: str) -> str:
@@ -121,6 +163,35 @@ def hooks_used_key(account_id: str) -> str:
 
 def site_key(account_id: str, app_id: str) -> str:
     return f"{tag(account_id)}:site:{app_id}"
+
+
+def probes_key(tag: str) -> str:
+    return f"{tag}:probes"
+
+
+def certificates_key(tag: str) -> str:
+    return f"{tag}:certificates"
+
+
+def health_key(tag: str, app_id: str) -> str:
+    return f"{tag}:health:{app_id}"
+
+
+def certificate_key(tag: str, app_id: str) -> str:
+    return f"{tag}:certificate:{app_id}"
+
+
+def findings_key(tag: str, app_id: str) -> str:
+    return f"{tag}:findings:{app_id}"
+
+
+def monitored_keys(tag: str, app_id: str) -> list[str]:
+    """All that the monitors know of an app."""
+    return [health_key(tag, app_id), certificate_key(tag, app_id), findings_key(tag, app_id)]
+
+
+def awaited_key(tag: str, event_id: str) -> str:
+    return f"{tag}:awaited:{event_id}"
 
 
 def deploy_key(account_id: str, deploy_id: str) -> str:
@@ -153,6 +224,14 @@ class Script:
             return await client.evalsha(self.sha, len(keys), *keys, *args)
         except NoScriptError:
             return await client.eval(self.source, len(keys), *keys, *args)
+
+
+def end_if_cancelled() -> None:
+    """For loops that run as long as their task. redis-py sends with `asyncio.wait_for`, which in Python 3.11 loses a
+    cancellation that comes in the moment in which it ends: the loop would go on, and its process would not stop."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 @contextmanager
@@ -220,6 +299,20 @@ class Store:
         with backbone():
             value: str | None = await self.client.get(key)
             return value
+
+    async def get_all(self, keys: Sequence[str]) -> list[str | None]:
+        """Of any partitions, in one go. Raises one of FAULTS."""
+        async with self.client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.get(key)
+            values: list[str | None] = await pipeline.execute() if keys else []
+            return values
+
+    async def info(self) -> list[dict[str, Any]]:
+        """What the server says of itself, or each node of a cluster."""
+        if not self.cluster:
+            return [await self.client.info()]
+        return list((await self.client.info(target_nodes=RedisCluster.PRIMARIES)).values())
 
     async def change(self, key: str, value: str, *, expected: str | None = None) -> bool:
         """Writes ('' removes) and announces a record; with `expected`, only while it holds that."""

@@ -7,6 +7,7 @@
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  stream  the account's log
 -- KEYS[3]  hash    the partition's outcomes
+-- KEYS[4]  string  an app.unhealthy's outcome, while its recovery may follow
 -- ARGV     group, entry, id, account, app, type, data, outcome, at (ms), duration (ms), status or '', reason or ''
 --
 -- Returns  1 | 0 when the entry had its outcome before
@@ -15,4 +16,8 @@ if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
 local event = {ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]}
 log_outcome(KEYS[2], KEYS[3], event, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
+-- Who was told that an app is down is told that it is up again; a redelivery that fails takes nothing back.
+if ARGV[6] == 'app.unhealthy' and redis.call('GET', KEYS[4]) ~= 'delivered' then
+  redis.call('SET', KEYS[4], ARGV[8], 'XX', 'KEEPTTL')
+end
 return 1

@@ -1,6 +1,7 @@
-"""What has to happen although nobody asks for it: reservations whose gateway died are settled at their bound.
+"""What has to happen although nobody asks for it: probes, looks at certificates, and the end of reservations whose
+gateway died, which are settled at their bound.
 
-Any number of these may run: a settlement is idempotent by its reservation's id.
+Any number of these may run: a settlement is idempotent by its reservation's id, and `rounds` shares the looks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import structlog
 
 from gateway import store as s
 from gateway.admission import WHOLE
+from gateway.registry import Registry
 from gateway.settings import Settings
+from gateway.vault import Vault
+
+from .certificates import Certificates
+from .uptime import Uptime
 
 logger = structlog.get_logger()
 
@@ -21,13 +27,23 @@ BATCH = 500  # reservations of a partition in one look
 
 async def run(settings: Settings) -> None:
     store = s.Store(settings.redis_url)
-    overdue, settle = s.Script("overdue"), s.Script("settle")
+    registry = Registry(store, Vault(settings.encryption_key))
     try:
-        while True:
-            await settle_overdue(store, overdue, settle)
-            await asyncio.sleep(LEASE_INTERVAL)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(store.keep_looking())
+            group.create_task(keep_settling(store))
+            group.create_task(Uptime(settings, registry).run())
+            group.create_task(Certificates(settings, registry).run())
     finally:
         await store.close()
+
+
+async def keep_settling(store: s.Store) -> None:
+    overdue, settle = s.Script("overdue"), s.Script("settle")
+    while True:
+        s.end_if_cancelled()
+        await settle_overdue(store, overdue, settle)
+        await asyncio.sleep(LEASE_INTERVAL)
 
 
 async def settle_overdue(store: s.Store, overdue: s.Script, settle: s.Script) -> int:

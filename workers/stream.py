@@ -111,6 +111,7 @@ class Consumer:
         """Again and again until it gives True; a fault of Redis costs a growing pause, never the worker."""
         pause = FIRST_PAUSE
         while True:
+            s.end_if_cancelled()
             try:
                 if await work(*args):
                     return
@@ -124,6 +125,7 @@ class Consumer:
 
     async def _every(self, seconds: float, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
         while True:
+            s.end_if_cancelled()
             try:
                 await work(*args)
                 await asyncio.sleep(seconds)
@@ -182,6 +184,8 @@ class Consumer:
             logger.warning("stream.name_lost", stream=self._stream, name=self.name)
             self._sure_until = 0.0
             await self._for_ever(self._take_name)
+        # Before 7.2 Redis lists a consumer only once it was given something; operators look for it at once.
+        await self._store.client.xgroup_createconsumer(self.key(s.partition_tags()[0]), self.group, self.name)
 
     async def sure(self) -> None:
         """Waits while another worker may have this one's name, and with it what is pending: both would send it."""
@@ -232,6 +236,7 @@ class Consumer:
         await self._forget(tag)
         await asyncio.sleep(self._idle / 3000)
         while True:
+            s.end_if_cancelled()
             cursor = ""
             while cursor != "0-0":  # one step looks at a thousand entries, all of which the living may hold
                 await self._room()

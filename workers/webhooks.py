@@ -247,6 +247,7 @@ class Sender:
     async def _log(self, entry: Entry, result: Result, began: float) -> None:
         fields, tag = entry.fields, entry.tag
         keys = [f"{tag}:{STREAM}", s.deliveries_key(fields["account"]), f"{tag}:outcomes"]
+        keys.append(s.awaited_key(tag, fields["id"]))
         outcome = (
             GROUP,
             entry.id,

@@ -232,7 +232,7 @@ def names(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[list[str]]]) 
     """Answers look-ups in order, the last for ever; returns the list of names looked up."""
     asked: list[str] = []
 
-    async def look_up(name: str, _port: int) -> list[str]:
+    async def look_up(name: str, _port: int, **_: object) -> list[str]:
         asked.append(name)
         queue = answers[name.removesuffix(".")]
         return queue.pop(0) if len(queue) > 1 else queue[0]

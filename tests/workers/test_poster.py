@@ -193,7 +193,7 @@ def names(monkeypatch: pytest.MonkeyPatch, *answers: list[str] | Exception) -> l
     asked: list[str] = []
     left = list(answers)
 
-    async def look_up(name: str, _port: int) -> list[str]:
+    async def look_up(name: str, _port: int, **_: object) -> list[str]:
         asked.append(name)
         found = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(found, Exception):
