@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test check bench lock clean
+.PHONY: run test check bench screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/python -m gateway.dev
@@ -20,6 +20,10 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
 	$(BIN)/python bench/deliveries.py
+
+# For docs/img; look at them before they are committed.
+screenshots: $(VENV)/dev.stamp
+	$(BIN)/python -m docs.screenshots
 
 # Whatever is left of an environment without its Python goes, stamps included: it would pass for a whole one.
 $(BIN)/python:

@@ -10,14 +10,17 @@ import msgspec
 from litestar import Request, delete, get, post, put
 from litestar.datastructures import State
 from litestar.exceptions import NotFoundException
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from . import health
 from . import store as s
 from .errors import NotFound, Unauthorized
+from .events import SAMPLES
 from .inference import BODY_LIMIT
 from .prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
 from .process import Gateway, Injected
 from .registry import Account
+from .sessions import ACCOUNT
 from .webhooks import LOGGED
 
 
@@ -33,9 +36,13 @@ def is_operator(gateway: Gateway, credential: str) -> bool:
 
 
 async def holder(request: Request[Any, Any, State], gateway: Gateway) -> Account:
-    """The account of the request's API key. Raises Unauthorized."""
-    credential = bearer(request)
-    account = await gateway.registry.holder(credential) if credential else None
+    """The account of the request's API key, or else of its dashboard session. Raises Unauthorized, CsrfRefused."""
+    if "authorization" in request.headers:
+        credential = bearer(request)
+        account = await gateway.registry.holder(credential) if credential else None
+    else:
+        subject = await gateway.sessions.subject_of(request, ACCOUNT)
+        account = await gateway.registry.account(subject) if subject else None
     if account is None:
         raise Unauthorized
     found: Account = account
@@ -91,10 +98,19 @@ async def show_account(request: Request[Any, Any, State], gateway: Injected) -> 
     }
 
 
+@get("/account/usage")
+async def show_usage(request: Request[Any, Any, State], gateway: Injected) -> list[dict[str, Any]]:
+    """Requests and tokens by the hour: 24 of them, oldest first; the last is the present one."""
+    account = await holder(request, gateway)
+    return await gateway.counters.usage(account.id)
+
+
 @get("/account/apps")
 async def list_apps(request: Request[Any, Any, State], gateway: Injected) -> list[dict[str, Any]]:
+    """Its apps, with what the monitors see of them."""
     account = await holder(request, gateway)
     domain = gateway.settings.apps_domain
+    apps = await gateway.registry.apps_of(account.id)
     return [
         {
             "id": app.id,
@@ -102,8 +118,9 @@ async def list_apps(request: Request[Any, Any, State], gateway: Injected) -> lis
             "url": f"https://{app.name}.{domain}",
             "customDomain": app.customDomain,
             "customDomainVerified": app.customDomainVerified,
+            **seen,
         }
-        for app in await gateway.registry.apps_of(account.id)
+        for app, seen in zip(apps, await health.of_apps(gateway.store, account, apps), strict=True)
     ]
 
 
@@ -111,11 +128,11 @@ async def list_apps(request: Request[Any, Any, State], gateway: Injected) -> lis
 
 
 class ReceiverUrl(msgspec.Struct, forbid_unknown_fields=True):
-    url: Annotated[str, msgspec.Meta(min_length=1)]
+    url: Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"format": "uri"})]
 
 
 class EventType(msgspec.Struct, forbid_unknown_fields=True):
-    type: str
+    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(SAMPLES)})]
 
 
 @get("/account/webhook")
@@ -128,7 +145,9 @@ async def show_webhook(request: Request[Any, Any, State], gateway: Injected) -> 
 
 
 @put("/account/webhook")
-async def set_webhook(request: Request[Any, Any, State], data: ReceiverUrl, gateway: Injected) -> dict[str, str]:
+async def set_webhook(
+    request: Request[Any, Any, State], data: JSONBody[ReceiverUrl], gateway: Injected
+) -> dict[str, str]:
     """Where every event of the account goes. Another URL has another secret, which shows only here."""
     account = await holder(request, gateway)
     receiver, secret = await gateway.webhooks.set(account.id, data.url)
@@ -143,7 +162,9 @@ async def clear_webhook(request: Request[Any, Any, State], gateway: Injected) ->
 
 
 @post("/account/webhook/test", status_code=202)
-async def test_webhook(request: Request[Any, Any, State], data: EventType, gateway: Injected) -> dict[str, str]:
+async def test_webhook(
+    request: Request[Any, Any, State], data: JSONBody[EventType], gateway: Injected
+) -> dict[str, str]:
     """Queues a sample of an event, with `"sample": true` in its data."""
     account = await holder(request, gateway)
     apps = await gateway.registry.apps_of(account.id)
@@ -154,7 +175,7 @@ async def test_webhook(request: Request[Any, Any, State], data: EventType, gatew
 async def list_deliveries(
     request: Request[Any, Any, State],
     gateway: Injected,
-    limit: Annotated[int, Parameter(ge=1, le=LOGGED)] = 50,
+    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED)] = 50,
 ) -> list[dict[str, Any]]:
     """The outcomes of deliveries, newest first; the last 1,000 of 30 days are kept."""
     account = await holder(request, gateway)
@@ -162,7 +183,7 @@ async def list_deliveries(
 
 
 @post("/account/deliveries/{delivery_id:str}/redeliver", status_code=202)
-async def redeliver(request: Request[Any, Any, State], delivery_id: str, gateway: Injected) -> dict[str, str]:
+async def redeliver(request: Request[Any, Any, State], delivery_id: FromPath[str], gateway: Injected) -> dict[str, str]:
     """Sends an event again: the same id, a fresh timestamp and signature."""
     account = await holder(request, gateway)
     await gateway.webhooks.redeliver(account.id, delivery_id)
@@ -173,7 +194,7 @@ async def redeliver(request: Request[Any, Any, State], delivery_id: str, gateway
 
 
 class NewHook(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
 class Registration(msgspec.Struct, forbid_unknown_fields=True):
@@ -181,7 +202,9 @@ class Registration(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/account/apps/{app:str}/hooks")
-async def create_hook(request: Request[Any, Any, State], app: str, data: NewHook, gateway: Injected) -> dict[str, Any]:
+async def create_hook(
+    request: Request[Any, Any, State], app: FromPath[str], data: JSONBody[NewHook], gateway: Injected
+) -> dict[str, Any]:
     """A secret URL that queues a rebuild of the app. It shows only here."""
     account = await holder(request, gateway)
     return await gateway.hooks.create(account.id, app, data.name)
@@ -194,7 +217,7 @@ async def list_hooks(request: Request[Any, Any, State], gateway: Injected) -> li
 
 
 @delete("/account/hooks/{hook_id:str}")
-async def revoke_hook(request: Request[Any, Any, State], hook_id: str, gateway: Injected) -> None:
+async def revoke_hook(request: Request[Any, Any, State], hook_id: FromPath[str], gateway: Injected) -> None:
     """The very next call of its URL is a 404."""
     account = await holder(request, gateway)
     await gateway.hooks.revoke(account.id, hook_id)
@@ -204,8 +227,8 @@ async def revoke_hook(request: Request[Any, Any, State], hook_id: str, gateway: 
 async def list_deploys(
     request: Request[Any, Any, State],
     gateway: Injected,
-    app: str | None = None,
-    limit: Annotated[int, Parameter(ge=1, le=1000)] = 50,
+    app: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
 ) -> list[dict[str, Any]]:
     """Newest first; the last 1,000 of 90 days are kept."""
     account = await holder(request, gateway)
@@ -213,7 +236,7 @@ async def list_deploys(
 
 
 @get("/account/deploys/{deploy_id:str}")
-async def show_deploy(request: Request[Any, Any, State], deploy_id: str, gateway: Injected) -> dict[str, Any]:
+async def show_deploy(request: Request[Any, Any, State], deploy_id: FromPath[str], gateway: Injected) -> dict[str, Any]:
     account = await holder(request, gateway)
     deploy = await gateway.deploys.get(deploy_id, account.id)
     if deploy is None or deploy.account != account.id:
@@ -222,7 +245,7 @@ async def show_deploy(request: Request[Any, Any, State], deploy_id: str, gateway
 
 
 @put("/account/apps/{app:str}/source", status_code=202, request_max_body_size=None)
-async def publish(request: Request[Any, Any, State], app: str, gateway: Injected) -> dict[str, str]:
+async def publish(request: Request[Any, Any, State], app: FromPath[str], gateway: Injected) -> dict[str, str]:
     """A tar.gz of the app's source: it is stored, and a live deploy of it is queued."""
     account = await holder(request, gateway)
     found = await gateway.registry.find(app)
@@ -232,14 +255,14 @@ async def publish(request: Request[Any, Any, State], app: str, gateway: Injected
 
 
 @post("/register")
-async def register(data: Registration, gateway: Injected) -> dict[str, str]:
+async def register(data: JSONBody[Registration], gateway: Injected) -> dict[str, str]:
     """A new account on the free plan, and its API key, which shows only here."""
     account, api_key = await gateway.registry.register(data.name, gateway.settings.registrations_per_day)
     return {"id": account.id, "apiKey": api_key}
 
 
 @post("/hooks/deploy/{token:str}", status_code=202)
-async def trigger_hook(token: str, gateway: Injected) -> dict[str, str]:
+async def trigger_hook(token: FromPath[str], gateway: Injected) -> dict[str, str]:
     """The token is the credential. The body is ignored, and no path of this kind is ever logged."""
     hook = await gateway.hooks.of_token(token)
     app = await gateway.registry.find(hook.appId) if hook is not None else None
@@ -259,6 +282,7 @@ ROUTES = [
     trigger_hook,
     capabilities,
     show_account,
+    show_usage,
     list_apps,
     show_webhook,
     set_webhook,

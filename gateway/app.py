@@ -17,7 +17,8 @@ from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import account, log, platform, public
+from . import account, log, openapi, ops, platform, public
+from .body import Body
 from .errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from .inference import NOT_FOUND, NOT_FOUND_HEADERS
 from .mcp import mcp_app
@@ -61,7 +62,7 @@ def _render(request: Request[Any, Any, State], error: Exception) -> Response[byt
         if error.status_code == 404:
             return Response(NOT_FOUND, status_code=404, headers={k.decode(): v.decode() for k, v in NOT_FOUND_HEADERS})
         if error.status_code == 405:
-            error = MethodNotAllowed(*_methods(request))
+            error = MethodNotAllowed(*_methods(request.app, request.scope["path"]))
         elif error.status_code in (400, 413):
             error = RequestMalformed(_fields(error))
         elif error.status_code == 401:
@@ -80,11 +81,12 @@ def _render(request: Request[Any, Any, State], error: Exception) -> Response[byt
     )
 
 
-def _methods(request: Request[Any, Any, State]) -> list[str]:
-    """Litestar tells that a method is not among an address's, but not which are."""
-    for route in request.app.routes:
+def _methods(app: Litestar, path: str) -> list[str]:
+    """Litestar tells that a method is not among an address's, but not which are; asked with OPTIONS, it names one."""
+    # One without parameters goes first, as in routing.
+    for route in sorted(app.routes, key=lambda route: "{" in route.path_format):
         pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(route.path_format))
-        if isinstance(route, HTTPRoute) and re.fullmatch(pattern, request.scope["path"]):
+        if isinstance(route, HTTPRoute) and re.fullmatch(pattern, path):
             return sorted(route.methods)
     return []
 
@@ -108,12 +110,14 @@ class Front:
         self._inference: ASGIApp = gateway.inference
         self._agents = mcp_app(gateway)
         self._litestar = Litestar(
-            [health, ready, metrics, *public.ROUTES, *platform.ROUTES, *account.ROUTES],
+            [health, ready, metrics, *public.ROUTES, *ops.ROUTES, *platform.ROUTES, *account.ROUTES],
             dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},
+            dto=Body,
+            return_dto=None,
             exception_handlers={Exception: _render},
             lifespan=[gateway.running, self._agents.running],
             logging_config=None,
-            openapi_config=None,
+            openapi_config=openapi.config(),
             request_max_body_size=BODY_LIMIT,
         )
 
@@ -131,6 +135,10 @@ class Front:
 
             if scope["path"] == "/mcp":
                 return await self._agents(scope, receive, marked)
+            if scope.get("method") == "OPTIONS" and (methods := _methods(self._litestar, scope["path"])):
+                allow = (b"allow", ", ".join(methods).encode())
+                await marked({"type": "http.response.start", "status": 204, "headers": [allow]})
+                return await marked({"type": "http.response.body", "body": b"", "more_body": False})
             return await self._litestar(scope, receive, marked)
         return await self._litestar(scope, receive, send)
 

@@ -135,6 +135,11 @@ class Availability:
             raise BackboneUnavailable
         return Status.DISABLED if self.emergency_off() else self._configured
 
+    def provider_up(self) -> bool:
+        """As far as it is known; whatever the switches say."""
+        health = self._health
+        return not (health.refused or health.quota or health.failures >= FAILURES)
+
     def describe(self, status: Status) -> dict[str, object]:
         assert self._switch is not None
         return {

@@ -230,7 +230,9 @@ class Deploys:
             case "source-gone":
                 return TarballGone()
             case "full":
-                return BackboneUnavailable("Too many deploys wait to be built; nothing was queued. Try again in a minute.")
+                return BackboneUnavailable(
+                    "Too many deploys wait to be built; nothing was queued. Try again in a minute."
+                )
             case _:
                 return DeployQuotaReached(retry_after=86_400 - time.time() % 86_400)
 

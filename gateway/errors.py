@@ -147,6 +147,21 @@ class Unauthorized(ServiceError):
         super().__init__(message, headers=[(b"www-authenticate", b"Bearer")])
 
 
+class CsrfRefused(ServiceError):
+    status, code = 403, "CSRF_REFUSED"
+    message = "A session's cookie changes things for the service's own pages only; use the API key instead."
+
+
+class LoginsLimited(ServiceError):
+    status, code = 429, "LOGINS_LIMITED"
+    message = "Too many failed log-ins from your address; try again after the time in Retry-After."
+
+
+class ViewersLimited(ServiceError):
+    status, code = 429, "VIEWERS_LIMITED"
+    message = "Too many watch this page already; close one of them."
+
+
 class NotFound(ServiceError):
     status, code = 404, "NOT_FOUND"
     message = "There is nothing here, or it is not yours."

@@ -24,6 +24,7 @@ from . import cors
 from .admission import WHOLE, Admission, Reservation
 from .auth import Users
 from .availability import Availability, Seen
+from .counters import Counters
 from .doors import NATIVE, Ask, Door, OpenAI, finish_reason, native_ask, openai_ask
 from .errors import (
     AppNotFound,
@@ -74,6 +75,7 @@ class Call:
     """One request: what its log line and its answer need."""
 
     __slots__ = (
+        "account",
         "app",
         "authorization",
         "began",
@@ -100,7 +102,7 @@ class Call:
         self.began = time.perf_counter()
         self.first: float | None = None
         self.status, self.code = 0, ""
-        self.app = self.model = self.door = ""
+        self.account = self.app = self.model = self.door = ""
         self.nano_euro = 0
         self.wants_stream = False
         self.stream: Stream | None = None
@@ -143,10 +145,11 @@ class Inference:
         provider: Provider,
         availability: Availability,
         metrics: Metrics,
+        counters: Counters,
     ) -> None:
         self._settings, self._registry, self._users = settings, registry, users
         self._admission, self._provider, self._availability = admission, provider, availability
-        self._metrics = metrics
+        self._metrics, self._counters = metrics, counters
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         call = Call(scope, receive, send)
@@ -172,6 +175,8 @@ class Inference:
         available, app = await self._look_up(call, name)
         if scope["method"] == "OPTIONS" and call.origin is not None:
             return await self._preflight(call, app, scope, METHODS[rest])
+        if app is not None and rest != "ai/models":
+            call.account = app.account
         if not available:
             raise InferenceDisabled
         if app is None:
@@ -384,6 +389,9 @@ class Inference:
             if usage is not None:
                 tokens_in.observe(usage.input)
                 tokens_out.observe(usage.output)
+        if call.account or call.code:  # neither a preflight nor the list of models
+            ttft_seconds = None if call.first is None else call.first - call.began
+            self._counters.request(call.account, call.code, ttft_seconds, usage, call.nano_euro)
         request_line(
             RequestLine(
                 request_id=call.request_id,

@@ -6,7 +6,9 @@ Children with labels are looked up once and kept: the token path only counts.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -64,6 +66,21 @@ class Metrics:
         self.provider_errors = Counter(
             "gateway_provider_errors", "Requests that the provider failed", ["code"], registry=registry
         )
+        self.cap_breaches = Counter(
+            "gateway_cap_breaches", "Looks that found an account above its cap of the day", registry=registry
+        )
+        # What the gateway sees of the rest, looked at in the background: a scrape waits for nothing.
+        self.provider_up = self._seen("gateway_provider_up", "Whether the provider answers, and with this credential")
+        self.redis_up = self._seen("gateway_redis_up", "Whether Redis answers", mode="livemin")
+        self.webhook_queue = self._seen("gateway_webhook_queue_events", "Events that wait for their outcome")
+        self.webhook_oldest = self._seen("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
+        self.deploy_queue = self._seen("gateway_deploy_queue_deploys", "Deploys that wait or are under way")
+        self.workers = self._seen("gateway_workers", "Workers with a heartbeat", ["group"])
+        # There before the first of them: the increase that an alert looks for begins at a zero that was seen.
+        for kind in ("no usage", "above bound"):
+            self.anomalies.labels(kind)
+        for door in ("", "native", "openai"):
+            self.requests.labels(door, 500, "INTERNAL")
         self.request = lru_cache(256)(self.requests.labels)
         self.model = lru_cache(16)(
             lambda model: (
@@ -73,6 +90,16 @@ class Metrics:
                 self.tokens.labels(model, "output"),
             )
         )
+
+    def _seen(
+        self,
+        name: str,
+        help: str,
+        labels: Sequence[str] = (),
+        *,
+        mode: Literal["livemin", "livemostrecent"] = "livemostrecent",
+    ) -> Gauge:
+        return Gauge(name, help, labels, registry=self.registry, multiprocess_mode=mode)
 
     def reserved(self, nano_euro: int) -> None:
         self._reserved.inc(nano_euro)

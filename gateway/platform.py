@@ -9,15 +9,17 @@ from litestar import Request, delete, get, patch, post, put
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
-from litestar.params import Parameter
+from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.router import Router
 
 from workers import egress
 
+from . import scans
 from .account import bearer, is_operator
 from .deploys import Moved
 from .errors import NotFound, RequestMalformed, Unauthorized
 from .events import AppCrashed
+from .findings import Counts
 from .process import Gateway, Injected
 from .registry import (
     DOMAIN,
@@ -31,17 +33,30 @@ from .registry import (
     SecretAuth,
     now_iso,
 )
-from .vault import NoEncryptionKey
+from .sessions import OPERATOR
+from .vault import NoEncryptionKey, digest
 
 Plan = Literal["free", "starter", "maker", "max"]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 SECRET_BYTES = 32
+SCAN_BYTES = 16_777_216  # of one security scan
 
 
 async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """The operator token, or a session that was opened with it."""
     gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
-    if not is_operator(gateway, bearer(connection)):  # type: ignore[arg-type]
+    if "authorization" in connection.headers:
+        allowed = is_operator(gateway, bearer(connection))  # type: ignore[arg-type]
+    else:
+        subject = await gateway.sessions.subject_of(connection, OPERATOR)
+        allowed = subject is not None and subject == operator_subject(gateway)
+    if not allowed:
         raise Unauthorized
+
+
+def operator_subject(gateway: Gateway) -> str:
+    """Whom a session at /ops stands for: it ends with the token that it was opened with."""
+    return f"operator:{digest(gateway.settings.operator_token)[:32]}"
 
 
 class NewAccount(msgspec.Struct, forbid_unknown_fields=True):
@@ -87,19 +102,19 @@ class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @post("/accounts")
-async def create_account(data: NewAccount, gateway: Injected) -> dict[str, str]:
+async def create_account(data: JSONBody[NewAccount], gateway: Injected) -> dict[str, str]:
     account, api_key = await gateway.registry.create_account(data.name, data.plan)
     return {"id": account.id, "apiKey": api_key}
 
 
 @patch("/accounts/{account_id:str}")
-async def change_account(account_id: str, data: PlanChange, gateway: Injected) -> dict[str, Any]:
+async def change_account(account_id: FromPath[str], data: JSONBody[PlanChange], gateway: Injected) -> dict[str, Any]:
     changed: dict[str, Any] = msgspec.to_builtins(await gateway.registry.change_plan(account_id, data.plan))
     return changed
 
 
 @put("/apps/{app:str}")
-async def put_app(app: str, data: AppFields, gateway: Injected) -> dict[str, Any]:
+async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Injected) -> dict[str, Any]:
     registry = gateway.registry
     before: App | None = await registry.find(app)
     name = data.name or (before.name if before else app)
@@ -170,37 +185,43 @@ async def _existing(app: str, gateway: Gateway) -> App:
 
 
 @get("/apps/{app:str}")
-async def get_app(app: str, gateway: Injected) -> dict[str, Any]:
+async def get_app(app: FromPath[str], gateway: Injected) -> dict[str, Any]:
     return shown(await _existing(app, gateway), gateway)
 
 
 @delete("/apps/{app:str}")
-async def delete_app(app: str, gateway: Injected) -> None:
+async def delete_app(app: FromPath[str], gateway: Injected) -> None:
     record = await _existing(app, gateway)
     await gateway.registry.delete_app(record)
     await gateway.deploys.forget(record)
 
 
 @post("/apps/{app:str}/crashes", status_code=202)
-async def report_crash(app: str, data: Crash, gateway: Injected) -> dict[str, str]:
+async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injected) -> dict[str, str]:
     """A hosting engine's watchdog saw a container fail."""
     crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
     return {"id": await gateway.webhooks.emit(await _existing(app, gateway), crash)}
 
 
+@post("/apps/{app:str}/findings", status_code=200, request_max_body_size=SCAN_BYTES)
+async def take_in_scan(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> Counts:
+    """A whole security scan of the app, in one of four formats; what it does not name is closed."""
+    return await gateway.findings.take_in(await _existing(app, gateway), scans.read(await request.body()))
+
+
 @put("/apps/{app:str}/source", status_code=202, request_max_body_size=None)
-async def publish_source(app: str, request: Request[Any, Any, State], gateway: Injected) -> dict[str, str]:
+async def publish_source(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> dict[str, str]:
     """A tar.gz of the app's source: it is stored, and a live deploy of it is queued."""
     return {"deployId": await gateway.deploys.publish(await _existing(app, gateway), request.stream(), "operator")}
 
 
 @delete("/apps/{app:str}/source")
-async def clean_up_source(app: str, gateway: Injected) -> None:
+async def clean_up_source(app: FromPath[str], gateway: Injected) -> None:
     await gateway.deploys.forget_sources(await _existing(app, gateway))
 
 
 @post("/apps/{app:str}/deploys", status_code=202)
-async def deploy_app(app: str, data: NewDeploy, gateway: Injected) -> dict[str, str]:
+async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], gateway: Injected) -> dict[str, str]:
     record = await _existing(app, gateway)
     if data.branch is not None and (data.kind == "live" or record.repository is None):
         raise RequestMalformed("branch: only a preview of an app with a repository is of a branch.")
@@ -209,7 +230,7 @@ async def deploy_app(app: str, data: NewDeploy, gateway: Injected) -> dict[str, 
 
 @get("/deploys")
 async def list_queued(
-    gateway: Injected, queued: Annotated[Literal["queued"], Parameter(query="state")] = "queued"
+    gateway: Injected, queued: Annotated[Literal["queued"], QueryParameter(name="state")] = "queued"
 ) -> list[dict[str, Any]]:
     """For an outside engine: the deploys that wait, with what it needs to build them."""
     shown = []
@@ -221,7 +242,7 @@ async def list_queued(
 
 
 @post("/deploys/{deploy_id:str}/phases", status_code=200)
-async def report_phase(deploy_id: str, data: PhaseReport, gateway: Injected) -> dict[str, Any]:
+async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], gateway: Injected) -> dict[str, Any]:
     """An outside engine ended a phase of a deploy; the record after it."""
     if gateway.settings.deploy_engine != "external":
         raise RequestMalformed("Deploys are built here; set GATEWAY_DEPLOY_ENGINE=external to report their phases.")
@@ -236,7 +257,7 @@ async def report_phase(deploy_id: str, data: PhaseReport, gateway: Injected) -> 
 
 
 @put("/inference")
-async def switch_inference(data: InferenceSwitch, gateway: Injected) -> dict[str, Any]:
+async def switch_inference(data: JSONBody[InferenceSwitch], gateway: Injected) -> dict[str, Any]:
     status = await gateway.availability.set(enabled=data.enabled, approved=data.approved)
     return gateway.availability.describe(status)
 
@@ -256,6 +277,7 @@ ROUTES = [
             get_app,
             delete_app,
             report_crash,
+            take_in_scan,
             publish_source,
             clean_up_source,
             deploy_app,

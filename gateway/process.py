@@ -21,12 +21,16 @@ from workers import egress
 from .admission import Admission
 from .auth import Users
 from .availability import Availability
+from .counters import Counters
 from .deploys import Deploys, Hooks
+from .findings import Findings
 from .inference import Inference
 from .metrics import Metrics
+from .overview import Overview, Watch
 from .provider import Provider
 from .registry import Registry
 from .server import end_overdue_connections
+from .sessions import Sessions
 from .settings import Settings
 from .store import Store
 from .vault import Vault
@@ -44,13 +48,16 @@ class Gateway:
         self.store = Store(settings.redis_url)
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
+        self.sessions = Sessions(self.store, settings.base_url)
         self.http = egress.client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
         self.users = Users(settings, self.vault, self.http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
         self.deploys = Deploys(settings, self.registry)
+        self.findings = Findings(settings, self.store)
         self.provider = Provider(settings)
+        self.counters = Counters(self.store, lambda: len(self.provider.streams))
         self.availability = Availability(settings, self.registry, self.provider.has_key, self.provider.probe)
         self.inference = Inference(
             settings,
@@ -60,7 +67,10 @@ class Gateway:
             self.provider,
             self.availability,
             self.metrics,
+            self.counters,
         )
+        self.overview = Overview(settings, self.registry, self.availability, self.counters, self.metrics)
+        self.watch = Watch(self.overview)
         self.draining = False
 
     def drain(self) -> None:
@@ -93,6 +103,8 @@ class Gateway:
                 self.provider.sweep(self.metrics.open_streams.set),
                 self.admission.keep_settling(),
                 self.availability.keep_probing(),
+                self.counters.keep_flushing(),
+                self.overview.keep_looking(),
                 end_overdue_connections(),
                 self.store.keep_looking(),
             )
@@ -116,6 +128,7 @@ class Gateway:
                     await self.admission.settle_unwritten(at_last=True)
             except TimeoutError:
                 logger.error("settlement.left", action="their leases end them at their bound")
+            await self.counters.leave()
             for task in work:
                 task.remove_done_callback(_must_not_end)
                 task.cancel()

@@ -8,7 +8,7 @@ from typing import Self
 from tests.servers import RedisServer
 
 # `1750000000.123456 [0 127.0.0.1:4711] "GET" "key"`; commands from inside a script say "lua" for the address.
-LINE = re.compile(rb'^\+\d+\.\d+ \[\d+ (\S+)\] "(\w+)"', re.MULTILINE)
+LINE = re.compile(rb'^\+\d+\.\d+ \[\d+ (\S+)\] "(\w+)"(?: "([^"]*)")?', re.MULTILINE)
 
 
 class Wiretap:
@@ -39,9 +39,11 @@ class Wiretap:
         return text.encode() in self._heard
 
     def commands(self, since: int = 0) -> list[str]:
-        """Names of the commands that clients sent, those inside scripts left out."""
+        """What clients sent, each as `NAME first-argument`; what scripts did is left out."""
         return [
-            name.decode().upper() for address, name in LINE.findall(bytes(self._heard[since:])) if address != b"lua"
+            f"{name.decode().upper()} {first.decode()}"
+            for address, name, first in LINE.findall(bytes(self._heard[since:]))
+            if address != b"lua"
         ]
 
     @property

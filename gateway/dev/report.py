@@ -21,6 +21,7 @@ def running(layout: Layout, api_key: str) -> None:
     _row("Hosted app", layout.hello, f"cyan link {layout.hello}")
     _row("Dashboard", dashboard, f"cyan link {dashboard}")
     _row("API key", api_key)
+    _row("Operators", f"{layout.gateway}/ops (the token is in {layout.keys})")
     _row("Model", layout.provider_url or "a stand-in on this machine (GATEWAY_PROVIDER_URL names another)")
     _row("Logs", str(layout.log("").parent))
     console.print("\n  [dim]Or stream an answer from another terminal:[/]\n")

@@ -156,7 +156,11 @@ async def test_any_process_answers(app: App, twin: Gateway) -> None:
 PING = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
 
 
-@pytest.mark.parametrize("credential", [None, "Bearer", "Bearer csk_wrong", f"Bearer {OPERATOR}", "Basic x"])
+@pytest.mark.parametrize(
+    "credential",
+    [None, "Bearer", "Bearer csk_wrong", f"Bearer {OPERATOR}", "Basic x"],
+    ids=["none", "half", "unknown", "operator", "basic"],
+)
 async def test_the_account_key_is_asked_for(gw: Gateway, credential: str | None) -> None:
     headers = {"Authorization": credential} if credential else {}
     answer = await gw.http.post("/mcp", json=PING, headers=headers)

@@ -118,6 +118,7 @@ GOOD = packed(member("page", data=random.Random(1).randbytes(100_000)), member("
         (GOOD[:-8] + b"\0" * 8, "can't be unpacked"),
         (gzip.compress(gzip.decompress(GOOD)[:50_000]), "can't be unpacked"),
     ],
+    ids=["nothing", "another format", "no tar", "half", "a byte short", "another checksum", "half inside"],
 )
 async def test_what_is_damaged_is_refused(room: Room, archive: bytes, reason: str) -> None:
     with pytest.raises(Failed, match=reason):

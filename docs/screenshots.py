@@ -1,0 +1,248 @@
+"""Makes the pictures in docs/img: `make screenshots`.
+
+Everything in them is real: a gateway, a webhook worker and a database of their own, driven over HTTP. The provider,
+the receiver and the past day alone are played.
+"""
+
+import asyncio
+import json
+import math
+import secrets
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.async_api import Browser, Page
+
+from gateway import store
+from gateway.registry import now_iso
+from tests.browser.visitor import chromium
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.fakes.receiver import FakeReceiver
+from tests.fakes.server import answer
+from tests.polling import wait_until
+from tests.runner import OPERATOR, Gateway, gateway_with_redis
+from tests.tenants import Account, App
+from tests.worker import Worker
+
+API = "https://api.example.com"
+FOLDER = Path(__file__).parent / "img"
+SCALE = 1.25
+DESKTOP, PHONE = {"width": 1180, "height": 820}, {"width": 390, "height": 820}
+LOG = """\
+Cloning https://git.example.com/ana/notes.git at main
+Running: npm ci && npm run build
+added 214 packages in 6s
+vite v7.1.2 building for production...
+transforming...
+✓ 318 modules transformed.
+dist/index.html                  0.61 kB
+dist/assets/index-DkT3yP0m.css  14.20 kB
+dist/assets/index-C8f2hVqS.js  168.44 kB
+✓ built in 3.12s
+"""
+
+
+class Scene:
+    """An account in the middle of its day."""
+
+    def __init__(self, gw: Gateway, account: Account, app: App) -> None:
+        self.gw, self.account, self.app = gw, account, app
+        self.deploy = ""
+
+    async def call(self, method: str, path: str, body: object = None) -> dict[str, str]:
+        headers = {"Authorization": f"Bearer {self.account.key}"}
+        response = await self.gw.http.request(method, path, json=body, headers=headers)
+        response.raise_for_status()
+        found: dict[str, str] = response.json() if response.content else {}
+        return found
+
+    async def deployed(self, app: str, *phases: tuple[str, bool, str], kind: str = "live") -> str:
+        queued = await self.gw.platform("POST", f"apps/{app}/deploys", {"kind": kind})
+        deploy: str = queued.json()["deployId"]
+        for phase, ok, reason in phases:
+            report = {"phase": phase, "ok": ok, "reason": reason}
+            (await self.gw.platform("POST", f"deploys/{deploy}/phases", report)).raise_for_status()
+        return deploy
+
+    async def play(self, receiver: FakeReceiver, backend: FakeAppBackend) -> None:
+        went = [("build", True, ""), ("health", True, ""), ("canary", True, "")]
+        await self.call("PUT", "/account/webhook", {"url": receiver.url("/events")})
+        for kind in ("deploy.succeeded", "app.unhealthy"):
+            await self.delivered(kind)
+        receiver.plays("/events", answer(503))
+        await self.delivered("security.finding")
+        receiver.plays("/events")
+        await self.deployed("notes", *went)
+        await self.deployed("shop", ("build", False, "the build command ended with status 1"))
+        await self.deployed("notes", *went[:2], kind="preview")
+        self.deploy = await self.deployed("notes", went[0])
+        await self.deployed("shop", *went)
+        finding = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
+        (await self.gw.platform("POST", "apps/shop/findings", {"findings": [finding]})).raise_for_status()
+        for app, name in (("notes", "Content system"), ("shop", "Nightly prices")):
+            hook = await self.call("POST", f"/account/apps/{app}/hooks", {"name": name})
+            if app == "shop":
+                await self.gw.http.post(hook["url"].removeprefix(API))
+        for _ in range(3):
+            await self.app.ask("What is a capsule?")
+        await self.the_past()
+
+    async def delivered(self, kind: str) -> None:
+        event = await self.call("POST", "/account/webhook/test", {"type": kind})
+
+        async def logged() -> bool:
+            return any(row["id"] == event["id"] for row in await self.call("GET", "/account/deliveries"))
+
+        await wait_until(logged)
+
+    async def the_past(self) -> None:
+        """What a day would have left in the database."""
+        now = time.time()
+        with self.gw.redis.client() as client:
+            for ago in range(1, 24):
+                hour = time.gmtime(now - 3600 * ago)
+                asked = int(60 + 50 * math.sin((24 - ago) / 24 * math.tau - 2) + secrets.randbelow(14))
+                key = store.usage_key(self.account.id, time.strftime("%Y-%m-%dT%H", hour))
+                told = {
+                    "requests": asked,
+                    "refused": asked // 17,
+                    "inputTokens": asked * 310,
+                    "outputTokens": asked * 420,
+                }
+                client.hset(key, mapping=told)
+                client.expire(key, 48 * 3600)
+            spend = store.spend_key(self.account.id, time.strftime("%Y-%m-%d", time.gmtime(now)))
+            client.hset(spend, mapping={"settled": 741_300_000, "reserved": 96_000_000})
+            spenders = store.spenders_key(time.strftime("%Y-%m-%d", time.gmtime(now)))
+            client.zadd(spenders, {"total": 741_300_000, self.account.id: 741_300_000})
+            client.expire(spenders, 48 * 3600)
+            for app, state, since in (("notes", "healthy", 260_000), ("shop", "unhealthy", 700)):
+                seen = {"version": 1, "state": json.dumps({"status": state, "since": int((now - since) * 1000)})}
+                client.hset(store.health_key(store.tag(self.account.id), app), mapping=seen)
+            certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
+            client.hset(store.certificate_key(store.tag(self.account.id), "notes"), mapping=certificate)
+            # The newest is under way; the others were a while ago, and took their time.
+            deploys = client.zrevrange(store.deploys_key(self.account.id), 0, -1)
+            for n, deploy in enumerate(deploys):
+                at = now - (40 if n < 3 else 3000 * n * n)
+                record = store.deploy_key(self.account.id, deploy.decode())
+                client.hset(record, "createdAt", now_iso(at))
+                if client.hexists(record, "durationMs"):
+                    client.hset(record, "durationMs", 42_000 + 7_300 * n)
+            for ago in range(1, 60):
+                at = time.gmtime(now - 60 * ago)
+                asked = int(130 + 40 * math.sin(ago / 9) + secrets.randbelow(24))
+                fields = {"requests": asked, "streams": asked // 2, "ttft:200": asked // 3, "ttft:500": asked // 7}
+                fields |= {"code:USER_RATE_LIMITED": secrets.randbelow(5), "code:TOKEN_INVALID": secrets.randbelow(4)}
+                if 21 < ago < 25:
+                    fields["code:PROVIDER_UNREACHABLE"] = asked // 4
+                key = store.minute_key(time.strftime("%Y-%m-%dT%H:%M", at))
+                client.hset(key, mapping=fields)
+                client.expire(key, 7200)
+            log = store.deploy_log_key(self.account.id, self.deploy)
+            client.set(log, LOG, ex=3600)
+
+
+async def visit(browser: Browser, scene: Scene, scheme: str, size: dict[str, int]) -> Page:
+    context = await browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=SCALE)
+    page = await context.new_page()
+    await page.goto(f"{scene.gw.address}/dashboard")
+    return page
+
+
+async def log_in(page: Page, scene: Scene) -> None:
+    await page.get_by_label("API key").fill(scene.account.key)
+    await page.keyboard.press("Enter")
+    await page.get_by_role("heading", name="Overview").wait_for()
+
+
+async def shoot(page: Page, name: str, whole: bool = True) -> None:
+    await page.wait_for_timeout(300)  # fonts, and the last transition
+    await page.screenshot(path=FOLDER / f"{name}.png", full_page=whole)
+    print(f"docs/img/{name}.png", (FOLDER / f"{name}.png").stat().st_size // 1024, "KB")
+
+
+async def open_view(page: Page, name: str, title: str) -> None:
+    await page.get_by_role("link", name=name, exact=True).click()
+    await page.get_by_role("heading", name=title, level=1).wait_for()
+
+
+async def take(browser: Browser, scene: Scene) -> None:
+    page = await visit(browser, scene, "light", DESKTOP)
+    await shoot(page, "log-in")
+    await log_in(page, scene)
+    await shoot(page, "overview")
+    await open_view(page, "Notifications", "Notifications")
+    await shoot(page, "notifications")
+    await open_view(page, "Hooks", "Deploy hooks")
+    await page.get_by_label("Name").fill("Editorial calendar")
+    await page.get_by_role("button", name="Create").click()
+    await page.get_by_role("heading", name="Editorial calendar").wait_for()
+    await shoot(page, "hooks")
+    await page.goto(f"{scene.gw.address}/")
+    await shoot(page, "public", whole=False)
+    await page.context.close()
+
+    page = await visit(browser, scene, "dark", DESKTOP)
+    await log_in(page, scene)
+    await open_view(page, "Deploys", "Deploys")
+    await shoot(page, "deploys-dark")
+    await page.goto(f"{scene.gw.address}/dashboard#/deploys/{scene.deploy}")
+    await page.get_by_role("log").get_by_text("built in").wait_for()
+    await shoot(page, "deploy-dark")
+    await page.context.close()
+
+    page = await visit(browser, scene, "light", PHONE)
+    await log_in(page, scene)
+    await shoot(page, "overview-phone")
+    await open_view(page, "Notifications", "Notifications")
+    await shoot(page, "notifications-phone", whole=False)
+    await page.context.close()
+
+
+async def operate(browser: Browser, scene: Scene) -> None:
+    for name, scheme, size in (("ops", "light", DESKTOP), ("ops-dark", "dark", DESKTOP), ("ops-phone", "light", PHONE)):
+        page = await visit(browser, scene, scheme, size)
+        await page.goto(f"{scene.gw.address}/ops")
+        await page.get_by_label("Operator token").fill(OPERATOR)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name="Spend today").first.wait_for()
+        await shoot(page, name, whole=name == "ops")
+        await page.context.close()
+
+
+async def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with (
+            FakeProvider() as provider,
+            FakeAppBackend() as backend,
+            FakeReceiver() as receiver,
+            chromium() as browser,
+            gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external", GATEWAY_API_URL=API) as gw,
+        ):
+            provider.default = tokens("A", " capsule", ".", usage=(5, 119))
+            made = await gw.platform("POST", "accounts", {"name": "Ana’s workshop", "plan": "maker"})
+            account = Account(gw, made.json()["id"], made.json()["apiKey"])
+            for app in ("notes", "shop", "journal"):
+                fields = {"account": account.id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
+                if app == "notes":
+                    fields |= {"customDomain": "notes.example.com", "customDomainVerified": True}
+                fields |= {"repository": {"url": f"https://git.example.com/ana/{app}.git", "branch": "main"}}
+                (await gw.platform("PUT", f"apps/{app}", fields)).raise_for_status()
+            worker = await Worker(gw.redis.url, folder).start()
+            try:
+                scene = Scene(gw, account, App(account, "notes", backend))
+                await scene.play(receiver, backend)
+                await take(browser, scene)
+                await operate(browser, scene)
+            finally:
+                await worker.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))

@@ -1,0 +1,93 @@
+// Secret URLs that rebuild an app.
+
+import { h } from "/pages/dom.js";
+import { moment } from "/pages/format.js";
+import { call, get } from "./api.js";
+import {
+  action,
+  announce,
+  card,
+  choice,
+  confirmed,
+  empty,
+  field,
+  form,
+  heading,
+  once,
+  redraw,
+  refusal,
+  table,
+} from "./parts.js";
+
+export const title = "Deploy hooks";
+
+export async function draw(signal) {
+  const list = h("div");
+  const refresh = async () => redraw(list, await get("/account/hooks", signal), (hooks) => listed(hooks, refresh));
+  const [apps] = await Promise.all([get("/account/apps", signal), refresh()]);
+  const created = h("div", { class: "view" });
+  const none = empty("No apps yet", "A hook rebuilds an app, and this account has none.");
+  return [
+    heading(
+      "Deploy hooks",
+      "A POST to a hook’s URL rebuilds its app, up to six times a minute. It can do nothing else.",
+    ),
+    card("New hook", apps.length ? creation(apps, created, refresh) : none),
+    created,
+    card("Hooks", list),
+  ];
+}
+
+function creation(apps, created, refresh) {
+  const names = apps.map(({ name }) => name);
+  const app = choice("app", names);
+  const name = h("input", {
+    id: "name",
+    required: true,
+    maxlength: "100",
+    autocomplete: "off",
+    placeholder: "e.g. content system",
+  });
+  const create = async () => {
+    const body = { name: name.value };
+    const hook = await call("POST", `/account/apps/${encodeURIComponent(app.value)}/hooks`, { body });
+    name.value = "";
+    created.replaceChildren(urlPanel(hook));
+    announce("The hook is created.");
+    await refresh();
+  };
+  const button = h("button", { class: "main" }, "Create");
+  return form("with-button two", [field("App", app), field("Name", name)], button, create);
+}
+
+const urlPanel = ({ app, name, url }) =>
+  once(
+    `“${name}” rebuilds ${app}`,
+    "Its URL shows only this once, and whoever has it can trigger builds. Should it leak, revoke the hook.",
+    url,
+    h("p", { class: "small quiet" }, "To try it: ", h("code", {}, "curl -X POST"), " and the URL."),
+  );
+
+function listed(hooks, refresh) {
+  if (!hooks.length) return empty("No hooks yet", "Those you create show here, with when each was last used.");
+  const line = refusal();
+  const revoke = ({ id, name, app }) => {
+    const named = { class: "plain danger", "data-focus": id, "aria-label": `Revoke ${name}` };
+    return action("Revoke", named, line, async (button) => {
+      const loss = `Its URL stops working at once: nothing that calls it rebuilds ${app} any more. This cannot be undone.`;
+      if (!(await confirmed(`Revoke “${name}”?`, loss, "Revoke"))) return button.focus();
+      await call("DELETE", `/account/hooks/${encodeURIComponent(id)}`);
+      await refresh();
+      document.querySelector("main h1").focus();
+      announce(`The hook ${name} is revoked.`);
+    });
+  };
+  const columns = {
+    Name: ({ name }) => name,
+    App: ({ app }) => app,
+    Created: ({ createdAt }) => moment(createdAt),
+    "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
+    "": revoke,
+  };
+  return [table("Deploy hooks", columns, hooks), line];
+}

@@ -1,0 +1,48 @@
+// The way in: an API key, changed for a cookie.
+
+import { plural } from "/pages/format.js";
+import { call } from "./api.js";
+
+export function showLogIn(main, why, enter) {
+  main.replaceChildren(document.querySelector("#log-in").content.cloneNode(true));
+  const form = main.querySelector("form");
+  const [key, button, refusal] = ["#key", "button", "#refusal"].map((name) => form.querySelector(name));
+  form.querySelector("#why").textContent = why || "With the API key of your account.";
+
+  const refuse = (text) => {
+    refusal.textContent = text;
+    key.setAttribute("aria-invalid", "true");
+    key.focus();
+  };
+
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (button.disabled) return;
+    const apiKey = key.value.trim();
+    if (!apiKey) return refuse("Paste your API key. It begins with csk_.");
+    button.disabled = true;
+    refusal.textContent = "";
+    key.removeAttribute("aria-invalid");
+    try {
+      await call("POST", "/dashboard/session", { body: { apiKey } });
+    } catch (error) {
+      button.disabled = false;
+      return refuse(told(error));
+    }
+    await enter();
+  });
+  key.focus();
+}
+
+function told(error) {
+  switch (error.status) {
+    case 0:
+      return "The service cannot be reached. Check your connection and try again.";
+    case 401:
+      return "This key is not known here. Check that all of it was copied.";
+    case 429:
+      return `Too many log-ins failed from your address. Try again in ${plural(error.retryAfter ?? 60, "second")}.`;
+    default:
+      return error.message || "The service could not answer. Try again.";
+  }
+}

@@ -1,0 +1,112 @@
+// The account at a glance: today's money, the last day's requests, and how its apps are.
+
+import { h, link } from "/pages/dom.js";
+import { capital, count, moment, money, plural, since } from "/pages/format.js";
+import { get, getIfThere } from "./api.js";
+import { bars, key, share } from "./chart.js";
+import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
+
+export const title = "Overview";
+
+const STATUS = {
+  operational: ["Operational", "good"],
+  disabled: ["Off"],
+  misconfigured: ["Misconfigured", "bad"],
+  "quota-exhausted": ["Quota used up", "warn"],
+  "provider-unreachable": ["Provider unreachable", "bad"],
+};
+const HEALTH = { healthy: "good", unhealthy: "bad" };
+
+export async function draw(signal) {
+  const today = h("div", { class: "pair" });
+  const [traffic, apps] = [h("section", { class: "card" }), h("section", { class: "card" })];
+  let account;
+  const refresh = async () => {
+    const [found, capabilities, usage, owned] = await Promise.all([
+      get("/account", signal),
+      get("/capabilities", signal),
+      getIfThere("/account/usage", signal),
+      get("/account/apps", signal),
+    ]);
+    account = found;
+    redraw(today, [account, capabilities], () => [spend(account), limits(account, capabilities)]);
+    redraw(traffic, usage ?? [], lastDay);
+    redraw(apps, owned, appList);
+  };
+  await refresh();
+  follow(10_000, signal, refresh);
+  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), today, traffic, apps];
+}
+
+function spend({ spend: { day, settled, reserved, cap } }) {
+  const parts = { settled, reserved };
+  const left = money(Math.max(0, cap - settled - reserved));
+  const shares = Object.entries(parts).map(([name, value]) => [name, name, money(value)]);
+  const spoken = `${money(settled)} settled, ${money(reserved)} reserved, ${left} left of ${money(cap)}`;
+  const reset = new Date(Date.parse(day) + 86_400_000).toISOString();
+  return card(
+    "Inference today",
+    h("p", { class: "figure" }, money(settled + reserved), h("small", {}, ` of ${money(cap)}`)),
+    share(cap, parts, spoken),
+    key([...shares, ["", "left", left]]),
+    h("p", { class: "small quiet" }, "Resets ", moment(reset), ", at 00:00 UTC."),
+  );
+}
+
+function limits({ limits, deploysToday }, { managedInferenceStatus }) {
+  const told = facts({
+    "Managed inference": badge(...(STATUS[managedInferenceStatus] ?? [capital(managedInferenceStatus)])),
+    "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
+    "An app’s requests": `${count(limits.requestsPerMinutePerApp)} a minute`,
+    "A user’s requests": `${count(limits.requestsPerMinutePerUser)} a minute`,
+    "Each request": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
+    "Each answer": `up to ${count(limits.maxOutputTokens)} tokens`,
+  });
+  return card("Limits", told);
+}
+
+function lastDay(usage) {
+  const requests = { answered: (hour) => hour.requests - hour.refused, refused: (hour) => hour.refused };
+  const tokens = { in: (hour) => hour.inputTokens, out: (hour) => hour.outputTokens };
+  const some = usage.some((hour) => hour.requests);
+  return [
+    h("h2", {}, "Last 24 hours"),
+    some
+      ? h("div", { class: "pair" }, bars("Requests", usage, requests), bars("Tokens", usage, tokens))
+      : empty("No requests yet", "What your apps ask the model, and the tokens it takes, shows here by the hour."),
+  ];
+}
+
+function appList(apps) {
+  const none = empty("No apps yet", "The operator of this service adds them to your account.");
+  return [h("h2", {}, "Apps"), apps.length ? h("ul", { class: "list" }, apps.map(appRow)) : none];
+}
+
+function appRow(app) {
+  const addresses = [app.url, ...(app.customDomain && app.customDomainVerified ? [`https://${app.customDomain}`] : [])];
+  const { red = 0, yellow = 0 } = app.openFindings ?? {};
+  const remarks = [
+    app.certificateExpiresAt && h("span", {}, "Certificate ends ", moment(app.certificateExpiresAt)),
+    red > 0 && badge(plural(red, "red finding"), "bad"),
+    yellow > 0 && badge(plural(yellow, "yellow finding"), "warn"),
+  ];
+  return h(
+    "li",
+    {},
+    h("h3", {}, app.name),
+    h("p", { class: "end" }, condition(app)),
+    h("p", { class: "small" }, dotted(addresses.map((address) => link(address, address.replace("https://", ""))))),
+    h("p", { class: "small quiet row remarks" }, remarks),
+  );
+}
+
+// Health is known of live apps that are probed.
+function condition({ status, health, healthSince }) {
+  if (!(health in HEALTH)) return badge(status === "live" ? "Live" : "Never live");
+  return [
+    badge(capital(health), HEALTH[health]),
+    healthSince && h("span", { class: "small quiet" }, " ", since(healthSince)),
+  ];
+}
+
+const dotted = (parts) => parts.flatMap((part, n) => (n ? [" · ", part] : [part]));

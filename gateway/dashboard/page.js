@@ -1,0 +1,110 @@
+// The dashboard: who is logged in, which view is shown, and what is told when something cannot be had.
+
+import { keepCurrent } from "/pages/format.js";
+import { h } from "/pages/dom.js";
+import { call, get } from "./api.js";
+import * as deploy from "./deploy.js";
+import * as deploys from "./deploys.js";
+import * as hooks from "./hooks.js";
+import { showLogIn } from "./login.js";
+import * as notifications from "./notifications.js";
+import * as overview from "./overview.js";
+import { explained, loading, trouble, warning } from "./parts.js";
+
+const main = document.querySelector("main");
+const bar = document.querySelector(".top");
+
+const ROUTES = [
+  [/^\/?$/, overview],
+  [/^\/notifications$/, notifications],
+  [/^\/hooks$/, hooks],
+  [/^\/deploys$/, deploys],
+  [/^\/deploys\/([\w-]+)$/, deploy],
+];
+
+let leaving = new AbortController();
+let inside = false;
+
+function leave() {
+  leaving.abort();
+  leaving = new AbortController();
+  return leaving.signal;
+}
+
+// A view draws itself whole once its data is there; `signal` tells it that another has taken its place.
+async function show({ focus = true } = {}) {
+  const path = location.hash.slice(1);
+  const signal = leave();
+  const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? ROUTES[0];
+  mark(path);
+  document.title = `${view.title} · Capsule`;
+  const slow = setTimeout(() => main.replaceChildren(loading(view.title)), 150);
+  main.setAttribute("aria-busy", "true");
+  try {
+    const drawn = await view.draw(signal, path.match(route)?.[1]);
+    if (signal.aborted) return;
+    main.replaceChildren(h("div", { class: "view" }, drawn));
+    if (focus) main.querySelector("h1").focus();
+  } catch (error) {
+    if (!signal.aborted) fail(error);
+  } finally {
+    clearTimeout(slow);
+    if (!signal.aborted) main.removeAttribute("aria-busy");
+  }
+}
+
+function mark(path) {
+  for (const link of bar.querySelectorAll("nav a")) {
+    const target = link.hash.slice(1);
+    const current = target === "/" ? path === "/" || path === "" : path.startsWith(target);
+    current ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+  }
+}
+
+function fail(error, again = () => show()) {
+  if (error.status === 401) return logIn("Your session has ended.");
+  main.replaceChildren(h("div", { class: "view" }, trouble(error, again)));
+  main.querySelector("h1").focus();
+  if (error.status === undefined) reportError(error); // a fault of ours
+}
+
+function logIn(why = "") {
+  leave();
+  inside = false;
+  bar.hidden = true;
+  document.title = "Log in · Capsule";
+  main.removeAttribute("aria-busy");
+  showLogIn(main, why, enter);
+}
+
+async function enter({ focus = true } = {}) {
+  try {
+    const account = await get("/account");
+    document.querySelector("#account").textContent = account.name;
+  } catch (error) {
+    return error.status === 401 ? logIn() : fail(error, enter);
+  }
+  inside = true;
+  bar.hidden = false;
+  await show({ focus });
+}
+
+document.querySelector("#log-out").addEventListener("click", async () => {
+  try {
+    await call("DELETE", "/dashboard/session");
+  } catch (error) {
+    return main.firstElementChild.prepend(warning(`You are still logged in. ${explained(error)[1]}`));
+  }
+  history.replaceState(null, "", location.pathname);
+  logIn("You are logged out.");
+});
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+
+addEventListener("session-ended", () => logIn("Your session has ended."));
+addEventListener("hashchange", () => inside && show());
+setInterval(keepCurrent, 20_000);
+enter({ focus: false });

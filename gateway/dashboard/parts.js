@@ -1,0 +1,240 @@
+// The parts that views are made of.
+
+import { h, pause, seen } from "/pages/dom.js";
+import { plural } from "/pages/format.js";
+
+export const heading = (title, lead, beside) =>
+  h(
+    "div",
+    { class: "heading" },
+    h("div", { class: "row" }, h("h1", { tabindex: "-1" }, title), beside),
+    lead && h("p", { class: "quiet" }, lead),
+  );
+
+export const card = (title, ...children) => h("section", { class: "card" }, title && h("h2", {}, title), children);
+
+export const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
+
+export function facts(entries) {
+  const fact = ([name, value]) => value && h("div", {}, h("dt", {}, name), h("dd", {}, value));
+  return h("dl", { class: "facts" }, Object.entries(entries).map(fact));
+}
+
+export const empty = (title, text) => h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));
+
+export function loading(title) {
+  const bones = () =>
+    h(
+      "div",
+      { class: "card", "aria-hidden": "true" },
+      [1, 2, 3].map(() => h("div", { class: "bone" })),
+    );
+  return h("div", { class: "view" }, heading(title), h("p", { class: "unseen" }, "Loading"), bones(), bones());
+}
+
+// `columns`: heading → what a row shows there. An empty heading is that of its buttons.
+export function table(label, columns, rows) {
+  const head = (name) => h("th", { scope: "col" }, name || h("span", { class: "unseen" }, "Actions"));
+  const cell = (row, [name, show], n) => {
+    if (!name) return h("td", { class: "act end" }, show(row));
+    return h(n ? "td" : "th", { scope: n ? null : "row", "data-name": name }, h("div", { class: "cut" }, show(row)));
+  };
+  const line = (row) =>
+    h(
+      "tr",
+      {},
+      Object.entries(columns).map((column, n) => cell(row, column, n)),
+    );
+  return h(
+    "table",
+    { class: "stacked" },
+    h("caption", { class: "unseen" }, label),
+    h("thead", {}, h("tr", {}, Object.keys(columns).map(head))),
+    h("tbody", {}, rows.map(line)),
+  );
+}
+
+// -- what is told -----------------------------------------------------------------------------------------------
+
+const status = document.querySelector("#status");
+
+// For who cannot see what changed. Cleared first, so that the same words are read twice.
+export function announce(text) {
+  status.textContent = "";
+  requestAnimationFrame(() => (status.textContent = text));
+}
+
+// For everybody, above what is shown.
+export const warning = (text) => h("p", { class: "late", role: "alert" }, text);
+
+// A title and what to do; the text says enough without the title.
+export function explained({ status, message, retryAfter }) {
+  const later = retryAfter ? `in ${plural(retryAfter, "second")}` : "shortly";
+  switch (status) {
+    case undefined:
+      return ["This page failed", "The fault is ours. Reloading the page may help."];
+    case 0:
+      return ["No connection", "The service cannot be reached. Check your connection and try again."];
+    case 404:
+      return ["There is nothing here", "It may have been removed, or it belongs to another account."];
+    case 429:
+      return ["That was too much", `${message} It can go on ${later}.`];
+    case 503:
+      return ["The service is not ready", `The service cannot reach its store right now. Try again ${later}.`];
+    default:
+      return ["That did not work", message || `The service answered with status ${status}.`];
+  }
+}
+
+export function trouble(error, again) {
+  const [title, text] = explained(error);
+  const button = h("button", { type: "button", class: "main", onclick: () => again() }, "Try again");
+  return h(
+    "section",
+    { class: "card trouble", role: "alert" },
+    h("h1", { tabindex: "-1" }, title),
+    h("p", { class: "quiet" }, text),
+    error.requestId && h("p", { class: "small quiet" }, "Request ", h("code", {}, error.requestId)),
+    h("div", { class: "row" }, button),
+  );
+}
+
+const sessionEnded = () => dispatchEvent(new Event("session-ended"));
+
+// -- what is asked for ------------------------------------------------------------------------------------------
+
+// Where it is told why something was refused: below what asked for it.
+export const refusal = () => h("p", { class: "refusal", role: "alert" });
+
+export const field = (label, control) => h("div", { class: "field" }, h("label", { for: control.id }, label), control);
+
+export const choice = (id, options) =>
+  h(
+    "select",
+    { id },
+    options.map((option) => h("option", {}, option)),
+  );
+
+// `layout` is a class of the row that holds the fields and the button.
+export function form(layout, fields, button, work, beside) {
+  const line = refusal();
+  const submit = (event) => (event.preventDefault(), attempt(button, line, work));
+  const row = h(
+    "div",
+    { class: `fields ${layout}` },
+    fields,
+    beside ? h("div", { class: "row" }, button, beside) : button,
+  );
+  return h("form", { class: "stack", onsubmit: submit }, row, line);
+}
+
+export function action(text, properties, line, work) {
+  const button = h("button", { type: "button", ...properties }, text);
+  button.addEventListener("click", () => attempt(button, line, () => work(button)));
+  return button;
+}
+
+async function attempt(button, line, work) {
+  if (button.getAttribute("aria-disabled") === "true") return;
+  button.setAttribute("aria-disabled", "true"); // not `disabled`, which would take the focus away
+  line.textContent = "";
+  try {
+    await work();
+  } catch (error) {
+    if (error.status === 401) return sessionEnded();
+    if (error.status === undefined) reportError(error);
+    line.textContent = explained(error)[1];
+  } finally {
+    button.removeAttribute("aria-disabled");
+  }
+}
+
+// A question before something is lost.
+export function confirmed(title, text, action) {
+  const keep = h("button", { value: "", autofocus: true }, "Keep it");
+  const lose = h("button", { value: "yes", class: "danger" }, action);
+  const dialog = h(
+    "dialog",
+    { "aria-labelledby": "question", "aria-describedby": "consequence" },
+    h(
+      "form",
+      { method: "dialog" },
+      h("h2", { id: "question" }, title),
+      h("p", { id: "consequence", class: "quiet" }, text),
+      h("div", { class: "row" }, keep, lose),
+    ),
+  );
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    }),
+  );
+}
+
+// What shows only once. The panel takes the focus, and stays until it is put away.
+export function once(title, warning, secret, ...more) {
+  const shown = h("code", {}, secret);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(secret);
+      copying.textContent = "Copied";
+      announce("Copied");
+    } catch {
+      getSelection().selectAllChildren(shown);
+      announce("Selected; copy it with your keyboard");
+    }
+  };
+  const putAway = () => {
+    panel.remove();
+    document.querySelector("main h1").focus();
+  };
+  const name = h("h2", { tabindex: "-1" }, title);
+  const copying = h("button", { type: "button", class: "main", onclick: copy }, "Copy");
+  const away = h("button", { type: "button", onclick: putAway }, "I have stored it");
+  const buttons = h("div", { class: "row" }, copying, away);
+  const panel = h("section", { class: "card once" }, name, h("p", {}, warning), h("pre", {}, shown), buttons, more);
+  queueMicrotask(() => name.focus());
+  return panel;
+}
+
+// -- what stays current -----------------------------------------------------------------------------------------
+
+const drawn = new WeakMap();
+
+// Draws only what has changed: a selection, the focus, a button under the pointer stay where they are.
+export function redraw(place, data, draw) {
+  const text = JSON.stringify(data);
+  if (drawn.get(place) === text) return;
+  drawn.set(place, text);
+  const focus = place.contains(document.activeElement) && document.activeElement.dataset.focus;
+  place.replaceChildren(...[draw(data)].flat());
+  if (focus) place.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
+}
+
+// Asks again and again while the page can be seen, until it is "done". A failure is a line above what is shown.
+export async function follow(milliseconds, signal, work) {
+  const late = h("p", { class: "late", role: "status" }, "Not current: the service does not answer. Trying again …");
+  let failures = 0;
+  try {
+    for (;;) {
+      await pause(Math.min(milliseconds * 2 ** failures, 30_000), signal);
+      await seen(signal);
+      try {
+        if ((await work()) === "done") return;
+        failures = 0;
+      } catch (error) {
+        if (signal.aborted || error.status === undefined) throw error;
+        if (error.status === 401) return sessionEnded();
+        failures = Math.min(failures + 1, 5);
+      }
+      failures ? document.querySelector("main > .view")?.prepend(late) : late.remove();
+    }
+  } catch (error) {
+    if (!signal.aborted) reportError(error);
+  } finally {
+    late.remove();
+  }
+}

@@ -1,0 +1,73 @@
+// Money, times and counts, as people read them.
+
+import { h } from "./dom.js";
+
+const euros = (digits) => new Intl.NumberFormat("en-IE", { style: "currency", currency: "EUR", ...digits });
+const cents = euros({});
+const fractions = euros({ minimumFractionDigits: 2, maximumSignificantDigits: 2, maximumFractionDigits: 9 });
+const whole = new Intl.NumberFormat("en");
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const ago = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
+const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
+
+// Below a cent the first two digits that are not zero.
+export function money(nanoEuro) {
+  const amount = nanoEuro / 1e9;
+  return amount !== 0 && Math.abs(amount) < 0.01 ? fractions.format(amount) : cents.format(amount);
+}
+
+export const count = (number) => whole.format(number);
+export const roughly = (number) => short.format(number);
+
+export function plural(number, one, many = `${one}s`) {
+  return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+// A word of the interface, at the beginning of a line.
+export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("-", " ");
+
+const STEPS = [
+  ["day", 86_400],
+  ["hour", 3600],
+  ["minute", 60],
+];
+
+const largest = (seconds) => STEPS.find(([, size]) => seconds >= size * 0.95) ?? [];
+
+function relative(milliseconds) {
+  const seconds = (milliseconds - Date.now()) / 1000;
+  const [unit, size] = largest(Math.abs(seconds));
+  if (!unit) return seconds < 0 ? "just now" : "in a moment";
+  return ago.format(Math.round(seconds / size), unit);
+}
+
+function lasting(milliseconds) {
+  const seconds = (Date.now() - milliseconds) / 1000;
+  const [unit, size] = largest(seconds);
+  return unit ? `for ${plural(Math.round(seconds / size), unit)}` : "for a moment";
+}
+
+// "3 minutes ago" and "for 3 minutes", with the exact time in the title. `keepCurrent` keeps them true.
+const WORDS = { relative, lasting };
+export const moment = (iso) => time(iso, "relative");
+export const since = (iso) => time(iso, "lasting");
+
+function time(iso, words) {
+  const at = Date.parse(iso);
+  if (Number.isNaN(at)) return "–";
+  return h("time", { datetime: iso, title: exact.format(at), "data-words": words }, WORDS[words](at));
+}
+
+export function keepCurrent() {
+  for (const time of document.querySelectorAll("time[data-words]")) {
+    time.textContent = WORDS[time.dataset.words](Date.parse(time.dateTime));
+  }
+}
+
+export function duration(milliseconds) {
+  if (milliseconds === null || milliseconds === undefined) return "–";
+  if (milliseconds < 1000) return `${Math.round(milliseconds)} ms`;
+  const seconds = milliseconds / 1000;
+  if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+}

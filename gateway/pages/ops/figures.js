@@ -1,0 +1,224 @@
+// Draws a snapshot into the page's cards. What can be focused stays as it is: only words and attributes change.
+
+import { h } from "/pages/dom.js";
+import { count, duration, money, plural, roughly } from "/pages/format.js";
+import { key, share } from "/dashboard/chart.js";
+import { KINDS, byKind, chart, kindOf } from "./minutes.js";
+
+const STATUS = {
+  operational: ["Operational", "good"],
+  disabled: ["Off", ""],
+  misconfigured: ["Misconfigured", "bad"],
+  "quota-exhausted": ["Provider’s quota used up", "warn"],
+  "provider-unreachable": ["Provider unreachable", "bad"],
+};
+const OLD = 60_000; // ms that an event may wait before it is worth a look
+const LATE = 10_000; // ms since a heartbeat that comes every five seconds
+
+const put = (id, ...children) => document.getElementById(id).replaceChildren(...children.flat(Infinity).filter(Boolean));
+const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
+
+export function draw(snapshot) {
+  glance(snapshot);
+  inference(snapshot.inference);
+  redis(snapshot.redis);
+  requests(snapshot.minutes);
+  spend(snapshot.spend);
+  queue("webhooks", snapshot.webhooks, "event", outcomes(snapshot.outcomes));
+  queue("deploys", snapshot.deploys, "deploy");
+  workers(snapshot);
+  gateways(snapshot.gateways);
+}
+
+const tile = (name, value, unit) =>
+  h("div", {}, h("h2", { class: "small quiet" }, name), h("p", { class: "figure" }, value, unit && h("small", {}, ` ${unit}`)));
+
+function glance({ gateways, minutes, firstToken, spend }) {
+  const streams = gateways.reduce((sum, gateway) => sum + gateway.streams, 0);
+  const requests = minutes.reduce((sum, minute) => sum + minute.requests, 0);
+  const answered = minutes.reduce((sum, minute) => sum + byKind(minute).answered, 0);
+  put(
+    "glance",
+    tile("Streams open", count(streams)),
+    tile("Requests, last hour", roughly(requests), requests ? `${percent(answered / requests)} answered` : ""),
+    tile("First token, half within", duration(firstToken.p50), firstToken.p99 === null ? "" : `99 % within ${duration(firstToken.p99)}`),
+    tile("Spend today", money(spend.total)),
+  );
+}
+
+function inference({ managedInferenceStatus, enabled, approved, emergencyOff }) {
+  const [name, tone] = STATUS[managedInferenceStatus];
+  const shown = document.getElementById("inference");
+  if (shown.textContent !== name) document.getElementById("status").textContent = `Inference: ${name}`;
+  shown.textContent = name;
+  shown.className = `badge ${tone}`;
+  const closed = [
+    !enabled && "the switch is off",
+    !approved && "processing is not approved",
+    emergencyOff && "the emergency-off file is there",
+  ].filter(Boolean);
+  put(
+    "inference-why",
+    closed.length
+      ? `Requests are refused: ${closed.join(", ")}.`
+      : "Switch on, processing approved, no emergency-off file.",
+  );
+  label("switch", enabled, "Turn off", "Turn on");
+  label("approval", approved, "Withdraw approval", "Approve processing");
+}
+
+function label(id, open, close, reopen) {
+  const button = document.getElementById(id);
+  button.textContent = open ? close : reopen;
+  button.dataset.open = open;
+}
+
+function redis({ latencyMs, memory, memoryLimit, clients, commandsPerSecond }) {
+  const used = bytes(memory);
+  put(
+    "redis",
+    facts({
+      "Round trip": `${latencyMs.toFixed(2)} ms`,
+      "Commands a second": count(commandsPerSecond),
+      Clients: count(clients),
+      Memory: memoryLimit ? `${used} of ${bytes(memoryLimit)}` : `${used}, no limit`,
+    }),
+    memoryLimit > 0 && share(memoryLimit, { memory }, `${used} of ${bytes(memoryLimit)} of memory used`),
+  );
+}
+
+const bytes = (number) =>
+  number < 2 ** 30 ? `${(number / 2 ** 20).toFixed(1)} MiB` : `${(number / 2 ** 30).toFixed(1)} GiB`;
+
+const facts = (entries) =>
+  h(
+    "dl",
+    { class: "facts" },
+    Object.entries(entries).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
+
+function requests(minutes) {
+  const kinds = Object.fromEntries(KINDS.map(([kind]) => [kind, 0]));
+  const codes = {};
+  for (const minute of minutes) {
+    for (const [kind, often] of Object.entries(byKind(minute))) kinds[kind] += often;
+    for (const [code, often] of Object.entries(minute.codes)) codes[code] = (codes[code] ?? 0) + often;
+  }
+  const sorted = Object.entries(codes).sort(([, a], [, b]) => b - a);
+  put(
+    "requests",
+    key(KINDS.map(([kind, name]) => [kind, name, roughly(kinds[kind])])),
+    chart(minutes),
+    sorted.length > 0 && h("ul", { class: "codes" }, sorted.map(([code, often]) =>
+      h("li", {}, h("i", { class: kindOf(code) }), h("code", {}, code), h("b", {}, count(often))))),
+  );
+}
+
+function spend({ day, total, top }) {
+  put("spend-day", `${day}, UTC`);
+  put(
+    "spend",
+    h("p", { class: "figure" }, money(total)),
+    top.length
+      ? table(
+          ["Account", "Plan", "Settled", "Reserved", "Of its cap"],
+          top.map(({ account, name, plan, settled, reserved, cap }) => [
+            [name, h("span", { class: "small quiet cut" }, account)],
+            plan,
+            money(settled),
+            money(reserved),
+            [
+              share(cap, { settled, reserved }, `${money(settled + reserved)} of ${money(cap)}`),
+              h("span", { class: "small quiet" }, `${percent((settled + reserved) / cap)} of ${money(cap)}`),
+            ],
+          ]),
+          "spenders",
+        )
+      : h("p", { class: "empty" }, "Nobody has spent anything today."),
+  );
+}
+
+function queue(id, { waiting, pending, oldestMs }, one, ...more) {
+  put(
+    id,
+    facts({
+      Waiting: badge(plural(waiting, one), waiting ? "busy" : "good"),
+      "Oldest waits for": oldestMs === null ? "–" : badge(duration(oldestMs), oldestMs > OLD ? "bad" : "good"),
+      "In hand": count(pending),
+    }),
+    more,
+  );
+}
+
+function outcomes(counts) {
+  const reasons = Object.entries(counts).filter(([name]) => name.includes(":")).sort(([, a], [, b]) => b - a);
+  return [
+    h("p", { class: "small quiet" }, "Outcomes since the beginning"),
+    key([
+      ["delivered", "delivered", roughly(counts.delivered ?? 0)],
+      ["failed", "failed", roughly(counts.failed ?? 0)],
+      ["dropped", "dropped", roughly(counts.dropped ?? 0)],
+    ]),
+    reasons.length > 0 && h("p", { class: "small quiet" }, reasons.map(([name, often]) => `${name.split(":")[1]} ${roughly(often)}`).join(" · ")),
+  ];
+}
+
+function workers({ workers }) {
+  put(
+    "workers",
+    workers.length
+      ? table(
+          ["Worker", "Heartbeat", "In hand"],
+          workers.map(({ group, name, heartbeatMs, pending }) => [
+            [group, h("span", { class: "small quiet cut" }, name)],
+            heartbeatMs === null ? badge("died", "bad") : badge(`${duration(Math.max(heartbeatMs, 0))} ago`, heartbeatMs > LATE ? "warn" : "good"),
+            count(pending),
+          ]),
+        )
+      : h("p", { class: "empty" }, h("strong", {}, "No worker lives"), " Events and deploys wait until one is started."),
+  );
+}
+
+function gateways(processes) {
+  put(
+    "gateways",
+    table(
+      ["Process", "Up for", "Streams"],
+      processes.map(({ id, startedAt, streams }) => [
+        h("span", { class: "cut" }, id),
+        lasting(Date.now() - Date.parse(startedAt)),
+        count(streams),
+      ]),
+    ),
+  );
+}
+
+function lasting(milliseconds) {
+  const minutes = Math.max(0, Math.round(milliseconds / 60_000));
+  if (minutes < 60) return minutes ? `${minutes} min` : "under a minute";
+  return minutes < 2880 ? `${Math.round(minutes / 60)} h` : `${Math.round(minutes / 1440)} days`;
+}
+
+function percent(share) {
+  if (share > 0 && share < 0.001) return "under 0.1 %";
+  return `${(share * 100).toFixed(share === 0 || share === 1 ? 0 : 1)} %`;
+}
+
+const table = (heads, rows, cls = "") =>
+  h(
+    "table",
+    { class: `stacked ${cls}` },
+    h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col" }, head)))),
+    h(
+      "tbody",
+      {},
+      rows.map(([first, ...cells]) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, h("span", {}, first)),
+          cells.map((cell, n) => h("td", { "data-name": heads[n + 1] }, h("span", {}, cell))),
+        ),
+      ),
+    ),
+  );

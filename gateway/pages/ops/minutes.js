@@ -1,0 +1,78 @@
+// The last hour's requests, one bar a minute: what was answered below, what was not above it, by its kind.
+
+import { h, svg } from "/pages/dom.js";
+import { roughly } from "/pages/format.js";
+
+const WIDTH = 600;
+const HEIGHT = 120;
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+
+const LIMITS = new Set(["APP_RATE_LIMITED", "USER_RATE_LIMITED", "SPEND_CAP_REACHED"]);
+const OURS = /^(PROVIDER_|BACKBONE_|APP_BACKEND_|INTERNAL)/;
+
+export const KINDS = [
+  ["answered", "answered"],
+  ["faulty", "faulty or without permission"],
+  ["limited", "over a limit"],
+  ["failed", "failed"],
+  ["left", "left by the caller"],
+];
+
+export function kindOf(code) {
+  if (code === "CLIENT_GONE") return "left";
+  if (LIMITS.has(code)) return "limited";
+  return OURS.test(code) ? "failed" : "faulty";
+}
+
+export function byKind({ requests, codes }) {
+  const sums = { answered: requests, faulty: 0, limited: 0, failed: 0, left: 0 };
+  for (const [code, often] of Object.entries(codes)) {
+    sums[kindOf(code)] += often;
+    sums.answered -= often;
+  }
+  return sums;
+}
+
+export function chart(minutes) {
+  const peak = Math.max(...minutes.map(({ requests }) => requests), 1);
+  const step = WIDTH / minutes.length;
+  const drawn = minutes.map((minute, n) => {
+    const sums = byKind(minute);
+    const at = clock.format(Date.parse(minute.minute));
+    const told = KINDS.filter(([kind]) => sums[kind]).map(([kind, name]) => `${roughly(sums[kind])} ${name}`);
+    let top = HEIGHT;
+    return svg(
+      "g",
+      {},
+      svg("title", {}, `${at}: ${told.join(", ") || "nothing"}`),
+      svg("rect", { class: "over", x: n * step, y: 0, width: step, height: HEIGHT }),
+      KINDS.map(([kind]) => {
+        const height = sums[kind] && Math.max((sums[kind] / peak) * HEIGHT, 1.5);
+        top -= height;
+        return height > 0 && svg("rect", { class: kind, x: n * step + 1, y: Math.max(top, 0), width: step - 2, height });
+      }),
+    );
+  });
+  const total = minutes.reduce((sum, { requests }) => sum + requests, 0);
+  return h(
+    "figure",
+    { class: "chart minutes" },
+    h("span", { class: "peak", "aria-hidden": "true" }, `${roughly(peak)} a minute`),
+    svg(
+      "svg",
+      {
+        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+        preserveAspectRatio: "none",
+        role: "img",
+        "aria-label": `${roughly(total)} requests in the last hour, at most ${roughly(peak)} in a minute`,
+      },
+      drawn,
+    ),
+    h(
+      "div",
+      { class: "hours", "aria-hidden": "true" },
+      [0, 15, 30, 45].map((n) => h("span", {}, clock.format(Date.parse(minutes[n].minute)))),
+      h("span", {}, "now"),
+    ),
+  );
+}

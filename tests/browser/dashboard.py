@@ -1,0 +1,92 @@
+"""An account holder in front of the dashboard, in a real browser, and what goes on behind it."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from playwright.async_api import Browser, Locator, Page, expect
+
+from gateway import store
+from tests.runner import Gateway
+from tests.tenants import Account
+
+VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "notifications": "Notifications"}
+# The browser itself reports every refused request; what the page makes of it is what tests look at.
+EXPECTED = "Failed to load resource"
+
+
+class Holder:
+    def __init__(self, page: Page, account: Account) -> None:
+        self.page, self.account, self.gateway = page, account, account.gateway
+
+    async def go(self, view: str = "") -> None:
+        await self.page.goto(f"{self.gateway.address}/dashboard#/{view}")
+
+    async def log_in(self, view: str = "") -> None:
+        await self.go(view)
+        await self.page.get_by_label("API key").fill(self.account.key)
+        await self.page.keyboard.press("Enter")
+        await expect(self.heading(VIEWS.get(view))).to_be_focused()
+
+    async def hurry(self) -> None:
+        """The page asks again ten times as often as it would."""
+        script = "const whole = window.setTimeout; window.setTimeout = (work, wait) => whole(work, wait / 10)"
+        await self.page.add_init_script(script)
+
+    def heading(self, name: str | None = None, level: int = 1) -> Locator:
+        return self.page.get_by_role("heading", name=name, level=level)
+
+    def button(self, name: str, **options: Any) -> Locator:
+        return self.page.get_by_role("button", name=name, **options)
+
+    def row(self, text: str) -> Locator:
+        return self.page.get_by_role("row").filter(has_text=text)
+
+    async def clipboard(self) -> str:
+        return await self.page.evaluate("navigator.clipboard.readText()")
+
+    async def width(self) -> int:
+        return await self.page.evaluate("document.documentElement.scrollWidth")
+
+    async def app(self, name: str | None = None, **fields: Any) -> str:
+        name = name or f"app-{secrets.token_hex(4)}"
+        body = {"account": self.account.id, "repository": {"url": "https://git.example.com/a", "branch": "main"}}
+        response = await self.gateway.platform("PUT", f"apps/{name}", {**body, **fields})
+        assert response.status_code == 200, response.text
+        return name
+
+    # -- what an outside engine does --------------------------------------------------------------------------
+
+    async def deploy(self, app: str, kind: str = "live") -> str:
+        return (await self.gateway.platform("POST", f"apps/{app}/deploys", {"kind": kind})).json()["deployId"]
+
+    async def report(self, deploy: str, phase: str, ok: bool = True, reason: str = "") -> None:
+        body = {"phase": phase, "ok": ok, "reason": reason}
+        assert (await self.gateway.platform("POST", f"deploys/{deploy}/phases", body)).status_code == 200
+
+    def log(self, deploy: str, text: str) -> None:
+        with self.gateway.redis.client() as client:
+            key = store.deploy_log_key(self.account.id, deploy)
+            client.append(key, text)
+            client.expire(key, 3600)
+
+
+@asynccontextmanager
+async def visiting(browser: Browser, gateway: Gateway, name: str = "", **options: Any) -> AsyncIterator[Holder]:
+    """Each from an address of its own. The console must be clean, so nothing may violate the policy."""
+    made = await gateway.platform("POST", "accounts", {"name": name or "Ana’s workshop", "plan": "maker"})
+    account = Account(gateway, made.json()["id"], made.json()["apiKey"])
+    gateway.confidential.add(account.key)
+    context = await browser.new_context(extra_http_headers={"X-Forwarded-For": secrets.token_hex(8)}, **options)
+    await context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = await context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+    page.set_default_timeout(8_000)
+    yield Holder(page, account)
+    cookies = await context.cookies()
+    gateway.confidential |= {cookie["value"] for cookie in cookies if cookie["value"]}
+    await context.close()
+    assert not [text for text in complaints if EXPECTED not in text]

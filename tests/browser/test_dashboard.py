@@ -1,0 +1,357 @@
+"""The dashboard's flows, each to its end: what the page says is what the gateway, worker and receiver then do."""
+
+import io
+import json
+import re
+import tarfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from gateway import store
+from tests.browser.dashboard import Holder, visiting
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.fakes.receiver import FakeReceiver, verified
+from tests.fakes.server import answer
+from tests.polling import wait_until
+from tests.runner import Gateway, gateway_with_redis
+from tests.tenants import App
+from tests.worker import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+Visit = Callable[..., AbstractAsyncContextManager[Holder]]
+fixture = pytest_asyncio.fixture(loop_scope="session")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def worker(gw: Gateway) -> AsyncIterator[Worker]:
+    worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()
+    yield worker
+    assert await worker.stop() == 0
+    worker.assert_log_is_clean()
+
+
+@fixture
+async def receiver() -> AsyncIterator[FakeReceiver]:
+    async with FakeReceiver() as receiver:
+        yield receiver
+
+
+@fixture
+async def visit(browser: Browser, gw: Gateway) -> Visit:
+    return partial(visiting, browser, gw)
+
+
+@fixture
+async def holder(visit: Visit) -> AsyncIterator[Holder]:
+    async with visit() as holder:
+        yield holder
+
+
+# -- in and out ----------------------------------------------------------------------------------------------
+
+
+async def test_a_wrong_key_the_right_one_and_out_again(holder: Holder) -> None:
+    page = holder.page
+    await holder.go("hooks")
+    key = page.get_by_label("API key")
+    await expect(key).to_be_focused()
+    await key.press("Enter")
+    await expect(page.get_by_role("alert")).to_have_text("Paste your API key. It begins with csk_.")
+    await key.fill("csk_wrong")
+    await key.press("Enter")
+    await expect(page.get_by_role("alert")).to_contain_text("This key is not known here.")
+    await expect(key).to_be_focused()
+    await expect(key).to_have_attribute("aria-invalid", "true")
+    await key.fill(f"  {holder.account.key} ")
+    await key.press("Enter")
+    await expect(holder.heading("Deploy hooks")).to_be_focused()
+    assert await page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
+    await page.reload()
+    await expect(holder.heading("Deploy hooks")).to_be_visible()
+    await holder.button("Log out").click()
+    await expect(page.get_by_text("You are logged out.")).to_be_visible()
+    await expect(page.get_by_role("navigation")).to_be_hidden()
+    await page.reload()
+    await expect(key).to_be_focused()
+
+
+async def test_too_many_wrong_keys(holder: Holder) -> None:
+    await holder.go()
+    for n in range(10):
+        body = {"data": {"apiKey": f"csk_{n}"}, "headers": {"Origin": holder.gateway.address}}
+        assert (await holder.page.request.post(f"{holder.gateway.address}/dashboard/session", **body)).status == 401
+    await holder.page.get_by_label("API key").fill(holder.account.key)
+    await holder.button("Log in").click()
+    told = holder.page.get_by_role("alert")
+    await expect(told).to_have_text(
+        re.compile(r"^Too many log-ins failed from your address. Try again in \d+ seconds?\.$")
+    )
+
+
+async def test_a_session_that_ends_comes_back_to_the_same_view(holder: Holder) -> None:
+    await holder.hurry()
+    await holder.log_in("notifications")
+    await holder.page.context.clear_cookies()
+    await expect(holder.page.get_by_text("Your session has ended.")).to_be_visible()
+    await holder.page.get_by_label("API key").fill(holder.account.key)
+    await holder.button("Log in").click()
+    await expect(holder.heading("Notifications")).to_be_visible()
+
+
+# -- overview ------------------------------------------------------------------------------------------------
+
+
+async def test_the_overview_of_a_new_account(holder: Holder) -> None:
+    await holder.log_in()
+    for words in ("Ana’s workshop, on the Maker plan.", "No requests yet", "No apps yet", "0 of 200", "Operational"):
+        await expect(holder.page.get_by_text(words)).to_be_visible()
+    bar = holder.page.get_by_role("img", name="€0.00 settled, €0.00 reserved, €2.00 left of €2.00")
+    await expect(bar).to_be_visible()
+
+
+async def test_the_overview_counts_what_was_asked_and_spent(
+    holder: Holder, provider: FakeProvider, backend: FakeAppBackend
+) -> None:
+    name = await holder.app(auth={"kind": "jwks", "url": backend.jwks_url})
+    app = App(holder.account, name, backend)
+    prompt = provider.plays(tokens("x", usage=(100, 2000)), prompt="Count the tokens of this.")
+    assert (await app.ask(prompt)).status_code == 200
+    assert (await app.ask("")).status_code == 400
+    settled = await holder.account.settled()
+
+    async def counted() -> bool:
+        usage = (await holder.account.get("/account/usage")).json()
+        return usage[-1]["requests"] + usage[-2]["requests"] == 2
+
+    await wait_until(counted, 10)
+    await holder.log_in()
+    await expect(holder.page.get_by_role("img", name="Requests: 1 answered, 1 refused in 24 hours")).to_be_visible()
+    await expect(holder.page.get_by_role("img", name="Tokens: 100 in, 2K out in 24 hours")).to_be_visible()
+    assert settled == 100 * 150 + 2000 * 600
+    await expect(holder.page.locator(".figure")).to_have_text("€0.0012 of €2.00")
+    await expect(holder.page.get_by_role("link", name=f"{name}.apps.localhost")).to_have_attribute(
+        "href", f"https://{name}.apps.localhost"
+    )
+
+
+# -- notifications -------------------------------------------------------------------------------------------
+
+
+async def test_a_webhook_from_its_setting_to_its_clearing(
+    holder: Holder, worker: Worker, receiver: FakeReceiver
+) -> None:
+    page = holder.page
+    await holder.hurry()
+    await holder.log_in("notifications")
+    await expect(page.get_by_text("No webhook is set")).to_be_visible()
+    await expect(page.get_by_text("Nothing was sent yet")).to_be_visible()
+
+    await page.get_by_label("URL").fill(receiver.url())
+    await holder.button("Save").click()
+    await expect(holder.heading("Your signing secret", 2)).to_be_focused()
+    await holder.button("Copy").click()
+    await expect(holder.button("Copied")).to_be_visible()
+    secret = await holder.clipboard()
+    assert re.fullmatch(r"whsec_[\w+/=]{44}", secret)
+    holder.gateway.confidential.add(secret)
+    await holder.button("I have stored it").click()
+    await expect(holder.heading("Notifications")).to_be_focused()
+    await page.reload()
+    await expect(page.get_by_text(receiver.url())).to_be_visible()
+    assert secret not in await page.content()
+
+    await page.get_by_label("Test event").select_option("app.crashed")
+    await holder.button("Send").click()
+    await expect(holder.row("app.crashed")).to_contain_text("Delivered status 204")
+    [exchange] = receiver.got()
+    assert verified(exchange, secret)["data"]["sample"] is True
+
+    await holder.button("Redeliver app.crashed").click()
+    await expect(holder.row("app.crashed")).to_have_count(2)
+    assert list(receiver.ids().values()) == [2]
+    verified(receiver.got()[1], secret)
+    await expect(holder.button("Redeliver app.crashed").last).to_be_focused()
+
+    receiver.plays("/events", answer(500))
+    await page.get_by_label("Test event").select_option("deploy.failed")
+    await holder.button("Send").click()
+    await expect(holder.row("deploy.failed")).to_contain_text(re.compile(r"Failed status 500(?!,)"))
+
+    await holder.button("Change").click()
+    await expect(page.get_by_label("URL")).to_have_value(receiver.url())
+    await page.get_by_label("URL").fill(receiver.url("/elsewhere"))
+    await holder.button("Save").click()
+    another = await page.locator(".once code").inner_text()
+    assert another != secret
+
+    await holder.button("Clear").click()
+    await holder.button("Keep it").click()
+    await expect(holder.button("Clear")).to_be_focused()
+    assert (await holder.account.get("/account/webhook")).status_code == 200
+    await holder.button("Clear").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Clear").click()
+    await expect(page.get_by_text("No webhook is set")).to_be_visible()
+    assert (await holder.account.get("/account/webhook")).status_code == 404
+
+
+async def test_an_address_that_is_refused_is_told_beside_its_field(holder: Holder) -> None:
+    await holder.log_in("notifications")
+    await holder.page.get_by_label("URL").fill("ftp://example.com/")
+    await holder.button("Save").click()
+    await expect(holder.page.get_by_role("alert").filter(has_text="url: ")).to_be_visible()
+    await expect(holder.page.get_by_label("URL")).to_have_value("ftp://example.com/")
+
+
+# -- deploy hooks --------------------------------------------------------------------------------------------
+
+
+async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.log_in("hooks")
+    await expect(page.get_by_text("No hooks yet")).to_be_visible()
+    await page.get_by_label("Name").fill("Content system")
+    await holder.button("Create").click()
+    await expect(holder.heading(f"“Content system” rebuilds {app}", 2)).to_be_focused()
+    await holder.button("Copy").click()
+    await expect(holder.button("Copied")).to_be_visible()
+    url = await holder.clipboard()
+    holder.gateway.confidential.add(url.rpartition("/")[2])
+    await expect(holder.row("Content system")).to_contain_text("Never")
+
+    async with httpx.AsyncClient(trust_env=False) as http:
+        assert (await http.post(url)).status_code == 202
+        await page.reload()
+        await expect(holder.row("Content system")).not_to_contain_text("Never")
+        assert url not in await page.content()
+
+        await holder.button("Revoke Content system").click()
+        await expect(page.get_by_role("dialog", name="Revoke “Content system”?")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(holder.button("Revoke Content system")).to_be_focused()
+        assert (await http.post(url)).status_code == 202
+        await holder.button("Revoke Content system").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+        await expect(page.get_by_text("No hooks yet")).to_be_visible()
+        await expect(holder.heading("Deploy hooks")).to_be_focused()
+        assert (await http.post(url)).status_code == 404
+
+
+# -- deploys -------------------------------------------------------------------------------------------------
+
+
+async def test_a_deploy_is_followed_to_its_end(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.hurry()
+    await holder.log_in("deploys")
+    await expect(page.get_by_text("No deploys yet")).to_be_visible()
+    deploy = await holder.deploy(app)
+    await expect(holder.row(app)).to_contain_text("Queued")
+    await page.get_by_role("link", name=f"{app}, deploy {deploy}").click()
+    await expect(holder.heading(f"Deploy of {app}")).to_be_focused()
+    log, phases = page.get_by_role("log"), page.get_by_role("list", name="Phases")
+    await expect(log).to_have_text("Nothing is logged yet.")
+
+    holder.log(deploy, "npm run build\n" * 100)
+    await expect(log).to_contain_text("npm run build")
+    assert await log.evaluate("log => log.scrollTop + log.clientHeight >= log.scrollHeight - 8")
+    # Who reads further up is left there.
+    await log.evaluate("log => log.scrollTop = 0")
+    holder.log(deploy, "✓ built in 3 s\n")
+    await holder.report(deploy, "build")
+    await expect(phases).to_have_text(re.compile(r"Build: done\s*Health check: under way\s*Canary: to come$"))
+    await expect(log).to_contain_text("✓ built in 3 s")
+    assert await log.evaluate("log => log.scrollTop") == 0
+    await holder.report(deploy, "health")
+    await holder.report(deploy, "canary")
+    await expect(page.get_by_role("status")).to_have_text("The deploy is live.")
+    await expect(phases).to_contain_text("Canary: done")
+    await expect(page.get_by_role("link", name=f"{app}.apps.localhost")).to_be_visible()
+
+
+async def test_a_failed_deploy_says_where_and_why(holder: Holder) -> None:
+    app = await holder.app()
+    deploy = await holder.deploy(app, "preview")
+    await holder.report(deploy, "build", ok=False, reason="the build command ended with status 1")
+    await holder.log_in("deploys")
+    await expect(holder.row(app)).to_contain_text("Failed")
+    await holder.page.get_by_role("link", name=app).click()
+    await expect(holder.page.get_by_text("Build: the build command ended with status 1")).to_be_visible()
+    phases = holder.page.get_by_role("list", name="Phases")
+    await expect(phases).to_have_text(re.compile(r"Build: failed\s*Health check: to come$"))
+
+
+async def test_nobody_is_asked_for_a_page_that_cannot_be_seen_nor_for_a_deploy_that_is_over(holder: Holder) -> None:
+    page, deploy = holder.page, await holder.deploy(await holder.app())
+    await page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.away ?? false })")
+    asked: list[str] = []
+    page.on(
+        "request", lambda request: asked.append(request.url) if f"/account/deploys/{deploy}" in request.url else None
+    )
+    await page.clock.install()
+    await holder.log_in()
+    await page.evaluate(f"location.hash = '#/deploys/{deploy}'")
+    await expect(page.get_by_role("log")).to_be_visible()
+    await page.evaluate("window.away = true")
+    await page.clock.run_for(20_000)
+    assert len(asked) == 1
+    await page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    await wait_until(lambda: len(asked) >= 2)
+    await holder.report(deploy, "build", ok=False, reason="no")
+    await page.clock.run_for(2_000)
+    await expect(page.get_by_text("Build: no")).to_be_visible()
+    before = len(asked)
+    await page.clock.run_for(20_000)
+    assert len(asked) == before
+
+
+async def test_publishing_a_source(holder: Holder) -> None:
+    app = await holder.app()
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("index.html"))
+    await holder.log_in("deploys")
+    files = [("not.tar.gz", b"plain"), ("app.tar.gz", packed.getvalue())]
+    for name, content in files:
+        chosen = {"name": name, "mimeType": "application/gzip", "buffer": content}
+        await holder.page.get_by_label("Source, as a tar.gz").set_input_files([chosen])
+        await holder.button("Publish").click()
+        if name == "not.tar.gz":
+            await expect(holder.page.get_by_role("alert").filter(has_text="must be a tar.gz")).to_be_visible()
+    await expect(holder.heading(f"Deploy of {app}")).to_be_visible()
+    await expect(holder.page.get_by_text("Upload")).to_be_visible()
+
+
+async def test_what_the_monitors_see_of_an_app(holder: Holder) -> None:
+    live, new = await holder.app(), await holder.app()
+    deploy = await holder.deploy(live)
+    for phase in ("build", "health", "canary"):
+        await holder.report(deploy, phase)
+    at = time.time() * 1000
+    with holder.gateway.redis.client() as client:
+        tag = store.tag(holder.account.id)
+        state = {"status": "unhealthy", "since": int(at - 7_200_000)}
+        client.hset(store.health_key(tag, live), mapping={"version": 1, "state": json.dumps(state)})
+        certificate = {"version": 1, "domain": "a.example", "expiresAt": int(at + 6 * 86_400_000)}
+        client.hset(store.certificate_key(tag, live), mapping=certificate)
+        client.hset(store.findings_key(tag, live), mapping={"version": 1, "open": "[]", "red": 2, "yellow": 1})
+    await holder.log_in()
+    row = holder.page.get_by_role("listitem").filter(has_text=live)
+    for words in ("Unhealthy for 2 hours", "Certificate ends in 6 days", "2 red findings", "1 yellow finding"):
+        await expect(row).to_contain_text(words)
+    await expect(holder.page.get_by_role("listitem").filter(has_text=new)).to_contain_text("Never live")

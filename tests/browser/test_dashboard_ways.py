@@ -1,0 +1,207 @@
+"""The dashboard for everybody and in bad times: keyboard, phone, hostile names, a service that fails."""
+
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Route, expect
+
+from tests.browser.dashboard import VIEWS, Holder, visiting
+from tests.fakes import FakeProvider
+from tests.polling import wait_until
+from tests.runner import Gateway, gateway_with_redis
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+Visit = Callable[..., AbstractAsyncContextManager[Holder]]
+fixture = pytest_asyncio.fixture(loop_scope="session")
+
+HOSTILE = '<img src=x onerror="window.hit = 1">' + "W" * 60
+CODES = {429: "DEPLOY_QUOTA_REACHED", 503: "BACKBONE_UNAVAILABLE", 500: "INTERNAL"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
+        yield running
+
+
+@fixture
+async def visit(browser: Browser, gw: Gateway) -> Visit:
+    return partial(visiting, browser, gw)
+
+
+@fixture
+async def holder(visit: Visit) -> AsyncIterator[Holder]:
+    async with visit() as holder:
+        yield holder
+
+
+async def test_everything_with_the_keyboard_alone(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    await holder.log_in()  # types the key and presses Enter
+
+    async def reach(name: str, role: str = "link", backwards: bool = False) -> None:
+        """With Tab; what has the focus must show it."""
+        wanted = page.get_by_role(role, name=name, exact=True)
+        for _ in range(30):
+            await page.keyboard.press("Shift+Tab" if backwards else "Tab")
+            if await wanted.evaluate("it => it === document.activeElement"):
+                assert await wanted.evaluate("it => getComputedStyle(it).outlineStyle") == "solid"
+                return
+        raise AssertionError(f"{name} cannot be reached")
+
+    await reach("Skip to the content", backwards=True)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("main")).to_be_focused()
+    await reach("Hooks", backwards=True)
+    await page.keyboard.press("Enter")
+    await expect(holder.heading("Deploy hooks")).to_be_focused()
+    await expect(page.get_by_role("link", name="Hooks")).to_have_attribute("aria-current", "page")
+    await reach("Name", "textbox")
+    await page.keyboard.type("By hand")
+    await page.keyboard.press("Enter")
+    await expect(holder.heading(f"“By hand” rebuilds {app}", 2)).to_be_focused()
+    await reach("I have stored it", "button")
+    await page.keyboard.press("Space")
+    await expect(holder.heading("Deploy hooks")).to_be_focused()
+    await reach("Revoke By hand", "button")
+    await page.keyboard.press("Enter")
+    await expect(holder.button("Keep it")).to_be_focused()
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("status")).to_have_text("The hook By hand is revoked.")
+    await reach("Log out", "button", backwards=True)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_label("API key")).to_be_focused()
+
+
+@pytest.mark.parametrize("width", [390, 320])
+async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit, width: int) -> None:
+    scheme = "dark" if width == 320 else "light"
+    size = {"width": width, "height": 780}
+    async with visit(HOSTILE, viewport=size, color_scheme=scheme, reduced_motion="reduce") as holder:
+        page, app = (
+            holder.page,
+            await holder.app("w" * 50 + str(width), customDomain="a.example", customDomainVerified=True),
+        )
+        bearer = {"Authorization": f"Bearer {holder.account.key}"}
+        for path, body in ((f"apps/{app}/hooks", {"name": HOSTILE}), ("webhook/test", {"type": "app.crashed"})):
+            await holder.gateway.http.post(f"/account/{path}", json=body, headers=bearer)
+        url = f"http://127.0.0.1:9/{'w' * 80}"
+        set_ = await holder.gateway.http.put("/account/webhook", json={"url": url}, headers=bearer)
+        holder.gateway.confidential.add(set_.json()["secret"])
+        deploy = await holder.deploy(app)
+        holder.log(deploy, HOSTILE + "\n")
+        failed = await holder.deploy(app)
+        await holder.report(failed, "build", ok=False, reason=HOSTILE)
+        await holder.log_in()
+        for view in (*VIEWS, f"deploys/{deploy}", f"deploys/{failed}"):
+            await page.evaluate(f"location.hash = '#/{view}'")
+            await expect(holder.heading(VIEWS.get(view, f"Deploy of {app}"))).to_be_focused()
+            assert await holder.width() == width, view
+            shown = await page.get_by_role("main").inner_text()
+            assert (HOSTILE in shown) == (view not in ("deploys", "notifications")), view
+            assert await page.locator("img[src=x]").count() == 0
+            assert await page.evaluate("document.getAnimations().length") == 0
+        assert await page.evaluate("window.hit") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "told"), [(0, "No connection"), (503, "not ready"), (429, "too much"), (500, "Told.")]
+)
+async def test_a_service_that_fails_is_told_and_asked_again(holder: Holder, status: int, told: str) -> None:
+    page = holder.page
+
+    async def refuse(route: Route) -> None:
+        if status == 0:
+            return await route.abort()
+        error = {"code": CODES[status], "message": "Told.", "requestId": "r-1"}
+        await route.fulfill(status=status, json={"error": error}, headers={"Retry-After": "7"})
+
+    await page.clock.install()
+    await holder.log_in()
+    await page.route("**/account/deploys*", refuse)
+    await page.get_by_role("link", name="Deploys").click()
+    alert = page.get_by_role("alert")
+    await expect(alert).to_contain_text(told)
+    await expect(alert.get_by_role("heading")).to_be_focused()
+    if status in (429, 503):
+        await expect(alert).to_contain_text("in 7 seconds")
+    await page.unroute("**/account/deploys*")
+    await holder.button("Try again").click()
+    await expect(page.get_by_text("No deploys yet")).to_be_visible()
+
+    # Later, what is shown stays, with a line above it.
+    await page.route("**/account/deploys*", refuse)
+    late = page.get_by_text("Not current: the service does not answer.")
+    await page.clock.run_for(3_100)
+    await expect(late).to_be_visible()
+    await expect(page.get_by_text("No deploys yet")).to_be_visible()
+    await page.unroute("**/account/deploys*")
+    await page.clock.run_for(6_100)
+    await expect(late).to_be_hidden()
+
+
+async def test_a_start_without_the_service(holder: Holder) -> None:
+    await holder.log_in("hooks")
+    await holder.page.route("**/account", lambda route: route.abort())
+    await holder.page.reload()
+    await expect(holder.page.get_by_role("alert")).to_contain_text("No connection")
+    await holder.page.unroute("**/account")
+    await holder.button("Try again").click()
+    await expect(holder.heading("Deploy hooks")).to_be_focused()
+
+
+async def test_what_takes_time_shows_its_shape(holder: Holder) -> None:
+    await holder.log_in()
+    held: list[Route] = []
+    await holder.page.route("**/account/hooks", lambda route: held.append(route))
+    await holder.page.get_by_role("link", name="Hooks").click()
+    await expect(holder.page.locator(".bone").first).to_be_visible()
+    await expect(holder.page.get_by_role("main")).to_have_attribute("aria-busy", "true")
+    await wait_until(lambda: held)
+    await held[0].continue_()
+    await expect(holder.page.get_by_text("No hooks yet")).to_be_visible()
+    await expect(holder.page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
+
+
+async def test_a_log_out_that_did_not_work_says_so(holder: Holder) -> None:
+    await holder.log_in()
+    await holder.page.route("**/dashboard/session", lambda route: route.abort())
+    await holder.button("Log out").click()
+    await expect(holder.page.get_by_role("alert")).to_contain_text("You are still logged in.")
+
+
+async def test_times_show_exactly_when(holder: Holder) -> None:
+    await holder.app()
+    await holder.log_in("hooks")
+    await holder.page.get_by_label("Name").fill("Now")
+    await holder.button("Create").click()
+    time = holder.row("Now").get_by_role("time")
+    await expect(time).to_have_text("just now")
+    assert re.search(r"\d+ \w+ \d{4}.*\d\d:\d\d:\d\d", await time.get_attribute("title") or "")
+
+
+async def test_an_address_that_is_none_shows_the_overview(holder: Holder) -> None:
+    await holder.log_in()
+    for view in ("nowhere", "deploys/%F0%28", "deploys/dep_unknown"):
+        await holder.page.evaluate(f"location.hash = '#/{view}'")
+        known = "There is nothing here" if view.endswith("unknown") else "Overview"
+        await expect(holder.heading(known)).to_be_focused()
+
+
+async def test_the_public_page(holder: Holder) -> None:
+    page = holder.page
+    await page.goto(holder.gateway.address)
+    for words in ("€0.15", "€10.00", "30 requests a minute", "50 a day", "No prompt and no completion is ever written"):
+        await expect(page.get_by_text(words).first).to_be_visible()
+    for width in (1180, 320):
+        await page.set_viewport_size({"width": width, "height": 800})
+        assert await holder.width() == width
+    await page.get_by_role("link", name="Log in", exact=True).click()
+    await expect(page.get_by_label("API key")).to_be_focused()

@@ -1,0 +1,138 @@
+"""The operators' page in a real browser: logging in, the live figures, the switch, and what it says of trouble."""
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.runner import OPERATOR, Gateway, gateway_with_redis
+
+fixture = pytest_asyncio.fixture(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("ops")) as running:
+        yield running
+
+
+@fixture
+async def page(browser: Browser, gw: Gateway) -> AsyncIterator[Page]:
+    """At /ops, not logged in. At the end it must have thrown nothing and loaded nothing it may not."""
+    context = await browser.new_context(base_url=gw.address)
+    page = await context.new_page()
+    broken: list[str] = []
+    page.on("pageerror", lambda error: broken.append(str(error)))
+    page.on("console", lambda line: broken.append(line.text) if "Content Security" in line.text else None)
+    await page.goto("/ops")
+    yield page
+    for cookie in await context.cookies():
+        gw.confidential.add(cookie["value"])
+    await context.close()
+    assert broken == []
+
+
+@fixture
+async def inside(page: Page) -> Page:
+    await log_in(page)
+    await expect(page.locator("#live")).to_have_text("Live")
+    return page
+
+
+async def log_in(page: Page, token: str = OPERATOR) -> None:
+    await page.get_by_label("Operator token").fill(token)
+    await page.keyboard.press("Enter")
+
+
+async def test_it_asks_for_the_token_and_says_what_was_wrong(page: Page) -> None:
+    field = page.get_by_label("Operator token")
+    await expect(field).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("alert")).to_have_text("Paste the operator token.")
+    await log_in(page, "wrong")
+    await expect(page.get_by_role("alert")).to_contain_text("not the operator token")
+    await expect(field).to_be_focused()
+    await expect(field).to_have_attribute("aria-invalid", "true")
+    await log_in(page)
+    await expect(page.locator("#inference")).to_have_text("Operational")
+    cookies = await page.context.cookies()
+    assert [cookie["httpOnly"] for cookie in cookies] == [True]
+    await page.reload()
+    await expect(page.locator("#live")).to_have_text("Live")
+
+
+async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend)
+    for _ in range(20):
+        await app.events("x")
+    await app.ask("x")
+    await expect(inside.locator("#glance")).to_contain_text(re.compile(r"Requests, last hour\s*21"), timeout=15_000)
+    await expect(inside.locator(".codes")).to_contain_text("USER_RATE_LIMITED1")
+    spender = inside.get_by_role("row").filter(has_text=app.account.id)
+    await expect(spender).to_contain_text("max")
+    await expect(spender.locator(".bar .settled")).to_be_visible()
+    await expect(inside.get_by_role("img", name="21 requests in the last hour, at most")).to_be_visible()
+    await expect(inside.locator("#workers")).to_contain_text("No worker lives")
+
+
+async def test_the_switch_turns_by_keyboard_and_asks_before_it_closes(inside: Page, gw: Gateway) -> None:
+    button = inside.locator("#switch")
+    await button.focus()
+    await inside.keyboard.press("Enter")
+    dialog = inside.get_by_role("dialog")
+    await expect(dialog).to_contain_text("Turn inference off?")
+    await inside.keyboard.press("Escape")
+    await expect(dialog).to_be_hidden()
+    assert (await gw.platform("GET", "inference")).json()["enabled"]
+    await button.click()
+    await dialog.get_by_role("button", name="Turn off").click()
+    await expect(inside.locator("#inference")).to_have_text("Off")
+    await expect(inside.locator("#inference-why")).to_contain_text("the switch is off")
+    await expect(inside.get_by_role("status")).to_have_text("Inference: Off")
+    assert not (await gw.platform("GET", "inference")).json()["enabled"]
+    await expect(button).to_have_text("Turn on")
+    await expect(button).to_be_focused()
+    await inside.keyboard.press("Enter")
+    await expect(inside.locator("#inference")).to_have_text("Operational")
+
+
+async def test_what_was_switched_elsewhere_shows(inside: Page, gw: Gateway) -> None:
+    await gw.switch(approved=False)
+    await expect(inside.locator("#inference-why")).to_contain_text("processing is not approved", timeout=10_000)
+    await gw.switch(approved=True)
+    await expect(inside.locator("#inference")).to_have_text("Operational", timeout=10_000)
+
+
+async def test_redis_being_away_is_said_and_the_figures_stay(inside: Page, gw: Gateway) -> None:
+    gw.redis.freeze()
+    try:
+        await expect(inside.get_by_role("alert").first).to_contain_text("Redis does not answer", timeout=15_000)
+        await expect(inside.locator("#glance")).to_contain_text("Streams open")
+    finally:
+        gw.redis.thaw()
+    await expect(inside.locator("#live")).to_have_text("Live", timeout=15_000)
+    await expect(inside.locator("#trouble")).to_be_hidden()
+
+
+async def test_a_session_that_ended_asks_again(inside: Page) -> None:
+    await inside.context.clear_cookies()
+    await inside.locator("#switch").click()
+    await inside.get_by_role("dialog").get_by_role("button", name="Turn off").click()
+    await expect(inside.get_by_text("Your session has ended.")).to_be_visible()
+
+
+async def test_logging_out_ends_the_figures(inside: Page) -> None:
+    await inside.get_by_role("button", name="Log out").click()
+    await expect(inside.get_by_text("You are logged out.")).to_be_visible()
+    await inside.reload()
+    await expect(inside.get_by_label("Operator token")).to_be_focused()
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+async def test_nothing_is_wider_than_the_window(inside: Page, width: int) -> None:
+    await inside.set_viewport_size({"width": width, "height": 800})
+    assert await inside.evaluate("document.documentElement.scrollWidth") <= width

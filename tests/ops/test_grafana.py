@@ -1,0 +1,204 @@
+"""Every metric, label and key that a dashboard or an alert names is there in a running service."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.registry import App as Record
+from gateway.store import partition_tags, tag
+from tests.expect import refused
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.server import answer
+from tests.polling import wait_until
+from tests.runner import Gateway, gateway_with_redis
+from tests.servers import free_port
+from tests.tenants import App
+from tests.worker import CRASH, Queue, Worker
+
+OPS = Path(__file__).parents[2] / "ops"
+DASHBOARDS = sorted((OPS / "grafana/dashboards").glob("*.json"))
+SOURCES = {"prometheus": "prometheus", "redis": "redis-datasource"}
+
+session = pytest.mark.asyncio(loop_scope="session")
+pytestmark = session
+
+
+def panels(path: Path) -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(path.read_text())["panels"] if panel["type"] != "row"]
+
+
+def targets(source: str) -> list[dict[str, Any]]:
+    every = [target for path in DASHBOARDS for panel in panels(path) for target in panel["targets"]]
+    return [target for target in every if target["datasource"]["uid"] == source]
+
+
+def expressions() -> list[str]:
+    alerts = (OPS / "alerts.yml").read_text()
+    told = re.findall(r"expr: (?:\|\n((?: {10,}.*\n)+)|(.+))", alerts)
+    return [target["expr"] for target in targets("prometheus")] + ["".join(parts) for parts in told]
+
+
+# -- a service with a bit of everything ----------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gw(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    async with FakeProvider() as provider, gateway_with_redis(provider, tmp_path_factory.mktemp("ops")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def app(gw: Gateway) -> AsyncIterator[App]:
+    """An app that was used and refused, and has had an event; events in every partition besides."""
+    async with FakeAppBackend() as backend:
+        app = await gw.app(backend)
+        for _ in range(20):
+            await app.events("x")
+        refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+        refused(await app.ask(gw.provider.plays(answer(500)), token=app.token("eve")), 502, "PROVIDER_ERROR")
+        worker = await Worker(gw.redis.url, gw.folder).start()
+        queue = Queue(gw.redis.url, gw.folder)
+        await queue.webhooks.emit(Record(id=app.name, name=app.name, account=app.account.id, createdAt=""), CRASH)
+        missing = set(partition_tags())
+        while missing:
+            account = queue.unset_account()
+            await account.emit()
+            missing.discard(tag(account.id))
+
+        async def over() -> bool:
+            return await queue.waiting() == 0
+
+        await wait_until(over, 15)
+        with gw.redis.client() as client:
+            await wait_until(lambda: client.keys("{ops}:spend:*") and client.keys("{ops}:processes"))
+        yield app
+        await queue.close()
+        await worker.stop()
+
+
+@pytest.fixture(scope="module")
+def exporter(gw: Gateway) -> Iterator[str]:
+    """What Prometheus reads of Redis."""
+    path = shutil.which("prometheus-redis-exporter") or shutil.which("redis_exporter")
+    if path is None:
+        if os.environ.get("CI"):
+            raise RuntimeError("prometheus-redis-exporter is missing, and CI must run every test")
+        pytest.skip("prometheus-redis-exporter is not installed")
+    port = free_port()
+    address = [f"--redis.addr=redis://127.0.0.1:{gw.redis.port}", f"--web.listen-address=127.0.0.1:{port}"]
+    process = subprocess.Popen([path, *address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    yield f"http://127.0.0.1:{port}/metrics"
+    process.kill()
+    process.wait()
+
+
+# -- the dashboards ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+async def test_a_dashboard_is_sound(path: Path) -> None:
+    dashboard = json.loads(path.read_text())
+    assert dashboard["timezone"] == "utc"
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(ids) == len(set(ids))
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken, f"{panel['title']} lies upon another"
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+    provisioned = (OPS / "grafana/provisioning/datasources/capsule.yml").read_text()
+    for panel in panels(path):
+        for source in [panel["datasource"], *(target["datasource"] for target in panel["targets"])]:
+            assert SOURCES[source["uid"]] == source["type"]
+            assert f"uid: {source['uid']}\n    type: {source['type']}\n" in provisioned
+        refs = [target["refId"] for target in panel["targets"]]
+        assert len(refs) == len(set(refs))
+
+
+async def test_every_metric_is_there(gw: Gateway, app: App, exporter: str) -> None:
+    async with httpx.AsyncClient(trust_env=False) as http:
+
+        async def exported() -> str | None:
+            try:
+                return (await http.get(exporter)).text
+            except httpx.TransportError:
+                return None
+
+        there = (await gw.http.get("/metrics")).text + await wait_until(exported)
+    samples = re.findall(r"^(\w+)(?:{(.*)})? ", there, re.MULTILINE)
+    names = {name for name, _ in samples} | {"up"}
+    named = {
+        name
+        for expression in expressions()
+        for name in re.findall(r"\b((?:gateway|gen_ai|redis)_\w+|up)\b(?=[{\[) ]|$)", expression)
+    }
+    labels = {"gen_ai_request_model", "gen_ai_token_type"}
+    assert len(named) > 20
+    assert sorted(named - labels - names) == []
+
+
+async def test_every_label_is_there(gw: Gateway, app: App) -> None:
+    there = (await gw.http.get("/metrics")).text
+    for expression in expressions():
+        for name, matchers in re.findall(r"\b((?:gateway|gen_ai)_\w+)\{([^}]*)\}", expression):
+            for label in re.findall(r"(\w+)\s*[!=]=?", matchers):
+                assert re.search(rf'^{name}\{{.*\b{label}="', there, re.MULTILINE), (name, label)
+
+
+async def test_every_key_is_there(gw: Gateway, app: App) -> None:
+    account = app.account.id
+    with gw.redis.client() as client:
+        for target in targets("redis"):
+            if "keyName" not in target and "query" not in target:
+                continue  # of the server, not of a key
+            key = target.get("keyName") or target["query"].split()[1]
+            now = time.time()
+            held = []
+            for moment in (now, now - 60):  # the minute may just have begun
+                filled = (
+                    key.replace("${__to:date:YYYY-MM-DD}", time.strftime("%Y-%m-%d", time.gmtime(moment)))
+                    .replace("${__to:date:HH}", time.strftime("%H", time.gmtime(moment)))
+                    .replace("${__to:date:mm}", time.strftime("%M", time.gmtime(moment)))
+                    .replace("${partition}", tag(account))
+                    .replace("${account}", account)
+                )
+                assert "$" not in filled
+                held.append(client.exists(filled))
+            assert any(held), key
+
+
+async def test_every_redis_query_is_one_that_redis_answers(gw: Gateway, app: App) -> None:
+    commands = {"hgetall": "HGETALL", "smembers": "SMEMBERS", "xlen": "XLEN"}
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    with gw.redis.client() as client:
+        for target in targets("redis"):
+            if target["type"] == "cli":
+                query = target["query"].replace("${__to:date:YYYY-MM-DD}", day)
+                query = query.replace("${partition}", tag(app.account.id)).replace("${account}", app.account.id)
+                assert client.execute_command(*query.split())
+            elif "keyName" in target:
+                assert target["command"] in commands
+            else:
+                assert (
+                    client.info(target["section"]) if target["command"] == "info" else target["command"] == "slowlogGet"
+                )
+
+
+async def test_what_compose_mounts_is_there() -> None:
+    compose = (OPS.parent / "compose.yaml").read_text()
+    mounted = re.findall(r"^\s+- \./(\S+?):", compose, re.MULTILINE)
+    assert "ops/alerts.yml" in mounted
+    for path in mounted:
+        assert (OPS.parent / path).exists(), path

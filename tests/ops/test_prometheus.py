@@ -1,0 +1,44 @@
+"""The configuration and the alerts, judged by Prometheus's own tool."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+OPS = Path(__file__).parents[2] / "ops"
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    path = shutil.which("promtool")
+    if path is None:
+        if os.environ.get("CI"):
+            raise RuntimeError("promtool is missing, and CI must run every test")
+        pytest.skip("promtool is not installed; it comes with Prometheus")
+    return path
+
+
+@pytest.mark.parametrize(
+    "check",
+    [["check", "config", "prometheus.yml"], ["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"]],
+)
+def test_promtool_finds_nothing(promtool: str, check: list[str]) -> None:
+    done = subprocess.run([promtool, *check], cwd=OPS, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def alerts() -> list[str]:
+    return re.findall(r"- alert: (\w+)", (OPS / "alerts.yml").read_text())
+
+
+def test_every_alert_is_tried() -> None:
+    tried = re.findall(r"alertname: (\w+)\n\s+exp_alerts:", (OPS / "alerts.test.yml").read_text())
+    assert sorted(tried) == sorted(alerts())
+
+
+def test_every_alert_is_in_the_operations_guide() -> None:
+    guide = (OPS.parent / "docs" / "operations.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", guide.partition("## Worth an alert")[2], re.MULTILINE) == alerts()
