@@ -10,7 +10,7 @@ run: $(VENV)/run.stamp
 	@$(BIN)/python -m gateway.dev
 
 test: $(VENV)/dev.stamp
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -28,9 +28,26 @@ def apps_list(as_json: bool) -> None:
         return show_json(rows)
     show_table(
         rows,
-        {"app": plain("name"), "status": state("status"), "address": plain("url"), "custom domain": _domain},
+        {
+            "app": plain("name"),
+            "status": state("status"),
+            "health": _health,
+            "findings": _findings,
+            "address": plain("url"),
+            "custom domain": _domain,
+        },
         empty="No apps. The service's operator adds them to the account.",
     )
+
+
+def _health(row: Row) -> Cell:
+    return "" if row.get("health") == "unknown" else word(row.get("health"))
+
+
+def _findings(row: Row) -> Cell:
+    found = row.get("openFindings")
+    counts = found.items() if isinstance(found, dict) else ()
+    return ", ".join(f"{count} {tier}" for tier, count in counts if count)
 
 
 def _domain(row: Row) -> Cell:

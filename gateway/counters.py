@@ -45,6 +45,7 @@ MINUTE_LIFE, HOUR_LIFE, DAY_LIFE = 2 * 3600, 48 * 3600, 48 * 3600  # seconds
 HOURS = 24  # of an account that are shown
 TTFT = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)  # ms
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT), "ttft:more")
+MOST_TOKENS = 1_000_000_000  # counted of one request
 TOTAL = "total"  # among the accounts of a day's spend
 
 
@@ -94,8 +95,9 @@ class Counters:
             here[TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]] += 1
         if usage is not None:
             for counts in (here, mine):
-                counts["inputTokens"] += usage.input
-                counts["outputTokens"] += usage.output
+                # What a provider reports may be any number, and Redis refuses those beyond its own.
+                counts["inputTokens"] += min(usage.input, MOST_TOKENS)
+                counts["outputTokens"] += min(usage.output, MOST_TOKENS)
         if nano_euro:
             here["settled"] += nano_euro
             self._spent[account] += nano_euro

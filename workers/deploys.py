@@ -106,6 +106,7 @@ class Builder:
                 await self._engine.tidy(self._under_way)
             except (BackboneUnavailable, OSError) as error:
                 logger.warning("deploys.not_tidied", error=f"{type(error).__name__}: {error}")
+            s.end_if_cancelled()
             await asyncio.sleep(TIDY_INTERVAL)
 
     # -- turns -----------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Builder:
         lost = False
         while True:
             try:
-                return await move()
+                moved = await move()
             except BackboneUnavailable:
                 lost = True
                 await asyncio.sleep(1)
@@ -233,6 +234,9 @@ class Builder:
                 if lost and now is not None and now.state != deploy.state and now.state in after:
                     return now
                 raise
+            else:
+                s.end_if_cancelled()
+                return moved
 
     def _committed(self, deploy: Deploy) -> Callable[[str], Awaitable[None]]:
         async def note(commit: str) -> None:
@@ -297,14 +301,16 @@ class Log:
         self._writing.cancel()
         await asyncio.gather(self._writing, return_exceptions=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(s.ATTEMPT):
-                await self.write()
+            await undisturbed(asyncio.wait_for(self.write(), s.ATTEMPT))
 
 
 async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
     """Again and again, for as long as Redis is away."""
     while True:
         try:
-            return await work()
+            result = await work()
         except BackboneUnavailable:
             await asyncio.sleep(1)
+        else:
+            s.end_if_cancelled()
+            return result

@@ -221,7 +221,7 @@ async def test_the_printed_key_is_the_accounts(run: Run) -> None:
     async with httpx.AsyncClient(trust_env=False) as http:
         headers = {"Authorization": f"Bearer {run.api_key}"}
         response = await http.get(f"http://localhost:{run.port}/account/apps", headers=headers)
-    assert [app["name"] for app in response.json()] == ["demo"]
+    assert [app["name"] for app in response.json()] == ["demo", "hello"]
 
 
 async def test_the_keys_are_the_users_alone(run: Run) -> None:

@@ -130,8 +130,8 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
 
 async def test_apps(capsule: Tool, app: App) -> None:
     headings, row = (await capsule("apps", "list")).rows
-    assert [cell.strip() for cell in headings] == ["APP", "ADDRESS"]
-    assert [cell.strip() for cell in row] == [app.name, app.origin]
+    assert [cell.strip() for cell in headings] == ["APP", "STATUS", "ADDRESS"]
+    assert [cell.strip() for cell in row] == [app.name, "never-live", app.origin]
 
 
 async def test_operators_accounts_and_apps(operator: Tool, gw: Gateway, tmp_path: Path) -> None:
@@ -204,7 +204,8 @@ async def test_every_command_has_its_help(capsule: Tool) -> None:
 async def test_a_pipe_gets_whole_lines_without_colours(capsule: Tool, app: App) -> None:
     run = await asyncio.to_thread(run_process, capsule, "apps", "list")
     assert "\x1b" not in run.stdout
-    assert [line.split() for line in run.stdout.splitlines()] == [["APP", "ADDRESS"], [app.name, app.origin]]
+    row = [app.name, "never-live", app.origin]
+    assert [line.split() for line in run.stdout.splitlines()] == [["APP", "STATUS", "ADDRESS"], row]
     assert all(line == line.rstrip() for line in run.stdout.splitlines())
 
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from gateway import counters as counters_module
-from gateway.counters import HOUR_LIFE, MINUTE_LIFE, PROCESS_LIFE, Counters
+from gateway.counters import HOUR_LIFE, MINUTE_LIFE, MOST_TOKENS, PROCESS_LIFE, Counters
 from gateway.prices import Usage
 from gateway.store import Store, tag
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -76,6 +76,15 @@ async def test_what_is_counted_is_written(desk: Desk) -> None:
     assert dict(spent) == {"acc": 250.0, "total": 250.0}
     for key, life in ((MINUTE, MINUTE_LIFE), (USAGE, HOUR_LIFE)):
         assert life - 5 < await desk.store.client.ttl(key) <= life
+
+
+async def test_what_no_counter_can_hold_is_cut(desk: Desk) -> None:
+    for _ in range(2):
+        desk.counters.request("acc", "", None, Usage(10**30, 5), 0)
+    assert await desk.counters.flush()
+    expected = {"requests": "2", "inputTokens": str(2 * MOST_TOKENS), "outputTokens": "10"}
+    assert await desk.held(USAGE) == expected
+    assert 0 < await desk.store.client.ttl(USAGE) <= HOUR_LIFE
 
 
 async def test_nothing_is_written_twice_and_the_next_goes_on(desk: Desk) -> None:
