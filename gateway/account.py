@@ -240,7 +240,7 @@ async def show_deploy(request: Request[Any, Any, State], deploy_id: FromPath[str
     account = await holder(request, gateway)
     deploy = await gateway.deploys.get(deploy_id, account.id)
     if deploy is None or deploy.account != account.id:
-        raise NotFound
+        raise NotFound("There is no such deploy in this account.")
     return {**deploy.shown(), "log": await gateway.deploys.read_log(deploy)}
 
 
@@ -250,7 +250,7 @@ async def publish(request: Request[Any, Any, State], app: FromPath[str], gateway
     account = await holder(request, gateway)
     found = await gateway.registry.find(app)
     if found is None or found.account != account.id:
-        raise NotFound
+        raise NotFound("There is no such app in this account.")
     return {"deployId": await gateway.deploys.publish(found, request.stream(), "upload")}
 
 

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from .deploys import State, Trigger
 from .events import Kind, Time
-from .registry import Build, Repository
+from .registry import Build
 
 Plan = Literal["free", "starter", "maker", "max"]
 
@@ -127,6 +128,11 @@ class App(msgspec.Struct):
     openFindings: OpenFindings
 
 
+class Repository(msgspec.Struct):
+    url: str
+    branch: str
+
+
 class AppRecord(msgspec.Struct):
     """As an operator sees it: without its secret."""
 
@@ -193,8 +199,8 @@ class Deploy(msgspec.Struct):
     id: str
     app: str
     kind: Kind
-    state: Literal["queued", "building", "checking", "canary", "live", "failed"]
-    trigger: Literal["hook", "upload", "operator"]
+    state: State
+    trigger: Trigger
     createdAt: Time
     commit: str | msgspec.UnsetType = msgspec.UNSET
     finishedAt: Time | msgspec.UnsetType = msgspec.UNSET
@@ -212,16 +218,9 @@ class QueuedDeploy(Deploy, kw_only=True):
 
     appId: str
     branch: str | None
+    source: str | None  # where the tar.gz is to be had; null: the repository is built
     repository: Repository | msgspec.UnsetType | None = msgspec.UNSET
     build: Build | msgspec.UnsetType | None = msgspec.UNSET
-
-
-class Counts(msgspec.Struct):
-    """Of a scan's findings."""
-
-    new: int
-    known: int
-    ignored: int
 
 
 class Status(msgspec.Struct):

@@ -21,7 +21,7 @@ from . import account, log, openapi, ops, platform, public
 from .body import Body
 from .errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from .inference import NOT_FOUND, NOT_FOUND_HEADERS
-from .mcp import mcp_app
+from .mcp import AgentEndpoint
 from .process import Gateway, Injected
 from .settings import BadSettings, Settings, load
 from .store import backbone
@@ -108,7 +108,7 @@ class Front:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self._inference: ASGIApp = gateway.inference
-        self._agents = mcp_app(gateway)
+        self._agents = AgentEndpoint(gateway)
         self._litestar = Litestar(
             [health, ready, metrics, *public.ROUTES, *ops.ROUTES, *platform.ROUTES, *account.ROUTES],
             dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},

@@ -132,7 +132,10 @@ def serve(host: str, port: int, workers: int) -> None:
 @main.command()
 @click.argument("names", nargs=-1)
 def worker(names: tuple[str, ...]) -> None:
-    """Run the workers named, or all."""
+    """Run the workers NAMES, or webhooks, deploys and monitors.
+
+    NAMES: webhooks, deploys, sites (serves the hosted apps alone; it is in deploys as well), monitors.
+    """
     from workers.__main__ import main as run
 
     sys.exit(run(list(names)))

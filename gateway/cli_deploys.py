@@ -50,7 +50,7 @@ patience = click.option(
 
 @click.group()
 def deploys() -> None:
-    """Deploys: what was built, what is being built."""
+    """Publish a folder; see what was built and is being built."""
 
 
 @deploys.command("list")

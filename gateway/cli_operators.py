@@ -60,7 +60,10 @@ def _domain(row: Row) -> Cell:
 @click.argument("record", metavar="FILE", type=click.File("r"))
 @as_json
 def apps_put(app: str, record: TextIO, as_json: bool) -> None:
-    """Operators: create or replace APP from a JSON file (- is standard input). What the file leaves out is unset."""
+    """Operators: create or replace APP from JSON.
+
+    FILE may be - for standard input. What it leaves out is unset.
+    """
     try:
         body = json.load(record)
     except ValueError as error:
@@ -132,7 +135,7 @@ def accounts_create(name: str, plan: str, as_json: bool) -> None:
 
 @accounts.command("plan")
 @click.argument("account_id", metavar="ID")
-@click.argument("plan", type=plans)
+@click.argument("plan", metavar="PLAN", type=plans)
 @as_json
 def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
     """Change an account's plan."""

@@ -169,6 +169,8 @@ class Service:
         except (ValueError, KeyError, TypeError, RecursionError):
             told = f"{self.url} answered {status} {answer.reason_phrase}".rstrip()
             return Refused(told, status=status, passing=passing)
+        if details[0] == "UNAUTHORIZED":
+            message = "this key does not open that: accounts use their API key, operators the operator token"
         if seconds := answer.headers.get("retry-after"):
             details.insert(1, f"again in {seconds} s")
         return Refused(f"{message} ({', '.join(details)})", status=status, passing=passing)

@@ -10,6 +10,7 @@ so that every deploy ends once and tells it once, whoever builds it: our worker,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import re
 import secrets
@@ -43,7 +44,9 @@ HOOKS = 100  # of one account
 LOG_BYTES = 262_144  # of one deploy
 SLUG_LENGTH = 19
 SOURCE_BYTES = 104_857_600  # of a packed source
+WAITING = 1_000  # deploys of a partition that are looked through
 SOURCES = 10  # stored of one app, beside the live one's
+ENGINE_SECONDS = 7_200.0  # that an outside engine has from its first report to its last
 SOURCE_SECONDS = 600.0  # that its upload may take
 REASON_LENGTH = 500
 
@@ -256,12 +259,19 @@ class Deploys:
         return deploy_id
 
     async def _tidy(self, app: App) -> None:
-        """The live one and the newest stay; their ids sort by time."""
-        with s.backbone():
-            live = await self._store.client.hget(s.site_key(app.account, app.id), "source")
+        """The live one, those that wait to be built, and the newest stay; their ids sort by time."""
         stored = sorted((self._sources / app.id).glob("*.tar.gz"))
-        for path in stored[:-SOURCES]:
-            if path.name != f"{live}.tar.gz":
+        if len(stored) <= SOURCES:
+            return
+        client = self._store.client
+        with s.backbone():
+            needed = {await client.hget(s.site_key(app.account, app.id), "source")}
+            waiting = await client.xrange(f"{s.tag(app.account)}:{STREAM}", count=WAITING)
+            for _, entry in waiting:
+                if entry["app"] == app.id:
+                    needed.add(await client.hget(s.deploy_key(app.account, entry["id"]), "source"))
+        for path in stored[:-SOURCES] if len(waiting) < WAITING else []:
+            if path.name.removesuffix(".tar.gz") not in needed:
                 path.unlink(missing_ok=True)
 
     @staticmethod
@@ -320,13 +330,17 @@ class Deploys:
 
     async def queued(self) -> Sequence[Deploy]:
         """Of every account, the oldest of each partition first."""
+        return [deploy for deploy in await self._of_stream() if deploy.state == "queued"]
+
+    async def _of_stream(self) -> Sequence[Deploy]:
+        """That wait or are under way."""
         found = []
         for tag in s.partition_tags():
             with s.backbone():
-                entries = await self._store.client.xrange(f"{tag}:{STREAM}", count=1000)
+                entries = await self._store.client.xrange(f"{tag}:{STREAM}", count=WAITING)
             for _, entry in entries:
                 deploy = await self.get(entry["id"], entry["account"])
-                if deploy is not None and deploy.state == "queued":
+                if deploy is not None:
                     found.append(deploy)
         return found
 
@@ -393,12 +407,23 @@ class Deploys:
         )
         return await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **ended)
 
-    async def fail_abandoned(self, deploy: Deploy) -> Deploy:
-        """Its worker died in it: what was half done is not taken up again."""
+    async def fail_abandoned(
+        self, deploy: Deploy, reason: str = "the worker stopped in the middle of it; deploy again"
+    ) -> Deploy:
+        """Whoever made it is gone: what was half done is not taken up again."""
         phases: dict[str, Phase] = {"checking": "health", "canary": "canary"}
-        return await self._fail(
-            deploy, phases.get(deploy.state, "build"), "the worker stopped in the middle of it; deploy again"
-        )
+        return await self._fail(deploy, phases.get(deploy.state, "build"), reason)
+
+    async def fail_unreported(self) -> int:
+        """Those that an outside engine began and never ended; how many. Any number may do this at once."""
+        failed, oldest = 0, now_iso(time.time() - ENGINE_SECONDS)
+        for deploy in await self._of_stream():
+            if deploy.state not in ("queued", "live", "failed") and (deploy.startedAt or "") < oldest:
+                with contextlib.suppress(Moved):
+                    reason = f"the engine told no end of it within {ENGINE_SECONDS // 3600:.0f} hours; deploy again"
+                    await self.fail_abandoned(deploy, reason)
+                    failed += 1
+        return failed
 
     async def _fail(self, deploy: Deploy, phase: Phase, reason: str) -> Deploy:
         reason = reason[:REASON_LENGTH]
@@ -417,8 +442,8 @@ class Deploys:
         if event is not None:
             data = encode(event, deploy.appId, deploy.app).decode()
             told = [new_id("evt"), deploy.account, deploy.app, event.type, data]
-        # An outside engine takes from the queue by reporting; our worker acknowledges by itself.
-        taken = self._settings.deploy_engine == "external" and deploy.state == "queued"
+        # Our worker acknowledges by itself.
+        taken = self._settings.deploy_engine == "external" and fields.get("state") in ("live", "failed")
         with s.backbone():
             moved = await self._store.run(
                 self._advance,
@@ -433,7 +458,8 @@ class Deploys:
                 deploy.state,
                 "1" if taken else "",
                 deploy.id if live else "",
-                deploy.source if live else "",
+                # Not of a source that was cleaned up meanwhile.
+                deploy.source if live and deploy.source and self.source_path(deploy).exists() else "",
                 *told,
                 *[part for pair in fields.items() for part in pair],
             )

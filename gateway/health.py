@@ -39,6 +39,7 @@ class Owed(msgspec.Struct, frozen=True, array_like=True):
     event: str
     down_since: int
     up_at: int
+    delivered: bool = False
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -50,6 +51,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     failing_since: int = 0
     reason: Reason = ""  # of the last failure in the row
     told: str = ""  # id of this window's app.unhealthy
+    delivered: bool = False  # it was: remembered, because outcomes are for two days only
     told_at: int = 0  # when the last app.unhealthy was
     owed: tuple[Owed, ...] = ()
 
@@ -70,11 +72,13 @@ def step(
     new_id: Callable[[], str],
 ) -> tuple[Health, list[tuple[str, Event]]]:
     """`outcomes`: event id → `waiting`, `delivered`, or one that means it did not arrive. Times in ms."""
+    if health.told and outcomes.get(health.told) == "delivered":
+        health = msgspec.structs.replace(health, delivered=True)
     health, events = _failed(health, reason, now, url, cooldown, new_id) if reason else (_answered(health, now), [])
     owed = []
     for each in health.owed:
         outcome = outcomes.get(each.event)
-        if outcome == "delivered":
+        if each.delivered or outcome == "delivered":
             events.append((new_id(), _recovered(each, url)))
         elif outcome == "waiting" and now - each.up_at < OWED_FOR:
             owed.append(each)
@@ -97,13 +101,13 @@ def _failed(
         return health, []
     event_id = new_id()
     event = AppUnhealthy(url=url, failures=health.failures, reason=reason)
-    return msgspec.structs.replace(health, told=event_id, told_at=now), [(event_id, event)]
+    return msgspec.structs.replace(health, told=event_id, told_at=now, delivered=False), [(event_id, event)]
 
 
 def _answered(health: Health, now: int) -> Health:
     owed = health.owed
     if health.told:
-        owed = (*owed, Owed(health.told, health.failing_since, now))
+        owed = (*owed, Owed(health.told, health.failing_since, now, health.delivered))
     since = health.since if health.status == "healthy" else now
     return Health(status="healthy", since=since, told_at=health.told_at, owed=owed)
 

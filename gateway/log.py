@@ -56,6 +56,11 @@ def _with_trace(logger: Any, name: str, event: MutableMapping[str, Any]) -> byte
     return _json(logger, name, event)
 
 
+def _console() -> structlog.dev.ConsoleRenderer:
+    # The one for people shows what local variables hold, secrets too.
+    return structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback)
+
+
 def configure(settings: Settings) -> None:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     before: list[Any] = [
@@ -66,7 +71,7 @@ def configure(settings: Settings) -> None:
     global _fast_lines
     _fast_lines = structlog.BytesLogger(sys.stdout.buffer) if not text and level <= logging.INFO else None
     structlog.configure(
-        processors=[*before, structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty()) if text else _with_trace],
+        processors=[*before, _console() if text else _with_trace],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stdout)
         if text
@@ -79,9 +84,7 @@ def configure(settings: Settings) -> None:
         structlog.stdlib.ProcessorFormatter(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
-                if text
-                else lambda *event: _json(*event).decode(),
+                _console() if text else lambda *event: _json(*event).decode(),
             ],
             foreign_pre_chain=[*before, structlog.processors.format_exc_info],
         )

@@ -177,7 +177,7 @@ class OwnHooks:
         await self._hooks.revoke(self._account_id, hook_id)
 
 
-class AgentDoor:
+class AgentEndpoint:
     """ASGI at `/mcp`, behind the account's API key. `running` is its part of the application's lifespan."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -221,7 +221,3 @@ def _only_ours(base_url: str) -> TransportSecuritySettings:
     """No other name than the service's own may lead here, nor another site's page."""
     parts = urlsplit(base_url)
     return TransportSecuritySettings(allowed_hosts=[parts.netloc], allowed_origins=[f"{parts.scheme}://{parts.netloc}"])
-
-
-def mcp_app(gateway: Gateway) -> AgentDoor:
-    return AgentDoor(gateway)

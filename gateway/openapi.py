@@ -20,6 +20,7 @@ from . import account, events, ops, platform, public
 from . import answers as a
 from . import errors as e
 from .doors import Completion, Prompt
+from .findings import Counts
 from .public import HEADERS, PAGES, page_file
 
 SURFACE_MODULES = (account, platform, public, ops)
@@ -84,13 +85,14 @@ OPERATIONS: dict[str, Told] = {
     "GET /platform/apps/{app}": Told("Show an app", a.AppRecord, (GONE,)),
     "DELETE /platform/apps/{app}": Told("Delete an app", None, (GONE,)),
     "POST /platform/apps/{app}/crashes": Told("Report a crash", a.Id, (BAD, GONE)),
-    "POST /platform/apps/{app}/findings": Told("Report a whole security scan", a.Counts, (BAD, GONE)),
+    "POST /platform/apps/{app}/findings": Told("Report a whole security scan", Counts, (BAD, GONE)),
     "PUT /platform/apps/{app}/source": Told("Publish an app", a.Queued, (BAD, GONE, e.RequestTooLarge, *QUEUE)),
     "DELETE /platform/apps/{app}/source": Told("Clean up its stored source", None, (GONE,)),
     "POST /platform/apps/{app}/deploys": Told(
         "Queue a deploy", a.Queued, (BAD, GONE, e.NoDeployYet, e.TarballGone, *QUEUE)
     ),
     "GET /platform/deploys": Told("The deploys that wait", list[a.QueuedDeploy], (BAD,)),
+    "GET /platform/deploys/{deploy_id}/source": Told("The stored source of one", "application/gzip", (GONE,)),
     "POST /platform/deploys/{deploy_id}/phases": Told("Report a phase of one", a.Deploy, (BAD, GONE)),
     "GET /platform/inference": Told("The switch, the approval, the status", a.Inference),
     "PUT /platform/inference": Told("Set them", a.Inference, (BAD,)),

@@ -10,6 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.response import File
 from litestar.router import Router
 
 from workers import egress
@@ -18,7 +19,7 @@ from . import scans
 from .account import bearer, is_operator
 from .deploys import Moved
 from .errors import NotFound, RequestMalformed, Unauthorized
-from .events import AppCrashed
+from .events import AppCrashed, Kind, Phase
 from .findings import Counts
 from .process import Gateway, Injected
 from .registry import (
@@ -86,12 +87,12 @@ class Crash(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
-    kind: Literal["live", "preview"]
+    kind: Kind
     branch: Annotated[str, msgspec.Meta(min_length=1, max_length=250)] | None = None
 
 
 class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
-    phase: Literal["build", "health", "canary"]
+    phase: Phase
     ok: bool
     reason: str | None = None
 
@@ -134,7 +135,7 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
         auth=_checked_auth(data.auth, gateway),
         customDomain=_checked_domain(data.customDomain),
         customDomainVerified=data.customDomainVerified,
-        repository=data.repository,
+        repository=_checked_repository(data.repository, gateway),
         build=data.build,
         createdAt=before.createdAt if before else now_iso(),
     )
@@ -159,6 +160,26 @@ def _checked_auth(auth: Auth, gateway: Gateway) -> Auth:
     return auth
 
 
+def _checked_repository(repository: Repository | None, gateway: Gateway) -> Repository | None:
+    """Its user name and password are kept apart, and sealed."""
+    if repository is None:
+        return None
+    if repository.credentials:
+        raise RequestMalformed("repository: user name and password belong into the url: https://user:password@…")
+    scheme, _, rest = repository.url.partition("://")
+    authority, slash, path = rest.partition("/")
+    credentials, _, host = authority.rpartition("@")
+    url = f"{scheme}://{host}{slash}{path}"
+    allow_private = gateway.settings.allow_private_addresses
+    try:
+        if not (allow_private and url.startswith("file:///")):
+            egress.check_url(url, allow_private=allow_private)
+        sealed = gateway.vault.seal(credentials) if credentials else ""
+    except (egress.BlockedAddress, ValueError, NoEncryptionKey) as error:
+        raise RequestMalformed(f"repository.url: {error}") from None
+    return msgspec.structs.replace(repository, url=url, credentials=sealed)
+
+
 def _checked_domain(domain: str | None) -> str | None:
     if domain is None:
         return None
@@ -171,6 +192,8 @@ def shown(app: App, gateway: Gateway) -> dict[str, Any]:
     """The record without what must not be readable."""
     record: dict[str, Any] = msgspec.to_builtins(app)
     fields = {f: record.get(f) for f in App.__struct_fields__}
+    if app.repository is not None:
+        fields["repository"] = {"url": app.repository.url, "branch": app.repository.branch}
     fields["auth"] = {k: v for k, v in msgspec.to_builtins(app.auth).items() if k != "secret"}
     fields["customDomainVerified"] = app.customDomainVerified
     fields["url"] = f"https://{app.name}.{gateway.settings.apps_domain}"
@@ -198,7 +221,7 @@ async def delete_app(app: FromPath[str], gateway: Injected) -> None:
 
 @post("/apps/{app:str}/crashes", status_code=202)
 async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injected) -> dict[str, str]:
-    """A hosting engine's watchdog saw a container fail."""
+    """A watchdog saw an app end, or run out of memory."""
     crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
     return {"id": await gateway.webhooks.emit(await _existing(app, gateway), crash)}
 
@@ -236,9 +259,26 @@ async def list_queued(
     shown = []
     for deploy in await gateway.deploys.queued():
         app = await gateway.registry.find(deploy.appId)
-        build = {"repository": app.repository, "build": app.build} if app is not None else {}
-        shown.append({**deploy.shown(), "appId": deploy.appId, "branch": deploy.branch, **msgspec.to_builtins(build)})
+        build: dict[str, Any] = {}
+        if app is not None and app.account == deploy.account:
+            repository = app.repository
+            build = {
+                "repository": repository and {"url": repository.clone_url(gateway.vault), "branch": repository.branch},
+                "build": app.build,
+            }
+        url = f"{gateway.settings.base_url}/platform/deploys/{deploy.id}/source" if deploy.source else None
+        more = {"appId": deploy.appId, "branch": deploy.branch, "source": url, **msgspec.to_builtins(build)}
+        shown.append({**deploy.shown(), **more})
     return shown
+
+
+@get("/deploys/{deploy_id:str}/source", media_type="application/gzip")
+async def fetch_source(deploy_id: FromPath[str], gateway: Injected) -> File:
+    """The tar.gz that a deploy is built from, when it is not from a repository."""
+    deploy = await gateway.deploys.anyones(deploy_id)
+    if deploy is None or not deploy.source or not (path := gateway.deploys.source_path(deploy)).exists():
+        raise NotFound
+    return File(path, filename="source.tar.gz", media_type="application/gzip")
 
 
 @post("/deploys/{deploy_id:str}/phases", status_code=200)
@@ -282,6 +322,7 @@ ROUTES = [
             clean_up_source,
             deploy_app,
             list_queued,
+            fetch_source,
             report_phase,
             switch_inference,
             show_inference,

@@ -73,9 +73,17 @@ class BackendAuth(
 Auth = JwksAuth | SecretAuth | BackendAuth
 
 
-class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    url: str
+class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    url: str  # in the record without user name and password
     branch: str = "main"
+    credentials: str = ""  # those, sealed
+
+    def clone_url(self, vault: Vault) -> str:
+        """With its credentials. Raises NoEncryptionKey."""
+        if not self.credentials:
+            return self.url
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{vault.open(self.credentials)}@{rest}"
 
 
 class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -136,7 +136,7 @@ def serve(host: str, port: int, workers: int, drain: float) -> None:
         log_config=None,
         access_log=False,  # it would write paths, and a deploy hook's path is its secret
         server_header=False,
-        proxy_headers=False,  # nothing here depends on the client's address
+        proxy_headers=False,  # sessions.py reads X-Forwarded-For, and believes it from a proxy alone
         backlog=4096,
         # Streams end by themselves when the drain is over; this is for what ignores that.
         timeout_graceful_shutdown=int(drain) + 10,

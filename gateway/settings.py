@@ -187,13 +187,6 @@ def _domain(text: str) -> str:
     return domain
 
 
-def _listen(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ValueError(f"{text!r} is not host:port")
-    return text
-
-
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.lower() not in allowed:
@@ -249,7 +242,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "finding_deadlines": lambda text: {**Settings().finding_deadlines, **_pairs(text, ("red", "yellow"), _whole)},
     "webhook_claim_idle": _claim_idle,
     "deploy_engine": _one_of("local", "external"),
-    "apps_listen": _listen,
+    "apps_listen": _host_port,
     "apps_server": _one_of("auto", "nginx", "embedded"),
     "log_level": _one_of("debug", "info", "warning", "error"),
     "log_format": _one_of("json", "text"),

@@ -28,6 +28,7 @@
 | `{pNN}:health:<app id>` | hash | `version`, `state`: what the probes saw, JSON | when it is not probed |
 | `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `fingerprint`, `expiresAt`, `told` | with its domain |
 | `{pNN}:findings:<app id>` | hash | `version`, `open`: of the last scan, JSON, 5,000; `red`, `yellow` | with the app |
+| `{pNN}:emitted:<event id>` | string | that an event was queued, for one that may be repeated | 1 hour |
 | `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, which decides on its `app.recovered` | 2 days |
 | `{pNN}:site:<app id>` | hash | `live`: deploy id; `source`: id of its stored source | with the app |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
@@ -43,6 +44,7 @@
 | `{ops}:spend:<day>` | zset | accounts by what they spent, nano-euro, and `total` | 2 days |
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
 | `{ops}:process:<id>` | hash | `streams` open, `startedAt`, `seenAt` | 15 s |
+| `builder` | string | id of the data folder that is built in | 15 s |
 | `worker:<group>:<name>` | string | a worker's heartbeat, which holds its name | 15 s |
 
 `{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. One script may
@@ -77,6 +79,7 @@ CHANGES = "changes"
 INFERENCE = "inference"
 PROVIDER = "provider"
 PROBE = "probe"
+BUILDER = "builder"
 PROCESSES = "{ops}:processes"
 
 LUA = Path(__file__).parent.parent / "lua"
@@ -188,6 +191,10 @@ def findings_key(tag: str, app_id: str) -> str:
 def monitored_keys(tag: str, app_id: str) -> list[str]:
     """All that the monitors know of an app."""
     return [health_key(tag, app_id), certificate_key(tag, app_id), findings_key(tag, app_id)]
+
+
+def emitted_key(account_id: str, event_id: str) -> str:
+    return f"{tag(account_id)}:emitted:{event_id}"
 
 
 def awaited_key(tag: str, event_id: str) -> str:

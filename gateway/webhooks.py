@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -124,11 +125,11 @@ class Webhooks:
 
     # -- events ----------------------------------------------------------------------------------------------
 
-    async def emit(self, app: App, event: events.Event) -> str:
-        """Queues an event of an app; its id. Raises BackboneUnavailable."""
-        return await self._queue(
-            new_id("evt"), app.account, app.name, event.type, events.encode(event, app.id, app.name)
-        )
+    async def emit(self, app: App, event: events.Event, event_id: str = "") -> str:
+        """Queues an event of an app; its id. It may be repeated with an `event_id`. Raises BackboneUnavailable."""
+        once = [s.emitted_key(app.account, event_id)] if event_id else []
+        data = events.encode(event, app.id, app.name)
+        return await self._queue(event_id or new_id("evt"), app.account, app.name, event.type, data, once)
 
     async def test(self, account_id: str, event_type: str, app: App | None) -> str:
         sample = events.SAMPLES.get(event_type)
@@ -145,9 +146,11 @@ class Webhooks:
                 return
         raise NotFound("There is no delivery of this id in the last 30 days.")
 
-    async def _queue(self, event_id: str, account_id: str, app: str, event_type: str, data: bytes) -> str:
+    async def _queue(
+        self, event_id: str, account_id: str, app: str, event_type: str, data: bytes, once: Sequence[str] = ()
+    ) -> str:
         tag = s.tag(account_id)
-        keys = [f"{tag}:{STREAM}", s.deliveries_key(account_id), f"{tag}:outcomes"]
+        keys = [f"{tag}:{STREAM}", s.deliveries_key(account_id), f"{tag}:outcomes", *once]
         with s.backbone():
             await self._store.run(self._emit, keys, event_id, account_id, app, event_type, data.decode())
         return event_id

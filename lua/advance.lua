@@ -8,7 +8,7 @@
 -- KEYS[2]  hash    the app's site
 -- KEYS[3]  stream  the partition's builds
 -- KEYS[4]  stream  the partition's events      KEYS[5]  the account's log      KEYS[6]  the partition's outcomes
--- ARGV     expected state, '1' to take it from the queue, site's live or '', site's source or '',
+-- ARGV     expected state, '1' to take it from the stream, site's live or '', site's source or '',
 --          event: id or '' for none, account, app, type, data; then names and values of the record
 --
 -- Returns  1 | 0 when the deploy is not in that state

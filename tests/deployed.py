@@ -37,13 +37,13 @@ class Host:
         self.workers: list[Worker] = []
         self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
 
-    async def worker(self, *names: str) -> Worker:
+    async def worker(self, *names: str, joined: bool = True) -> Worker:
         environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}"}
         worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
         worker.names, worker.environment = names, {**worker.environment, **environment}
         self.workers.append(worker)
         await worker.start()
-        return await worker.joined()
+        return await worker.joined() if joined else worker
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
         headers = {"Authorization": f"Bearer {self.account.key}"}

@@ -45,6 +45,7 @@ BUILDS = 2  # at a time; checks and canaries beside them cost little
 HELD = 1_000  # entries of one worker in memory
 LOG_INTERVAL = 0.5  # seconds between two writes of a deploy's log
 TIDY_INTERVAL = 15.0  # seconds
+PLACE_LIFE = 15  # seconds
 GIVING_BACK = 20.0  # seconds
 OVER: tuple[State, ...] = ("live", "failed")
 # What a build prints for a terminal could move the cursor of the one that follows it.
@@ -81,21 +82,46 @@ class Builder:
         """Until it is cancelled; then what is under way is undone and given back."""
         looking = asyncio.create_task(self._store.keep_looking())
         try:
-            async with self._engine.opened():
-                tidying = asyncio.create_task(self._keep_tidy())
+            async with self._engine.opened() as place:
+                await self._take_place(place)
                 try:
-                    await self._consumer.run()
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._keep_place(place))
+                        group.create_task(self._keep_tidy())
+                        group.create_task(self._consumer.run())
                 finally:
-                    await undisturbed(self._stop(tidying))
+                    await undisturbed(self._stop())
         finally:
             looking.cancel()
             await self._store.close()
 
-    async def _stop(self, tidying: asyncio.Task[None]) -> None:
+    async def _take_place(self, place: str) -> None:
+        """What is served stands in one place: a builder of another would tell of apps that nobody sees."""
+        waiting = False
+        while not await _patiently(lambda: self._has_place(place)):
+            if not waiting:
+                logger.warning("deploys.elsewhere", action="another data folder is built in; this worker stands by")
+            waiting = True
+            await asyncio.sleep(1)
+
+    async def _has_place(self, place: str) -> bool:
+        with s.backbone():
+            holder = await self._store.client.set(s.BUILDER, place, nx=True, get=True, ex=PLACE_LIFE)
+            if holder == place:
+                await self._store.client.expire(s.BUILDER, PLACE_LIFE)
+        return holder in (None, place)
+
+    async def _keep_place(self, place: str) -> None:
+        while True:
+            if not await _patiently(lambda: self._has_place(place)):
+                raise RuntimeError("another data folder is built in")
+            await asyncio.sleep(PLACE_LIFE / 3)
+
+    async def _stop(self) -> None:
         self._waiting.clear()
-        for task in (tidying, *self._running):
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(tidying, *self._running, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
         with contextlib.suppress(*s.FAULTS):
             async with asyncio.timeout(s.ATTEMPT):
                 await self._consumer.release()
@@ -186,20 +212,20 @@ class Builder:
                 app = await self._find(deploy.appId)
                 queued = deploy
                 deploy = await self._move(queued, ("building",), lambda: self._deploys.start(queued))
-                if app is None:
-                    raise Failed("the app was deleted")
+                if app is None or app.account != deploy.account:
+                    raise Failed("the app was deleted, or is another account's now")
                 job = Job(deploy=deploy, app=app, tell=log.tell, committed=self._committed(deploy))
                 await self._engine.build(job)
             deploy = await self._over(deploy, phase)
             phase = "health"
             await self._engine.check(job)
             await self._engine.swap(job)
-            log.tell("Swapped")
+            log.tell("Checked, and swapped in")
             deploy = await self._over(deploy, phase)
             if deploy.state == "canary":
                 phase = "canary"
                 await self._engine.canary(job)
-                log.tell("Live")
+                log.tell("The canary closed cleanly")
                 await log.write()
                 deploy = await self._over(deploy, phase)
             await self._engine.settle(job)

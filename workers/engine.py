@@ -21,6 +21,7 @@ import structlog
 from gateway.deploys import Deploy, host
 from gateway.registry import App, Build
 from gateway.settings import Settings
+from gateway.vault import NoEncryptionKey, Vault
 
 from . import build, sites, source, web
 from .releases import Releases, Site, alone, remove
@@ -48,7 +49,8 @@ class Job(msgspec.Struct, frozen=True):
 class Engine(Protocol):
     """Every step raises `Failed`. Any of them may be cancelled."""
 
-    def opened(self) -> AbstractAsyncContextManager[None]: ...
+    def opened(self) -> AbstractAsyncContextManager[str]:
+        """What tells the place where it builds from every other."""
 
     async def build(self, job: Job) -> None: ...
 
@@ -81,6 +83,7 @@ class LocalEngine:
         limits: Limits = build.LIMITS,
     ) -> None:
         self._settings, self._find, self._ai_url = settings, find, ai_url
+        self._vault = Vault(settings.encryption_key)
         self._limits = limits
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases = Releases(Path(settings.data_dir))
@@ -88,10 +91,10 @@ class LocalEngine:
         self._addressing = asyncio.Lock()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def opened(self) -> AsyncIterator[str]:
         self._releases.open()
         async with alone(self._releases.folder / "deploys.lock"):
-            yield
+            yield self._releases.id()
 
     # -- build -----------------------------------------------------------------------------------------------
 
@@ -103,6 +106,7 @@ class LocalEngine:
             logger.error("deploys.unsafe", action=str(error))
             raise Failed("this machine can't build apps safely yet; its operator finds why in the log") from None
         folder = self._releases.builds / deploy.id
+        await _thread(self._releases.claim, deploy)
         with self._sandbox.user() as uid:
             folder.mkdir(mode=0o711)  # ours: only what is in it is the build's
             try:
@@ -127,12 +131,17 @@ class LocalEngine:
         if job.app.repository is None:
             raise Failed("the app has no repository any more; connect one, or publish its source")
         branch = deploy.branch or job.app.repository.branch
-        job.tell(f"Cloning {branch} of {source.shown(job.app.repository.url)}")
+        job.tell(f"Cloning {branch} of {job.app.repository.url}")
+        try:
+            url = job.app.repository.clone_url(self._vault)
+        except NoEncryptionKey as error:
+            logger.error("deploys.sealed", app=job.app.id, error=str(error))
+            raise Failed("the repository's password can't be read; connect the repository anew") from None
         commit = await source.clone(
             self._sandbox,
             uid,
             folder,
-            job.app.repository.url,
+            url,
             branch,
             job.tell,
             allow_private=settings.allow_private_addresses,
@@ -149,7 +158,7 @@ class LocalEngine:
             await self._check_running(job, release)
             return
         async with web.aside(release) as port:
-            await self._ask(port, self._host(job))
+            await self._ask(f"127.0.0.1:{port}", self._host(job))
 
     async def _check_running(self, job: Job, release: Path) -> None:
         self._releases.run(release)
@@ -161,7 +170,7 @@ class LocalEngine:
                     raise Failed(state.last)
                 if state.port:
                     try:
-                        await self._ask(state.port, self._host(job))
+                        await self._ask(f"127.0.0.1:{state.port}", self._host(job))
                     except Failed as error:
                         why = str(error)
                     else:
@@ -192,7 +201,9 @@ class LocalEngine:
     async def canary(self, job: Job) -> None:
         ends = time.monotonic() + self._settings.canary
         while True:
-            await self._ask(sites.port(self._releases.folder), self._host(job))
+            if not (address := sites.address(self._releases.folder)):
+                raise Failed("nothing serves the apps; is the worker `sites` running?")
+            await self._ask(address, self._host(job))
             if exits := web.running(self._releases.folder, job.deploy.id).exits:
                 self._tell_output(job, job.deploy.id)
                 raise Failed(f"the start command ended {exits} times")
@@ -200,11 +211,9 @@ class LocalEngine:
                 return
             await asyncio.sleep(min(1.0, self._settings.canary / 10, left))
 
-    async def _ask(self, port: int | None, name: str) -> None:
+    async def _ask(self, address: str, name: str) -> None:
         """GET / must be answered with 2xx or 3xx."""
-        if port is None:
-            raise Failed("nothing serves the apps; is the worker `sites` running?")
-        headers, url = {"Host": name}, f"http://127.0.0.1:{port}/"
+        headers, url = {"Host": name}, f"http://{address}/"
         try:
             async with (
                 aiohttp.ClientSession(timeout=ANSWER) as client,
@@ -230,7 +239,9 @@ class LocalEngine:
 
     async def undo(self, deploy: Deploy) -> None:
         site = self._releases.site(deploy)
-        if site.undo(deploy.id):
+        if site.account == deploy.account and site.undo(deploy.id):
+            if site.current is not None and (site.release(site.current) / "start").exists():
+                self._releases.run(site.release(site.current))
             await asyncio.sleep(DRAIN)
         self._releases.stop(deploy.id)
         await _thread(remove, site.release(deploy.id))
@@ -245,6 +256,8 @@ class LocalEngine:
                 if site.app_id not in apps:
                     apps[site.app_id] = await self._find(site.app_id)
                 app = apps[site.app_id]
+                if app is not None and app.account != site.account:
+                    app = apps[site.app_id] = None
                 if app is not None and site.current is not None:
                     addresses |= dict.fromkeys(self._hosts(app, site.variant), site)
             for name, site in addresses.items():

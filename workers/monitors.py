@@ -7,11 +7,14 @@ Any number of these may run: a settlement is idempotent by its reservation's id,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import structlog
 
 from gateway import store as s
 from gateway.admission import WHOLE
+from gateway.deploys import Deploys
+from gateway.errors import BackboneUnavailable
 from gateway.registry import Registry
 from gateway.settings import Settings
 from gateway.vault import Vault
@@ -21,6 +24,7 @@ from .uptime import Uptime
 
 logger = structlog.get_logger()
 
+ENGINE_INTERVAL = 60.0  # seconds between looks at an outside engine's deploys
 LEASE_INTERVAL = 10.0  # seconds between looks at the leases
 BATCH = 500  # reservations of a partition in one look
 
@@ -34,6 +38,8 @@ async def run(settings: Settings) -> None:
             group.create_task(keep_settling(store))
             group.create_task(Uptime(settings, registry).run())
             group.create_task(Certificates(settings, registry).run())
+            if settings.deploy_engine == "external":
+                group.create_task(keep_failing_unreported(Deploys(settings, registry)))
     finally:
         await store.close()
 
@@ -44,6 +50,16 @@ async def keep_settling(store: s.Store) -> None:
         s.end_if_cancelled()
         await settle_overdue(store, overdue, settle)
         await asyncio.sleep(LEASE_INTERVAL)
+
+
+async def keep_failing_unreported(deploys: Deploys) -> None:
+    """An outside engine that died says nothing; its deploys are not to stay under way for ever."""
+    while True:
+        s.end_if_cancelled()
+        with contextlib.suppress(BackboneUnavailable):
+            if failed := await deploys.fail_unreported():
+                logger.warning("deploys.unreported", failed=failed)
+        await asyncio.sleep(ENGINE_INTERVAL)
 
 
 async def settle_overdue(store: s.Store, overdue: s.Script, settle: s.Script) -> int:

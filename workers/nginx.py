@@ -11,9 +11,11 @@ import contextlib
 import grp
 import os
 import pwd
+import re
 import shutil
 import signal
 import stat
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -93,9 +95,15 @@ http {{
 
 
 def usable(folder: Path) -> bool:
-    """Where it is installed, and its user can pass to the folder."""
+    """Where it is installed, new enough for `-e`, and its user can pass to the folder."""
+    if (binary := _binary()) is None:
+        return False
+    told = subprocess.run([binary, "-v"], capture_output=True, text=True, timeout=10, check=False).stderr  # noqa: S603
+    version = re.search(r"nginx/(\d+)\.(\d+)\.(\d+)", told)
+    if version is None or tuple(map(int, version.groups())) < (1, 19, 5):
+        return False
     passable = all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
-    return _binary() is not None and (passable or os.geteuid() != 0)
+    return passable or os.geteuid() != 0
 
 
 def _binary() -> str | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Set
@@ -42,6 +43,14 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.app_id, self.variant = folder.parent.name, folder.name
+
+    @property
+    def account(self) -> str:
+        """Whose it is: an app's name may become another account's."""
+        try:
+            return (self.folder.parent / "account").read_text()
+        except OSError:
+            return ""
 
     def release(self, deploy_id: str) -> Path:
         return self.folder / deploy_id
@@ -100,14 +109,32 @@ class Releases:
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             self.folder.chmod(0o711)
-            (self.folder / "sources").chmod(0o700)
+            owner, sources = self.folder.stat(), self.folder / "sources"
+            os.chown(sources, owner.st_uid, owner.st_gid)  # the gateway writes there, as a user of its own perhaps
+            sources.chmod(0o700)
+
+    def id(self) -> str:
+        """The folder's own, made once."""
+        path = self.folder / "id"
+        if not path.exists():
+            path.write_text(secrets.token_hex(8))
+        return path.read_text()
 
     def site(self, deploy: Deploy) -> Site:
         variant = deploy.kind if deploy.branch is None else f"p-{slug(deploy.branch)}"
         folder = self._sites / deploy.appId / (variant if deploy.kind == "preview" else "live")
         for made in (folder.parent, folder):
             made.mkdir(mode=0o711, exist_ok=True)
-        return Site(folder)
+        site = Site(folder)
+        if not site.account:
+            (folder.parent / "account").write_text(deploy.account)
+        return site
+
+    def claim(self, deploy: Deploy) -> None:
+        """What another account left of an app of this name goes."""
+        folder = self._sites / deploy.appId
+        if Site(folder / "live").account not in ("", deploy.account):
+            remove(folder)
 
     def sites(self) -> Iterator[Site]:
         for app in _folders(self._sites):
@@ -160,7 +187,10 @@ class Releases:
             if path.name in under_way:
                 continue
             site = Site(path.resolve().parent)  # what it serves is final: this deploy is over
-            if site.app_id not in apps or site.current != path.name:
+            served = {site.current}
+            if site.current in under_way:
+                served.add(site.linked("previous"))  # which comes back when the canary fails
+            if site.app_id not in apps or path.name not in served:
                 self.stop(path.name)
 
     @staticmethod

@@ -22,7 +22,7 @@ from gateway.errors import ServiceError
 from gateway.events import AppCrashed
 from gateway.registry import Registry, now_iso
 from gateway.settings import Settings
-from gateway.vault import Vault
+from gateway.vault import Vault, new_id
 from gateway.webhooks import Webhooks
 
 from . import nginx, web
@@ -74,7 +74,7 @@ async def _front(settings: Settings, folder: Path) -> AsyncIterator[asyncio.Task
         else:
             await stack.enter_async_context(web.serving(folder, host=host, port=port))
             ended = asyncio.Event().wait()
-        (folder / "web" / "port").write_text(str(port))
+        (folder / "web" / "address").write_text(f"{_reached_at(host)}:{port}")
         logger.info("sites.serving", address=f"http://{host}:{port}", domain=settings.apps_domain)
         yield await stack.enter_async_context(_beside(ended))
 
@@ -94,12 +94,17 @@ def _open_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
 
 
-def port(folder: Path) -> int | None:
-    """Of the server that serves the data folder, or served it last."""
+def address(folder: Path) -> str:
+    """Of the server that serves the data folder, or served it last; empty: none ever did."""
     try:
-        return int((folder / "web" / "port").read_text())
-    except (OSError, ValueError):
-        return None
+        return (folder / "web" / "address").read_text()
+    except OSError:
+        return ""
+
+
+def _reached_at(host: str) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    return f"[{host}]" if ":" in host else host
 
 
 async def _free(settings: Settings) -> tuple[str, int]:
@@ -139,13 +144,14 @@ class Crashes:
         task.add_done_callback(self._telling.discard)
 
     async def _tell(self, app_id: str, crash: AppCrashed) -> None:
+        event_id = new_id("evt")
         try:
             async with asyncio.timeout(TELLING):
                 while True:
                     try:
                         app = await self._registry.find(app_id)
                         if app is not None:
-                            await self._webhooks.emit(app, crash)
+                            await self._webhooks.emit(app, crash, event_id)
                     except ServiceError:
                         await asyncio.sleep(1)
                     else:

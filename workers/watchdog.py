@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from .releases import Releases, Site, remove
-from .sandbox import MIB, Command, Ended, Limits, Sandbox
+from .sandbox import MIB, Command, Ended, Limits, Sandbox, undisturbed
 from .web import Running, running_path
 
 logger = structlog.get_logger()
@@ -96,13 +96,16 @@ class Watchdog:
     async def _once(self, release: Path, state: Running) -> Ended:
         scratch = self._folder / "running" / f"{release.name}.scratch"
         with self._sandbox.user() as uid:
-            remove(scratch)
+            await asyncio.to_thread(remove, scratch)
             scratch.mkdir(mode=0o700)
             try:
                 self._sandbox.give(scratch, uid)
+                if uid is not None:  # other apps' users know where it lies
+                    os.chown(release / "app", os.geteuid(), uid)
+                    (release / "app").chmod(0o750)
                 return await self._run(release, uid, scratch, state)
             finally:
-                remove(scratch)
+                await undisturbed(asyncio.to_thread(remove, scratch))
 
     async def _run(self, release: Path, uid: int | None, scratch: Path, state: Running) -> Ended:
         port = free_port()
@@ -126,6 +129,7 @@ class Watchdog:
         )
         path, left = output_path(self._folder, release.name), OUTPUT_BYTES
         mode = "ab" if path.exists() and path.stat().st_size < OUTPUT_BYTES else "wb"
+        path.touch(mode=0o600)
         with path.open(mode) as output:
 
             def tell(line: str) -> None:
@@ -141,6 +145,7 @@ class Watchdog:
     def _write(self, release: Path, state: Running) -> None:
         path = running_path(self._folder, release.name)
         fresh = path.with_suffix(".new")
+        fresh.touch(mode=0o600)
         fresh.write_bytes(msgspec.json.encode(state))
         fresh.replace(path)
 

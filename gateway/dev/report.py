@@ -18,7 +18,7 @@ def running(layout: Layout, api_key: str) -> None:
     dashboard = f"{layout.gateway}/dashboard"
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
     _row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
-    _row("Hosted app", layout.hello, f"cyan link {layout.hello}")
+    _row("Hosted app", f"{layout.hello} (tables say https://…, as behind a proxy)")
     _row("Dashboard", dashboard, f"cyan link {dashboard}")
     _row("API key", api_key)
     _row("Operators", f"{layout.gateway}/ops (the token is in {layout.keys})")

@@ -9,7 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.deploys import host, slug
+from gateway.deploys import Deploys, host, slug
+from gateway.registry import Registry
+from gateway.settings import Settings
+from gateway.store import Store, deploy_key
+from gateway.vault import Vault
 from tests.fakes import FakeProvider
 from tests.runner import Gateway, gateway_with_redis
 from tests.tenants import Account
@@ -202,3 +206,40 @@ def test_slugs(branch: str, expected: str) -> None:
 def test_hosts() -> None:
     assert host("shop", "live", None, "apps.example") == "shop.apps.example"
     assert host("shop", "preview", None, "apps.example") == "shop-preview.apps.example"
+
+
+async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    deploy = (await publish(account, app)).json()["deployId"]
+    [listed] = (await gw.platform("GET", "deploys?state=queued")).json()
+    source = await gw.platform("GET", httpx.URL(listed["source"]).path.removeprefix("/platform/"))
+    assert (source.content, source.headers["content-type"]) == (TARBALL, "application/gzip")
+    assert (await phase(gw, deploy, "build")).json()["state"] == "checking"
+    store = Store(gw.redis.url)
+    deploys = Deploys(Settings(deploy_engine="external"), Registry(store, Vault("")))
+    assert await deploys.fail_unreported() == 0
+    await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
+    assert await deploys.fail_unreported() == 1
+    assert await deploys.fail_unreported() == 0
+    await store.close()
+    failed = (await call(account, "GET", f"/account/deploys/{deploy}")).json()
+    assert failed["error"] == "health: the engine told no end of it within 2 hours; deploy again"
+    assert [event for event, _ in queued_events(gw)] == ["deploy.failed"]
+    assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+
+
+async def test_sources_that_wait_are_kept_and_one_cleaned_up_stays_so(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    queued = [(await publish(account, app)).json()["deployId"] for _ in range(12)]
+    listed = {deploy["id"]: deploy["source"] for deploy in (await gw.platform("GET", "deploys?state=queued")).json()}
+    for deploy in queued:
+        path = httpx.URL(listed[deploy]).path.removeprefix("/platform/")
+        assert (await gw.platform("GET", path)).status_code == 200
+    hook = await a_hook(account, app)
+    assert (await phase(gw, queued[0], "build")).is_success
+    assert (await gw.platform("DELETE", f"apps/{app}/source")).status_code == 204
+    for name in ("health", "canary"):
+        assert (await phase(gw, queued[0], name)).is_success
+    assert (await trigger(gw, hook)).status_code == 410

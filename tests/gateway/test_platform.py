@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from gateway.registry import Registry
+from gateway.store import Store
+from gateway.vault import Vault
 from tests.expect import answered, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.money import EURO, cost
-from tests.runner import OPERATOR, Gateway
+from tests.runner import ENCRYPTION_KEY, OPERATOR, Gateway
 from tests.tenants import DOMAIN, App
 
 from .conftest import Launch
@@ -216,3 +219,23 @@ async def test_one_log_line_a_request(gw: Gateway, app: App, provider: FakeProvi
 
 def _values(line: dict[str, Any]) -> set[Any]:
     return {value for value in line.values() if isinstance(value, str | int)}
+
+
+async def test_a_repository_s_password_is_kept_apart_and_sealed(gw: Gateway) -> None:
+    account = await gw.account()
+    gw.confidential.add("hunter2-of-bob")
+    url = "https://bob:hunter2-of-bob@git.example/bob/x.git"
+    put = {"account": account.id, "repository": {"url": url}}
+    answer = await gw.platform("PUT", "apps/with-a-password", put)
+    assert answer.json()["repository"] == {"url": "https://git.example/bob/x.git", "branch": "main"}
+    assert "hunter2" not in (await gw.platform("GET", "apps/with-a-password")).text
+    store = Store(gw.redis.url)
+    app = await Registry(store, Vault(ENCRYPTION_KEY)).find("with-a-password")
+    await store.close()
+    assert app is not None
+    assert app.repository is not None
+    assert app.repository.clone_url(Vault(ENCRYPTION_KEY)) == url
+    for wrong in ("git@git.example:bob/x.git", "ssh://git.example/x.git", "nonsense"):
+        answer = await gw.platform("PUT", "apps/with-a-password", {**put, "repository": {"url": wrong}})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("repository.url: ")

@@ -210,3 +210,59 @@ async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
     await wait_until(crashes, 15)
     assert (crashes()[0]["reason"], crashes()[0]["exitCode"], crashes()[0]["appName"]) == ("exit", 7, app)
     await wait_until(lambda: _is(host, app, "up"), 10)
+
+
+async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(host: Host) -> None:
+    """Longer than the worker needs to tidy up."""
+    host.gateway.environment["GATEWAY_CANARY"] = "25"
+    app = await host.app(build=START)
+    await host.worker("deploys", "webhooks")
+    deploy = await host.publish(app, server("good"))
+    await host.in_state(deploy, "canary")
+    # The canary of the first is as long; nobody waits for it twice.
+    host.gateway.environment["GATEWAY_CANARY"] = "0.5"
+    await host.workers[0].stop()
+    await host.worker("deploys", "webhooks")
+    assert (await host.over(deploy))["state"] == "live"
+    host.gateway.environment["GATEWAY_CANARY"] = "25"
+    await host.workers[1].stop()
+    await host.worker("deploys", "webhooks")
+    await wait_until(lambda: _is(host, app, "good"), 10)
+    dies = await host.publish(app, server("bad", "setTimeout(() => process.exit(7), 17500)"))
+    assert (await host.in_state(dies, "failed", timeout=40))["error"].startswith("canary: ")
+    assert await host.page(app) == "good"
+
+
+async def test_an_app_s_name_that_became_another_account_s(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await host.worker("deploys")
+    page = {"build.sh": "mkdir dist; echo mine > dist/index.html"}
+    assert (await host.over(await host.publish(app, page)))["state"] == "live"
+    slow = await host.publish(app, {"build.sh": "sleep 2; " + page["build.sh"]})
+    await host.in_state(slow, "building")
+    waiting = await host.publish(app, page)
+    other = await host.gateway.account("maker")
+    assert (await host.gateway.platform("DELETE", f"apps/{app}")).status_code == 204
+    taken = {"account": other.id, "build": {"command": "echo secret", "output": "."}}
+    assert (await host.gateway.platform("PUT", f"apps/{app}", taken)).is_success
+    deploy = await host.over(waiting)
+    assert deploy["state"] == "failed"
+    assert "secret" not in deploy["log"]
+    # What the first account had built is not what the second one's visitors see.
+    await wait_until(lambda: _is(host, app, "404"), 20)
+    host.account = other
+    deploy = await host.over(await host.publish(app, {"index.html": "theirs"}))
+    assert deploy["state"] == "live", f"{deploy}"
+    assert await host.page(app) == "theirs"
+
+
+async def test_a_builder_of_another_folder_stands_by(host: Host, tmp_path: Path) -> None:
+    app = await host.app(build=BUILD)
+    await host.worker("deploys")
+    host.gateway.environment["GATEWAY_DATA_DIR"] = str(tmp_path / "elsewhere")
+    other = await host.worker("deploys", joined=False)
+    await wait_until(lambda: "deploys.elsewhere" in other.log, 10)
+    deploys = [await host.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"}) for _ in range(3)]
+    assert [(await host.over(deploy))["state"] for deploy in deploys] == ["live"] * 3
+    assert await host.page(app) == "here\n"
+    assert "stream.joined" not in other.log

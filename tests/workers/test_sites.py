@@ -127,7 +127,7 @@ async def test_it_serves_tells_crashes_and_stops_cleanly(
     worker.start()
     await worker.serving()
     assert (await hosting.ask("/")).body == b"files"
-    assert sites.port(hosting.folder) == hosting.port
+    assert sites.address(hosting.folder) == f"127.0.0.1:{hosting.port}"
     first = await app_pid(hosting)
     await hosting.ask("/exit", host="live.apps.test")
 

@@ -1,0 +1,35 @@
+"""What a fault leaves in the log: where it was, and nothing of what was in hand."""
+
+import subprocess
+import sys
+
+import pytest
+
+FAULT = """
+import logging
+import structlog
+from gateway import log
+from gateway.settings import Settings
+
+log.configure(Settings(log_format={form!r}))
+
+def fails(secret):
+    raise ValueError("what happened")
+
+try:
+    fails("csk_" + "not to be read")
+except ValueError as error:
+    structlog.get_logger().error("ours", exc_info=error)
+    logging.getLogger("a.library").error("theirs", exc_info=error)
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_fault_tells_no_local_variables(form: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", FAULT.format(form=form)], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
+    assert told.count("ValueError: what happened") == 2
+    assert "ours" in told
+    assert "theirs" in told
+    assert "csk_not" not in told
