@@ -8,7 +8,6 @@ is never written stays at its bound: reserved until its lease ends, then settled
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import OrderedDict
 
@@ -74,12 +73,10 @@ class Admission:
             reply = await self._store.run(
                 self._admit,
                 [
-                    f"{tag}:window:app:{app.id}",
-                    # The user's id is the app's affair: Redis sees only its hash.
-                    f"{tag}:window:user:{app.id}:{hashlib.sha256(user.encode()).hexdigest()[:32]}",
-                    f"{tag}:spend:{account.id}",
-                    f"{tag}:reservations",
-                    f"{tag}:leases",
+                    s.app_window_key(tag, app.id),
+                    s.user_window_key(tag, app.id, user),
+                    f"{s.spend_prefix(tag)}:{account.id}",
+                    *s.reservation_keys(tag),
                 ],
                 self._limits.app,
                 self._limits.user,
@@ -159,7 +156,7 @@ class Admission:
     async def _write(self, reservation: Reservation, cost: int) -> int:
         """Nano-euro settled, or -1 when there is no such reservation."""
         tag = s.tag(reservation.account)
-        keys = [f"{tag}:reservations", f"{tag}:leases", f"{tag}:spend"]
+        keys = [*s.reservation_keys(tag), s.spend_prefix(tag)]
         return int(await self._store.run(self._settle, keys, reservation.id, cost))
 
     def _later(self, unwritten: Unwritten) -> None:

@@ -59,11 +59,11 @@ async def look(store: s.Store, now: int) -> Backlog:
     tags = s.partition_tags()
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in tags:
-            pipe.hgetall(f"{tag}:outcomes")
+            pipe.hgetall(s.outcomes_key(tag))
             for group, stream in STREAMS.items():
-                pipe.xlen(f"{tag}:{stream}")
-                pipe.xrange(f"{tag}:{stream}", count=1)
-                pipe.xinfo_consumers(f"{tag}:{stream}", group)
+                pipe.xlen(s.stream_key(tag, stream))
+                pipe.xrange(s.stream_key(tag, stream), count=1)
+                pipe.xinfo_consumers(s.stream_key(tag, stream), group)
         answers = iter(await pipe.execute(raise_on_error=False))
     queues = {group: Queue() for group in STREAMS}
     outcomes: dict[str, int] = {}

@@ -201,13 +201,13 @@ class Deploys:
             verdict, wait, _ = await self._store.run(
                 self._trigger,
                 [
-                    f"{tag}:window:hook:{hook.id if hook else ''}",
+                    s.hook_window_key(tag, hook.id if hook else ""),
                     s.hooks_used_key(account.id),
                     s.site_key(app.account, app.id),
-                    f"{tag}:deploys-on:{account.id}",
+                    s.deploys_on_prefix(account.id),
                     s.deploy_key(account.id, deploy_id),
                     s.deploys_key(account.id),
-                    f"{tag}:{STREAM}",
+                    s.stream_key(tag, STREAM),
                 ],
                 hook.id if hook else "",
                 TRIGGERS_A_MINUTE,
@@ -240,7 +240,7 @@ class Deploys:
                 return DeployQuotaReached(retry_after=86_400 - time.time() % 86_400)
 
     async def today(self, account_id: str, day: str) -> int:
-        return int(await self._store.get(f"{s.tag(account_id)}:deploys-on:{account_id}:{day}") or 0)
+        return int(await self._store.get(f"{s.deploys_on_prefix(account_id)}:{day}") or 0)
 
     # -- stored sources --------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Deploys:
         client = self._store.client
         with s.backbone():
             needed = {await client.hget(s.site_key(app.account, app.id), "source")}
-            waiting = await client.xrange(f"{s.tag(app.account)}:{STREAM}", count=WAITING)
+            waiting = await client.xrange(s.stream_key(s.tag(app.account), STREAM), count=WAITING)
             for _, entry in waiting:
                 if entry["app"] == app.id:
                     needed.add(await client.hget(s.deploy_key(app.account, entry["id"]), "source"))
@@ -337,7 +337,7 @@ class Deploys:
         found = []
         for tag in s.partition_tags():
             with s.backbone():
-                entries = await self._store.client.xrange(f"{tag}:{STREAM}", count=WAITING)
+                entries = await self._store.client.xrange(s.stream_key(tag, STREAM), count=WAITING)
             for _, entry in entries:
                 deploy = await self.get(entry["id"], entry["account"])
                 if deploy is not None:
@@ -348,7 +348,7 @@ class Deploys:
         """By id alone, for an outside engine: the id does not tell the account, so every partition is asked."""
         for tag in s.partition_tags():
             with s.backbone():
-                record = await self._store.client.hgetall(f"{tag}:deploy:{deploy_id}")
+                record = await self._store.client.hgetall(s.tagged_deploy_key(tag, deploy_id))
             if record:
                 return msgspec.convert(record, Deploy, strict=False)
         return None
@@ -450,10 +450,8 @@ class Deploys:
                 [
                     s.deploy_key(deploy.account, deploy.id),
                     s.site_key(deploy.account, deploy.appId),
-                    f"{tag}:{STREAM}",
-                    f"{tag}:events",
-                    s.deliveries_key(deploy.account),
-                    f"{tag}:outcomes",
+                    s.stream_key(tag, STREAM),
+                    *s.event_keys(tag, deploy.account),
                 ],
                 deploy.state,
                 "1" if taken else "",

@@ -132,8 +132,7 @@ class Findings:
             for event in events(telling)
             for part in (new_id("evt"), app.account, app.name, event.type, encode(event, app.id, app.name).decode())
         ]
-        keys = [key, f"{tag}:events", s.deliveries_key(app.account), f"{tag}:outcomes"]
-        keys.append(s.awaited_key(tag, "").removesuffix(":"))
+        keys = [key, *s.event_keys(tag, app.account), s.awaited_prefix(tag)]
         written = [part for pair in fields.items() for part in pair]
         args = [version, new_id("ver"), app.id, 0, len(written), *written, *told]
         with s.backbone():

@@ -120,6 +120,29 @@ def account_apps_key(account_id: str) -> str:
     return f"{tag(account_id)}:account:{account_id}:apps"
 
 
+def app_window_key(tag: str, app_id: str) -> str:
+    return f"{tag}:window:app:{app_id}"
+
+
+def user_window_key(tag: str, app_id: str, user: str) -> str:
+    """The user's id is the app's affair: Redis sees only its hash."""
+    return f"{tag}:window:user:{app_id}:{hashlib.sha256(user.encode()).hexdigest()[:32]}"
+
+
+def hook_window_key(tag: str, hook_id: str) -> str:
+    return f"{tag}:window:hook:{hook_id}"
+
+
+def reservation_keys(tag: str) -> list[str]:
+    """Reservations, their leases."""
+    return [f"{tag}:reservations", f"{tag}:leases"]
+
+
+def spend_prefix(tag: str) -> str:
+    """The scripts append account and day, in the same slot."""
+    return f"{tag}:spend"
+
+
 def spend_key(account_id: str, day: str) -> str:
     return f"{tag(account_id)}:spend:{account_id}:{day}"
 
@@ -144,6 +167,20 @@ def worker_key(group: str, name: str) -> str:
     return f"worker:{group}:{name}"
 
 
+def stream_key(tag: str, stream: str) -> str:
+    """`events` or `builds` of a partition."""
+    return f"{tag}:{stream}"
+
+
+def outcomes_key(tag: str) -> str:
+    return f"{tag}:outcomes"
+
+
+def event_keys(tag: str, account_id: str) -> list[str]:
+    """What a script needs that queues an event: the partition's events, the account's log, the outcomes."""
+    return [stream_key(tag, "events"), deliveries_key(account_id), outcomes_key(tag)]
+
+
 def webhook_key(account_id: str) -> str:
     return f"{tag(account_id)}:webhook:{account_id}"
 
@@ -164,8 +201,12 @@ def hooks_used_key(account_id: str) -> str:
     return f"{tag(account_id)}:hooks-used:{account_id}"
 
 
+def site_prefix(tag: str) -> str:
+    return f"{tag}:site"
+
+
 def site_key(account_id: str, app_id: str) -> str:
-    return f"{tag(account_id)}:site:{app_id}"
+    return f"{site_prefix(tag(account_id))}:{app_id}"
 
 
 def probes_key(tag: str) -> str:
@@ -197,12 +238,20 @@ def emitted_key(account_id: str, event_id: str) -> str:
     return f"{tag(account_id)}:emitted:{event_id}"
 
 
+def awaited_prefix(tag: str) -> str:
+    return f"{tag}:awaited"
+
+
 def awaited_key(tag: str, event_id: str) -> str:
-    return f"{tag}:awaited:{event_id}"
+    return f"{awaited_prefix(tag)}:{event_id}"
 
 
 def deploy_key(account_id: str, deploy_id: str) -> str:
-    return f"{tag(account_id)}:deploy:{deploy_id}"
+    return tagged_deploy_key(tag(account_id), deploy_id)
+
+
+def tagged_deploy_key(tag: str, deploy_id: str) -> str:
+    return f"{tag}:deploy:{deploy_id}"
 
 
 def deploy_log_key(account_id: str, deploy_id: str) -> str:
@@ -211,6 +260,11 @@ def deploy_log_key(account_id: str, deploy_id: str) -> str:
 
 def deploys_key(account_id: str) -> str:
     return f"{tag(account_id)}:deploys:{account_id}"
+
+
+def deploys_on_prefix(account_id: str) -> str:
+    """The day is appended, in the same slot."""
+    return f"{tag(account_id)}:deploys-on:{account_id}"
 
 
 def partition_tags() -> list[str]:

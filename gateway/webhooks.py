@@ -149,8 +149,7 @@ class Webhooks:
     async def _queue(
         self, event_id: str, account_id: str, app: str, event_type: str, data: bytes, once: Sequence[str] = ()
     ) -> str:
-        tag = s.tag(account_id)
-        keys = [f"{tag}:{STREAM}", s.deliveries_key(account_id), f"{tag}:outcomes", *once]
+        keys = [*s.event_keys(s.tag(account_id), account_id), *once]
         with s.backbone():
             await self._store.run(self._emit, keys, event_id, account_id, app, event_type, data.decode())
         return event_id

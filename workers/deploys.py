@@ -90,7 +90,7 @@ class Builder:
                         group.create_task(self._keep_tidy())
                         group.create_task(self._consumer.run())
                 finally:
-                    await undisturbed(self._stop())
+                    await undisturbed(self._stop(place))
         finally:
             looking.cancel()
             await self._store.close()
@@ -117,7 +117,7 @@ class Builder:
                 raise RuntimeError("another data folder is built in")
             await asyncio.sleep(PLACE_LIFE / 3)
 
-    async def _stop(self) -> None:
+    async def _stop(self, place: str) -> None:
         self._waiting.clear()
         for task in self._running:
             task.cancel()
@@ -125,6 +125,8 @@ class Builder:
         with contextlib.suppress(*s.FAULTS):
             async with asyncio.timeout(s.ATTEMPT):
                 await self._consumer.release()
+        with contextlib.suppress(BackboneUnavailable):
+            await self._store.change(s.BUILDER, "", expected=place)
 
     async def _keep_tidy(self) -> None:
         while True:

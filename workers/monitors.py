@@ -66,9 +66,10 @@ async def settle_overdue(store: s.Store, overdue: s.Script, settle: s.Script) ->
     """One look at every partition; how many reservations it ended."""
     ended = 0
     for tag in s.partition_tags():
-        keys = [f"{tag}:reservations", f"{tag}:leases", f"{tag}:spend"]
+        reservations, leases = s.reservation_keys(tag)
+        keys = [reservations, leases, s.spend_prefix(tag)]
         try:
-            for reservation in await overdue(store.client, [f"{tag}:leases"], BATCH):
+            for reservation in await overdue(store.client, [leases], BATCH):
                 settled = int(await settle(store.client, keys, reservation, WHOLE))
                 if settled >= 0:
                     ended += 1

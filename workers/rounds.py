@@ -94,7 +94,7 @@ class Rounds:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _take(self, tag: str, at_most: int) -> int:
-        keys = [self._due(tag), f"{tag}:site", self._key(tag, "").removesuffix(":")]
+        keys = [self._due(tag), s.site_prefix(tag), self._key(tag, "").removesuffix(":")]
         began = time.monotonic()
         now, *found = await self._store.run(self._due_script, keys, at_most, int(self._lease * 1000))
         if not found:
@@ -149,10 +149,8 @@ class Rounds:
         tag, app = taken.tag, taken.app
         keys = [
             self._key(tag, app.id),
-            f"{tag}:events",
-            s.deliveries_key(app.account),
-            f"{tag}:outcomes",
-            s.awaited_key(tag, "").removesuffix(":"),
+            *s.event_keys(tag, app.account),
+            s.awaited_prefix(tag),
             self._due(tag),
         ]
         events = [

@@ -71,7 +71,7 @@ class Consumer:
         self._keep_script = s.Script("keep")
 
     def key(self, tag: str) -> str:
-        return f"{tag}:{self._stream}"
+        return s.stream_key(tag, self._stream)
 
     # -- from start to end -----------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Consumer:
     # -- names -----------------------------------------------------------------------------------------------
 
     def _heartbeat_key(self) -> str:
-        return f"worker:{self.group}:{self.name}"
+        return s.worker_key(self.group, self.name)
 
     async def _take_name(self) -> bool:
         for number in range(1, NAMES):

@@ -215,7 +215,7 @@ class Sender:
     async def _ask(self, entry: Entry) -> tuple[int, str]:
         """Whether it is this worker's to send, and the receiver's record."""
         await self._consumer.sure()
-        keys = [f"{entry.tag}:{STREAM}", s.webhook_key(entry.fields["account"])]
+        keys = [s.stream_key(entry.tag, STREAM), s.webhook_key(entry.fields["account"])]
         mine, record = await self._store.run(self._begin, keys, GROUP, self._consumer.name, entry.id)
         return mine, record
 
@@ -246,8 +246,7 @@ class Sender:
 
     async def _log(self, entry: Entry, result: Result, began: float) -> None:
         fields, tag = entry.fields, entry.tag
-        keys = [f"{tag}:{STREAM}", s.deliveries_key(fields["account"]), f"{tag}:outcomes"]
-        keys.append(s.awaited_key(tag, fields["id"]))
+        keys = [*s.event_keys(tag, fields["account"]), s.awaited_key(tag, fields["id"])]
         outcome = (
             GROUP,
             entry.id,
