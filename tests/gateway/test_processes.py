@@ -95,13 +95,17 @@ async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
     await app.ask("x")
     await app.account.settled()
     await asyncio.sleep(0.1)
-    before = tap.position
-    for _ in range(10):
-        await app.ask("x")
-    await asyncio.sleep(0.2)
-    commands = tap.commands(before)
-    assert [commands.count(f"EVALSHA {Script(name).sha}") for name in ("admit", "settle")] == [10, 10]
     # What runs in the background beside them: heartbeats, counters, a look at the queues and at caps, pub/sub.
-    keys = r"{ops}|{p\d\d}:(events|builds|outcomes)|worker:"
+    keys = r"{ops}|{p\d\d}:(events|builds|outcomes)|worker:|CONSUMERS"
     beside = re.compile(rf"EVALSHA {Script('count').sha}|TIME|PING|MULTI|EXEC|HMGET {{p\d\d}}:spend:|\w+ ({keys})")
-    assert len([c for c in commands if not beside.match(c)]) == 20, commands
+    for _ in range(3):  # the look comes every ten seconds, and asks for more than can be told from the path here
+        before = tap.position
+        for _ in range(10):
+            await app.ask("x")
+        await asyncio.sleep(0.2)
+        commands = tap.commands(before)
+        assert [commands.count(f"EVALSHA {Script(name).sha}") for name in ("admit", "settle")] == [10, 10]
+        others = [command for command in commands if not beside.match(command)]
+        if len(others) == 20:
+            return
+    raise AssertionError(others)

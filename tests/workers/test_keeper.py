@@ -26,7 +26,6 @@ FILL = "i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done"
         ("head -c 30M /dev/zero > fast", Limits(disk=20 * MIB), "it wrote more than 20 MiB"),
         ("exec head -c 90M /dev/zero > large", Limits(disk=20 * MIB), "it wrote more than 20 MiB"),
         ("while :; do sleep $MARK & done", Limits(processes=40), "it started more than 40 processes"),
-        ("f() { sh -c 'sleep $MARK' | f; }; f", Limits(processes=40), "it started more than 40 processes"),
     ],
 )
 async def test_a_limit_ends_it_and_says_which(room: Room, script: str, limits: Limits, told: str) -> None:
