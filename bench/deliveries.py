@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rig import SCRATCH, _redis_command, free_port
 
-from gateway.store import Store
-from gateway.vault import Vault
-from gateway.webhooks import Webhooks
+from gateway.accounts.vault import Vault
+from gateway.events.receivers import Webhooks
+from gateway.store.client import Store
 
 ACCOUNTS = 64
 EVENTS = 200  # of each account

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from playwright.async_api import Browser, Page
 
-from gateway import store
-from gateway.registry import now_iso
+from gateway.ids import now_iso
+from gateway.store import keys
 from tests.browser.visitor import chromium
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
@@ -105,7 +105,7 @@ class Scene:
             for ago in range(1, 24):
                 hour = time.gmtime(now - 3600 * ago)
                 asked = int(60 + 50 * math.sin((24 - ago) / 24 * math.tau - 2) + secrets.randbelow(14))
-                key = store.usage_key(self.account.id, time.strftime("%Y-%m-%dT%H", hour))
+                key = keys.usage_key(self.account.id, time.strftime("%Y-%m-%dT%H", hour))
                 told = {
                     "requests": asked,
                     "refused": asked // 17,
@@ -114,21 +114,21 @@ class Scene:
                 }
                 client.hset(key, mapping=told)
                 client.expire(key, 48 * 3600)
-            spend = store.spend_key(self.account.id, time.strftime("%Y-%m-%d", time.gmtime(now)))
+            spend = keys.spend_key(self.account.id, time.strftime("%Y-%m-%d", time.gmtime(now)))
             client.hset(spend, mapping={"settled": 741_300_000, "reserved": 96_000_000})
-            spenders = store.spenders_key(time.strftime("%Y-%m-%d", time.gmtime(now)))
+            spenders = keys.spenders_key(time.strftime("%Y-%m-%d", time.gmtime(now)))
             client.zadd(spenders, {"total": 741_300_000, self.account.id: 741_300_000})
             client.expire(spenders, 48 * 3600)
             for app, state, since in (("notes", "healthy", 260_000), ("shop", "unhealthy", 700)):
                 seen = {"version": 1, "state": json.dumps({"status": state, "since": int((now - since) * 1000)})}
-                client.hset(store.health_key(store.tag(self.account.id), app), mapping=seen)
+                client.hset(keys.health_key(keys.tag(self.account.id), app), mapping=seen)
             certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
-            client.hset(store.certificate_key(store.tag(self.account.id), "notes"), mapping=certificate)
+            client.hset(keys.certificate_key(keys.tag(self.account.id), "notes"), mapping=certificate)
             # The newest is under way; the others were a while ago, and took their time.
-            deploys = client.zrevrange(store.deploys_key(self.account.id), 0, -1)
+            deploys = client.zrevrange(keys.deploys_key(self.account.id), 0, -1)
             for n, deploy in enumerate(deploys):
                 at = now - (40 if n < 3 else 3000 * n * n)
-                record = store.deploy_key(self.account.id, deploy.decode())
+                record = keys.deploy_key(self.account.id, deploy.decode())
                 client.hset(record, "createdAt", now_iso(at))
                 if client.hexists(record, "durationMs"):
                     client.hset(record, "durationMs", 42_000 + 7_300 * n)
@@ -139,10 +139,10 @@ class Scene:
                 fields |= {"code:USER_RATE_LIMITED": secrets.randbelow(5), "code:TOKEN_INVALID": secrets.randbelow(4)}
                 if 21 < ago < 25:
                     fields["code:PROVIDER_UNREACHABLE"] = asked // 4
-                key = store.minute_key(time.strftime("%Y-%m-%dT%H:%M", at))
+                key = keys.minute_key(time.strftime("%Y-%m-%dT%H:%M", at))
                 client.hset(key, mapping=fields)
                 client.expire(key, 7200)
-            log = store.deploy_log_key(self.account.id, self.deploy)
+            log = keys.deploy_log_key(self.account.id, self.deploy)
             client.set(log, LOG, ex=3600)
 
 

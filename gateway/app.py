@@ -17,15 +17,16 @@ from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import account, log, openapi, ops, platform, public
-from .body import Body
-from .errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
-from .inference import NOT_FOUND, NOT_FOUND_HEADERS
-from .mcp import AgentEndpoint
-from .process import Gateway, Injected
-from .settings import BadSettings, Settings, load
-from .store import backbone
-from .vault import request_id as new_request_id
+from gateway import log
+from gateway.api import account, openapi, operators, ops, pages
+from gateway.api.agents import AgentEndpoint
+from gateway.api.bodies import Body
+from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
+from gateway.ids import request_id as new_request_id
+from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
+from gateway.process import Gateway, Injected
+from gateway.settings import BadSettings, Settings, load
+from gateway.store.client import backbone
 
 logger = structlog.get_logger()
 
@@ -110,7 +111,7 @@ class Front:
         self._inference: ASGIApp = gateway.inference
         self._agents = AgentEndpoint(gateway)
         self._litestar = Litestar(
-            [health, ready, metrics, *public.ROUTES, *ops.ROUTES, *platform.ROUTES, *account.ROUTES],
+            [health, ready, metrics, *pages.ROUTES, *ops.ROUTES, *operators.ROUTES, *account.ROUTES],
             dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},
             dto=Body,
             return_dto=None,

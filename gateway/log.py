@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from .settings import Settings
+from gateway.settings import Settings
 
 
 class RequestLine(msgspec.Struct, kw_only=True):

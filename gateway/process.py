@@ -16,25 +16,25 @@ import structlog
 from litestar import Litestar
 from litestar.di import NamedDependency
 
-from workers import egress
-
-from .admission import Admission
-from .auth import Users
-from .availability import Availability
-from .counters import Counters
-from .deploys import Deploys, Hooks
-from .findings import Findings
-from .inference import Inference
-from .metrics import Metrics
-from .overview import Overview, Watch
-from .provider import Provider
-from .registry import Registry
-from .server import end_overdue_connections
-from .sessions import Sessions
-from .settings import Settings
-from .store import Store
-from .vault import Vault
-from .webhooks import Webhooks
+from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import Sessions
+from gateway.accounts.vault import Vault
+from gateway.deploys.hooks import Hooks
+from gateway.deploys.states import Deploys
+from gateway.events.receivers import Webhooks
+from gateway.inference.admission import Admission
+from gateway.inference.availability import Availability
+from gateway.inference.handler import Inference
+from gateway.inference.provider import Provider
+from gateway.inference.users import Users
+from gateway.monitors.findings import Findings
+from gateway.operations.overview import Overview, Watch
+from gateway.outbound import client as outbound
+from gateway.server import end_overdue_connections
+from gateway.settings import Settings
+from gateway.store.client import Store
+from gateway.telemetry.counters import Counters
+from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
 
@@ -49,7 +49,7 @@ class Gateway:
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.sessions = Sessions(self.store, settings.base_url)
-        self.http = egress.client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
+        self.http = outbound.client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
         self.users = Users(settings, self.vault, self.http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)

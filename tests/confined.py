@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers import landlock
-from workers.sandbox import BUILD_USERS, Command, Ended, Limits, Sandbox
+from workers.sandbox import landlock
+from workers.sandbox.sandbox import BUILD_USERS, Command, Ended, Limits, Sandbox
 
 ROOT = os.geteuid() == 0
 LANDLOCK = landlock.version() > 0

@@ -12,11 +12,11 @@ from typing import Self
 import aiohttp
 import pytest
 
-from gateway.deploys import Deploy
-from gateway.events import Kind
+from gateway.deploys.states import Deploy
+from gateway.events.catalogue import Kind
 from tests.servers import free_port
-from workers import nginx, web
-from workers.releases import Releases, Site
+from workers.deploys.releases import Releases, Site
+from workers.sites import nginx, web
 
 HOST = "shop.apps.test"
 SERVERS = ("embedded", "nginx")

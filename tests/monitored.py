@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from gateway import health
-from gateway import store as s
-from gateway.registry import App, Registry, now_iso
-from gateway.vault import Vault
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.ids import now_iso
+from gateway.monitors import health
+from gateway.store import keys
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Script, answer
 from tests.polling import wait_until
@@ -44,7 +46,7 @@ class Watched:
 
     async def health(self) -> health.Health:
         client = self.fleet.queue.store.client
-        return health.read(await client.hget(s.health_key(s.tag(self.account.id), self.app.id), "state"))
+        return health.read(await client.hget(keys.health_key(keys.tag(self.account.id), self.app.id), "state"))
 
     async def until(self, status: str) -> None:
         async def reached() -> bool:
@@ -63,13 +65,13 @@ class Watched:
         await wait_until(lambda: self.types() == list(types), 10)
 
     async def goes_live(self) -> None:
-        await self.fleet.queue.store.client.hset(s.site_key(self.account.id, self.app.id), "live", "dep_1")
+        await self.fleet.queue.store.client.hset(keys.site_key(self.account.id, self.app.id), "live", "dep_1")
 
     async def keys(self) -> list[str]:
         """What the monitors keep of it."""
-        client, tag = self.fleet.queue.store.client, s.tag(self.account.id)
-        found = [key for key in s.monitored_keys(tag, self.app.id) if await client.exists(key)]
-        for due in (s.probes_key(tag), s.certificates_key(tag)):
+        client, tag = self.fleet.queue.store.client, keys.tag(self.account.id)
+        found = [key for key in keys.monitored_keys(tag, self.app.id) if await client.exists(key)]
+        for due in (keys.probes_key(tag), keys.certificates_key(tag)):
             found += [due] if await client.zscore(due, self.app.id) is not None else []
         return found
 

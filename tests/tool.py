@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from click.testing import CliRunner
 
-from gateway.cli import main
+from gateway.cli.main import main
 
 
 class Run(NamedTuple):

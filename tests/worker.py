@@ -11,17 +11,19 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from gateway import events, store
-from gateway.registry import App
-from gateway.vault import Vault
-from gateway.webhooks import Webhooks
+from gateway.accounts.records import App
+from gateway.accounts.vault import Vault
+from gateway.events import catalogue
+from gateway.events.receivers import Webhooks
+from gateway.store import keys
+from gateway.store.client import Store
 from tests.fakes.receiver import FakeReceiver
 from tests.leaks import unexplained
 from tests.polling import wait_until
 from tests.runner import ENCRYPTION_KEY
 from tests.servers import RedisServer
 
-CRASH = events.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
+CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
 class Worker:
@@ -112,7 +114,7 @@ class Account:
             self.queue.confidential.add(secret)
         return self
 
-    async def emit(self, event: events.Event = CRASH) -> str:
+    async def emit(self, event: catalogue.Event = CRASH) -> str:
         return await self.queue.webhooks.emit(self.app, event)
 
     async def emit_many(self, count: int) -> list[str]:
@@ -142,7 +144,7 @@ class Queue:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
         self.confidential: set[str] = set()
-        self.store = store.Store(url)
+        self.store = Store(url)
         self.webhooks = Webhooks(self.store, Vault(ENCRYPTION_KEY), allow_private=True)
         self.workers: list[Worker] = []
 
@@ -161,13 +163,13 @@ class Queue:
 
     async def waiting(self) -> int:
         """Events without an outcome."""
-        lengths = [await self.store.client.xlen(f"{tag}:events") for tag in store.partition_tags()]
+        lengths = [await self.store.client.xlen(f"{tag}:events") for tag in keys.partition_tags()]
         return sum(lengths)
 
     async def outcomes(self) -> dict[str, int]:
         """How often each, with its reasons."""
         found: dict[str, int] = {}
-        for tag in store.partition_tags():
+        for tag in keys.partition_tags():
             for name, count in (await self.store.client.hgetall(f"{tag}:outcomes")).items():
                 found[name] = found.get(name, 0) + int(count)
         return found

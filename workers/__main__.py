@@ -13,16 +13,18 @@ import uvloop
 
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
-
-from . import deploys, monitors, sites, webhooks
+from workers.deploys import builder
+from workers.monitors import leases
+from workers.sites import sites
+from workers.webhooks import sender
 
 logger = structlog.get_logger()
 
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
-    "webhooks": webhooks.run,
-    "deploys": deploys.run,
+    "webhooks": sender.run,
+    "deploys": builder.run,
     "sites": sites.run,  # alone; it is in `deploys` as well
-    "monitors": monitors.run,
+    "monitors": leases.run,
 }
 ALL = ["webhooks", "deploys", "monitors"]
 

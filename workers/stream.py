@@ -26,14 +26,16 @@ from typing import Any, NamedTuple
 import structlog
 from redis.exceptions import ResponseError
 
-from gateway import store as s
+from gateway.cancellation import end_if_cancelled
+from gateway.store import keys
+from gateway.store.client import ATTEMPT, FAULTS, Store
+from gateway.store.scripts import Script
 
 logger = structlog.get_logger()
 
 BLOCK = 5_000  # ms
 BATCH = 100  # entries of one read
 HEARTBEAT = 5.0  # seconds
-HEARTBEAT_LIFE = 15  # seconds
 FIRST_PAUSE = 0.1  # seconds
 CLAIM = 1.0  # seconds between looks at what others left
 PENDING = 100_000  # entries given back at the end
@@ -50,7 +52,7 @@ class Entry(NamedTuple):
 class Consumer:
     def __init__(
         self,
-        store: s.Store,
+        store: Store,
         stream: str,
         group: str,
         claim_idle: float,
@@ -66,12 +68,12 @@ class Consumer:
         self._token = secrets.token_hex(8)  # in the heartbeat: tells this worker from another of the same name
         self._sure_until = 0.0
         self._beaten = asyncio.Event()
-        self._held: dict[str, set[str]] = {tag: set() for tag in s.partition_tags()}
+        self._held: dict[str, set[str]] = {tag: set() for tag in keys.partition_tags()}
         self._resumed: dict[str, str] = {}  # partition -> where reading goes on; ">" once nothing old is left
-        self._keep_script = s.Script("keep")
+        self._keep_script = Script("keep")
 
     def key(self, tag: str) -> str:
-        return s.stream_key(tag, self._stream)
+        return keys.stream_key(tag, self._stream)
 
     # -- from start to end -----------------------------------------------------------------------------------
 
@@ -83,7 +85,7 @@ class Consumer:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._every(HEARTBEAT, self._beat))
                 # Each by itself: the node of a cluster that holds one partition may be away, and another's not.
-                for tag in s.partition_tags():
+                for tag in keys.partition_tags():
                     group.create_task(self._for_ever(self._read, tag))
                     group.create_task(self._for_ever(self._claim, tag))
                     group.create_task(self._every(self._idle / 3000, self._keep, tag))
@@ -92,7 +94,7 @@ class Consumer:
 
     async def release(self) -> None:
         """After a drain: what was read and not finished is another worker's at once."""
-        for tag in s.partition_tags():
+        for tag in keys.partition_tags():
             # Not what is held: a read that was cancelled may have been answered already.
             pending = await self._store.client.xpending_range(self.key(tag), self.group, "-", "+", PENDING, self.name)
             await self._set_idle(tag, [entry["message_id"] for entry in pending], self._idle * 10)
@@ -111,12 +113,12 @@ class Consumer:
         """Again and again until it gives True; a fault of Redis costs a growing pause, never the worker."""
         pause = FIRST_PAUSE
         while True:
-            s.end_if_cancelled()
+            end_if_cancelled()
             try:
                 if await work(*args):
                     return
                 pause = FIRST_PAUSE
-            except s.FAULTS as error:
+            except FAULTS as error:
                 if not await self._mend(error):
                     if pause == FIRST_PAUSE:
                         logger.warning("stream.waiting", stream=self._stream, error=f"{type(error).__name__}: {error}")
@@ -125,11 +127,11 @@ class Consumer:
 
     async def _every(self, seconds: float, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
         while True:
-            s.end_if_cancelled()
+            end_if_cancelled()
             try:
                 await work(*args)
                 await asyncio.sleep(seconds)
-            except s.FAULTS as error:
+            except FAULTS as error:
                 await self._mend(error)
                 await asyncio.sleep(min(seconds, 0.5))
 
@@ -139,11 +141,11 @@ class Consumer:
             return False
         try:
             return await self._make_groups()
-        except s.FAULTS:
+        except FAULTS:
             return False
 
     async def _make_groups(self) -> bool:
-        for tag in s.partition_tags():
+        for tag in keys.partition_tags():
             try:
                 await self._store.client.xgroup_create(self.key(tag), self.group, "0", mkstream=True)
             except ResponseError as exists:
@@ -154,7 +156,7 @@ class Consumer:
     # -- names -----------------------------------------------------------------------------------------------
 
     def _heartbeat_key(self) -> str:
-        return s.worker_key(self.group, self.name)
+        return keys.worker_key(self.group, self.name)
 
     async def _take_name(self) -> bool:
         for number in range(1, NAMES):
@@ -169,13 +171,13 @@ class Consumer:
     async def _hold_name(self, *, nx: bool = False) -> bool:
         """One step, which tells whose the name was; it is given back when it was another's."""
         began, key = time.monotonic(), self._heartbeat_key()
-        holder = await self._store.client.set(key, self._token, nx=nx, get=True, ex=HEARTBEAT_LIFE)
+        holder = await self._store.client.set(key, self._token, nx=nx, get=True, ex=keys.HEARTBEAT_SECONDS)
         if holder in (None, self._token):
-            self._sure_until = began + HEARTBEAT_LIFE - s.ATTEMPT
+            self._sure_until = began + keys.HEARTBEAT_SECONDS - ATTEMPT
             self._beaten.set()
             return True
         if not nx:
-            await self._store.client.set(key, holder, ex=HEARTBEAT_LIFE)
+            await self._store.client.set(key, holder, ex=keys.HEARTBEAT_SECONDS)
         return False
 
     async def _beat(self) -> None:
@@ -185,7 +187,7 @@ class Consumer:
             self._sure_until = 0.0
             await self._for_ever(self._take_name)
         # Before 7.2 Redis lists a consumer only once it was given something; operators look for it at once.
-        await self._store.client.xgroup_createconsumer(self.key(s.partition_tags()[0]), self.group, self.name)
+        await self._store.client.xgroup_createconsumer(self.key(keys.partition_tags()[0]), self.group, self.name)
 
     async def sure(self) -> None:
         """Waits while another worker may have this one's name, and with it what is pending: both would send it."""
@@ -208,7 +210,7 @@ class Consumer:
     async def _read_from(self, tag: str, last: str) -> list[tuple[str, dict[str, str] | None]]:
         block = BLOCK if last == ">" else None
         # A connection whose other end vanished without a word stays silent for ever.
-        async with asyncio.timeout(BLOCK / 1000 + s.ATTEMPT):
+        async with asyncio.timeout(BLOCK / 1000 + ATTEMPT):
             answer = await self._waiting.xreadgroup(
                 self.group, self.name, {self.key(tag): last}, count=BATCH, block=block
             )
@@ -236,7 +238,7 @@ class Consumer:
         await self._forget(tag)
         await asyncio.sleep(self._idle / 3000)
         while True:
-            s.end_if_cancelled()
+            end_if_cancelled()
             cursor = ""
             while cursor != "0-0":  # one step looks at a thousand entries, all of which the living may hold
                 await self._room()

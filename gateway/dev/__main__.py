@@ -15,13 +15,13 @@ import click
 import httpx
 from dotenv import load_dotenv
 
-from . import kept, report, valkey
-from .account import registered
-from .children import Child, Refusal, child
-from .demo import demo_app
-from .layout import DRAIN, Layout
-from .model import model_app
-from .serving import claim, served
+from gateway.dev import kept, report, valkey
+from gateway.dev.account import registered
+from gateway.dev.children import Child, Refusal, child
+from gateway.dev.demo import demo_app
+from gateway.dev.layout import DRAIN, Layout
+from gateway.dev.model import model_app
+from gateway.dev.serving import claim, served
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 
-from .children import Refusal
-from .kept import Kept
+from gateway.dev.children import Refusal
+from gateway.dev.kept import Kept
 
 HELLO = Path(__file__).parent / "hello"
 

@@ -10,7 +10,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from .children import Refusal
+from gateway.dev.children import Refusal
 
 
 def _random() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from .kept import Kept
+from gateway.dev.kept import Kept
 
 DRAIN = 5  # seconds that running answers get on Ctrl-C
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from .layout import Layout
+from gateway.dev.layout import Layout
 
 console = Console(highlight=False)
 

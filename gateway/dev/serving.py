@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from litestar import Litestar
 
-from .children import Refusal
+from gateway.dev.children import Refusal
 
 
 class _Server(uvicorn.Server):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import redis.asyncio
 
-from .children import Refusal
+from gateway.dev.children import Refusal
 
 
 def command(port: int, folder: Path) -> list[str]:

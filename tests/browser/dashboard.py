@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.async_api import Browser, Locator, Page, expect
 
-from gateway import store
+from gateway.store import keys
 from tests.runner import Gateway
 from tests.tenants import Account
 
@@ -67,7 +67,7 @@ class Holder:
 
     def log(self, deploy: str, text: str) -> None:
         with self.gateway.redis.client() as client:
-            key = store.deploy_log_key(self.account.id, deploy)
+            key = keys.deploy_log_key(self.account.id, deploy)
             client.append(key, text)
             client.expire(key, 3600)
 

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from gateway import store
+from gateway.store import keys
 from tests.browser.dashboard import Holder, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
@@ -344,12 +344,12 @@ async def test_what_the_monitors_see_of_an_app(holder: Holder) -> None:
         await holder.report(deploy, phase)
     at = time.time() * 1000
     with holder.gateway.redis.client() as client:
-        tag = store.tag(holder.account.id)
+        tag = keys.tag(holder.account.id)
         state = {"status": "unhealthy", "since": int(at - 7_200_000)}
-        client.hset(store.health_key(tag, live), mapping={"version": 1, "state": json.dumps(state)})
+        client.hset(keys.health_key(tag, live), mapping={"version": 1, "state": json.dumps(state)})
         certificate = {"version": 1, "domain": "a.example", "expiresAt": int(at + 6 * 86_400_000)}
-        client.hset(store.certificate_key(tag, live), mapping=certificate)
-        client.hset(store.findings_key(tag, live), mapping={"version": 1, "open": "[]", "red": 2, "yellow": 1})
+        client.hset(keys.certificate_key(tag, live), mapping=certificate)
+        client.hset(keys.findings_key(tag, live), mapping={"version": 1, "open": "[]", "red": 2, "yellow": 1})
     await holder.log_in()
     row = holder.page.get_by_role("listitem").filter(has_text=live)
     for words in ("Unhealthy for 2 hours", "Certificate ends in 6 days", "2 red findings", "1 yellow finding"):

@@ -6,10 +6,9 @@ import sys
 import pytest
 
 from tests.fakes import FakeProvider
+from tests.gateway.conftest import Launch
 from tests.runner import Gateway
 from tests.servers import free_port
-
-from .conftest import Launch
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from gateway.store import Script
+from gateway.store.scripts import Script
 
 CLOCK = "test:clock"
 READING = "redis.call('TIME')"

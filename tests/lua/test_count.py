@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store import Script
+from gateway.store.scripts import Script
 
 
 @pytest.fixture

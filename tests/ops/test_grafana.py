@@ -14,8 +14,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.registry import App as Record
-from gateway.store import partition_tags, tag
+from gateway.accounts.records import App as Record
+from gateway.store.keys import partition_tags, tag
 from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.server import answer

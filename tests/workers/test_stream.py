@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway import store as s
+from gateway.store.client import ATTEMPT, Redis, ResponseError, Store
+from gateway.store.scripts import Script
 from tests.polling import wait_until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -25,7 +26,7 @@ class Reader:
     """A consumer that takes whatever comes, until the test says otherwise."""
 
     def __init__(self, url: str, idle: float) -> None:
-        self.store = s.Store(url)
+        self.store = Store(url)
         self.taken: list[str] = []
         self.entries: list[Entry] = []
         self.has_room = asyncio.Event()
@@ -77,7 +78,7 @@ class Stream:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.client: Any = s.Redis.from_url(url, decode_responses=True)
+        self.client: Any = Redis.from_url(url, decode_responses=True)
         self.readers: list[Reader] = []
         self._number = 0
 
@@ -96,7 +97,7 @@ class Stream:
         return numbers
 
     async def pending(self, name: str | None = None) -> int:
-        with contextlib.suppress(s.ResponseError):
+        with contextlib.suppress(ResponseError):
             return len(await self.client.xpending_range(KEY, "webhooks", "-", "+", 10_000, name))
         return 0
 
@@ -179,7 +180,7 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     await wait_until(lambda: one.name != first and one.consumer._sure_until)
     assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
     assert await events.pending(first) == 1, "and what is pending for it"
-    assert await s.Script("begin")(one.store.client, [KEY, "{p03}:x"], "webhooks", one.name, one.entries[0].id) == [
+    assert await Script("begin")(one.store.client, [KEY, "{p03}:x"], "webhooks", one.name, one.entries[0].id) == [
         0,
         "",
     ]
@@ -200,11 +201,11 @@ async def test_nothing_is_begun_while_the_name_may_be_anothers(
     events: Stream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "HEARTBEAT", 0.1)
-    monkeypatch.setattr(stream, "HEARTBEAT_LIFE", 3)
+    monkeypatch.setattr(stream.keys, "HEARTBEAT_SECONDS", 3)
     one = await (await events.reader(proxy.url)).joined()
     await asyncio.wait_for(one.consumer.sure(), 0.1)
     proxy.go_down()
-    await asyncio.sleep(3 - s.ATTEMPT + 0.1)
+    await asyncio.sleep(3 - ATTEMPT + 0.1)
     waiting = asyncio.create_task(one.consumer.sure())
     await asyncio.sleep(0.2)
     assert not waiting.done()
@@ -279,7 +280,7 @@ async def test_what_is_given_back_is_another_s_at_once(events: Stream) -> None:
     await wait_until(lambda: len(one.taken) + len(two.taken) == 1000)
     assert len(one.taken) > 800, "the other had room for one read at most"
     await one.vanish()
-    one.store = one.consumer._store = s.Store(events.url)
+    one.store = one.consumer._store = Store(events.url)
     await one.consumer.release()
     two.has_room.set()
     await wait_until(lambda: sorted({*two.taken}, key=int) == numbers, 3)

@@ -1,0 +1,108 @@
+"""The records of accounts and apps, as Redis holds them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Literal
+
+import msgspec
+
+from gateway.accounts.vault import Vault
+from gateway.store import keys
+
+SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+DOMAIN = re.compile(r"(?=.{4,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.ASCII)
+
+
+class JwksAuth(
+    msgspec.Struct, frozen=True, tag_field="kind", tag="jwks", forbid_unknown_fields=True, omit_defaults=True
+):
+    url: str = ""  # empty: https://<app>.{apps_domain}/.well-known/jwks.json
+    issuer: str | None = None
+    audience: str | list[str] | None = None
+    userClaim: str | None = None
+
+
+class SecretAuth(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="kind",
+    tag="secret",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    secret: str  # sealed in the record
+    issuer: str | None = None
+    audience: str | list[str] | None = None
+    userClaim: str | None = None
+
+
+class BackendAuth(
+    msgspec.Struct,
+    frozen=True,
+    tag_field="kind",
+    tag="backend",
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+):
+    url: str
+    method: Literal["GET", "POST"] = "GET"
+    userField: str | None = None
+
+
+Auth = JwksAuth | SecretAuth | BackendAuth
+
+
+class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    url: str  # in the record without user name and password
+    branch: str = "main"
+    credentials: str = ""  # those, sealed
+
+    def clone_url(self, vault: Vault) -> str:
+        """With its credentials. Raises NoEncryptionKey."""
+        if not self.credentials:
+            return self.url
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{vault.open(self.credentials)}@{rest}"
+
+
+class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    command: str = ""
+    output: str = "dist"
+    start: str | None = None
+
+
+class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
+    id: str
+    name: str
+    account: str
+    auth: Auth = JwksAuth()
+    customDomain: str | None = None
+    customDomainVerified: bool = False
+    repository: Repository | None = None
+    build: Build | None = None
+    createdAt: str
+
+    def __post_init__(self) -> None:
+        # What a verified token is remembered under: another app or another way to verify is another token.
+        seed = self.id.encode() + b"\0" + msgspec.json.encode(self.auth)
+        self.__dict__["auth_digest"] = hashlib.sha256(seed).digest()
+        self.__dict__["account_key"] = keys.account_key(self.account)
+
+    @property
+    def account_key(self) -> str:
+        value: str = self.__dict__["account_key"]
+        return value
+
+    @property
+    def auth_digest(self) -> bytes:
+        value: bytes = self.__dict__["auth_digest"]
+        return value
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    plan: str
+    createdAt: str

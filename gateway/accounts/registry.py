@@ -1,0 +1,270 @@
+"""Accounts and apps: their records in Redis, and this process's copies of them.
+
+A copy is used only while the subscription to the changes is alive, and is dropped when its record changes, so that
+a change is felt in every process at once. When the subscription is lost, or stays silent for a second, every copy
+goes and each look-up reads Redis until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from gateway.accounts.credentials import digest, new_key
+from gateway.accounts.records import (
+    SLUG,
+    Account,
+    App,
+)
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
+from gateway.ids import new_id, now_iso
+from gateway.settings import PLANS
+from gateway.store import keys
+from gateway.store.client import ATTEMPT, FAULTS, Store, backbone
+from gateway.store.scripts import Script
+
+log = structlog.get_logger()
+
+COPIES = 20_000  # records held at the most
+MAX_AGE = 300.0  # seconds after which a copy is read again, were a message ever lost inside a cluster
+HEARTBEAT = 0.3  # seconds between looks at whether the subscription still answers
+
+
+R = TypeVar("R")
+
+
+class Registry:
+    def __init__(self, store: Store, vault: Vault) -> None:
+        self.store, self.vault = store, vault
+        self._register = Script("register")
+        self.live = False
+        self._copies: dict[str, tuple[Any, float]] = {}
+        self._changes = 0
+        self._watchers: dict[str, Callable[[], Awaitable[None]]] = {}
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def app(self, name: str) -> App | None:
+        return await self._read(keys.app_key(name), App)
+
+    async def account(self, account_id: str) -> Account | None:
+        return await self._read(keys.account_key(account_id), Account)
+
+    async def account_of(self, app: App) -> Account | None:
+        return await self._read(app.account_key, Account)
+
+    async def _read(self, key: str, kind: type[R]) -> R | None:
+        if (copy := self._copies.get(key)) is not None and copy[1] > time.monotonic():
+            record: R = copy[0]
+            return record
+        before = self._changes
+        text = await self.store.get(key)
+        if text is None:
+            return None  # not kept: names that do not exist must not push out those that do
+        record = msgspec.json.decode(text, type=kind)
+        # A change announced while we read may concern what we just read.
+        if self.live and before == self._changes:
+            while len(self._copies) >= COPIES:
+                del self._copies[next(iter(self._copies))]
+            self._copies[key] = (record, time.monotonic() + MAX_AGE)
+        return record
+
+    async def find(self, app: str) -> App | None:
+        """By the id it was created under, or by name."""
+        if not SLUG.fullmatch(app):
+            return None
+        names = await self._names(app)
+        if names and (renamed := await self.app(names[0])) is not None and renamed.id == app:
+            return renamed
+        return await self.app(app)
+
+    async def _names(self, app_id: str) -> list[str]:
+        """What an app that was renamed is called, and what it was called and is not yet free of."""
+        return (await self.store.get(keys.alias_key(app_id)) or "").split()
+
+    async def by_ids(self, app_ids: Sequence[str]) -> dict[str, tuple[App, Account]]:
+        """Many at a time, past the copies: for who goes through all apps. What is not there is left out."""
+        aliases = await self.store.get_all([keys.alias_key(app_id) for app_id in app_ids])
+        names = [(alias or app_id).split()[0] for app_id, alias in zip(app_ids, aliases, strict=True)]
+        records = await self.store.get_all([keys.app_key(name) for name in names])
+        apps = [msgspec.json.decode(record, type=App) for record in records if record is not None]
+        holders = sorted({app.account for app in apps})
+        texts = await self.store.get_all([keys.account_key(account_id) for account_id in holders])
+        accounts = {
+            account_id: msgspec.json.decode(text, type=Account)
+            for account_id, text in zip(holders, texts, strict=True)
+            if text is not None
+        }
+        wanted = set(app_ids)
+        return {app.id: (app, accounts[app.account]) for app in apps if app.id in wanted and app.account in accounts}
+
+    async def apps_of(self, account_id: str) -> list[App]:
+        with backbone():
+            names = await self.store.client.smembers(keys.account_apps_key(account_id))
+        apps = [await self.app(name) for name in sorted(names)]
+        # A name stands in the set from before its record is written until after it is removed.
+        return [app for app in apps if app is not None and app.account == account_id]
+
+    async def holder(self, api_key: str) -> Account | None:
+        """The account an API key belongs to."""
+        account_id = await self.store.get(keys.api_key_key(digest(api_key)))
+        return None if account_id is None else await self.account(account_id)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def create_account(self, name: str, plan: str) -> tuple[Account, str]:
+        """The account and its API key, which is readable only here."""
+        account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
+        api_key = new_key("csk")
+        await self._write(keys.account_key(account.id), account)
+        await self.store.change(keys.api_key_key(digest(api_key)), account.id)
+        return account, api_key
+
+    async def register(self, name: str, a_day: int) -> tuple[Account, str]:
+        """Raises RegistrationsClosed when today's are used up."""
+        with backbone():
+            room, left = await self.store.run(self._register, ["{registrations}"], a_day)
+        if not room:
+            raise RegistrationsClosed(retry_after=int(left))
+        return await self.create_account(name, "free")
+
+    async def change_plan(self, account_id: str, plan: str) -> Account:
+        assert plan in PLANS
+        account = await self.account(account_id)
+        if account is None:
+            raise NotFound
+        account = msgspec.structs.replace(account, plan=plan)
+        await self._write(keys.account_key(account_id), account)
+        return account
+
+    async def put_app(self, app: App, before: App | None) -> None:
+        """Writes an app; may be repeated after it was interrupted. Raises RequestMalformed when its name is taken."""
+        with backbone():
+            await self.store.client.sadd(keys.account_apps_key(app.account), app.name)
+        try:
+            await self._take_name(app)
+        except RequestMalformed:
+            await self._leave(app)
+            raise
+        # Names it is to lose are written down first: a renaming that is interrupted is finished by the next put.
+        names = await self._names(app.id)
+        former = {app.id, *names, before.name if before else app.name} - {app.name}
+        if former or names:
+            await self.store.change(keys.alias_key(app.id), " ".join([app.name, *sorted(former)]))
+        for name in former:
+            old = await self.app(name)
+            if old is not None and old.id == app.id:
+                await self._remove(keys.app_key(name))
+                await self._leave(old)
+        if app.id != app.name or names:
+            await self.store.change(keys.alias_key(app.id), "" if app.id == app.name else app.name)
+        if before is not None and before.account != app.account:
+            await self._leave(before)
+            await self._unwatch(before)
+        await self._watch(app)
+
+    async def _take_name(self, app: App) -> None:
+        """Two apps that want one name at the same moment: one of them gets it."""
+        key, record = keys.app_key(app.name), msgspec.json.encode(app).decode()
+        for _ in range(10):
+            there = await self.store.get(key)
+            if there is not None and msgspec.json.decode(there, type=App).id != app.id:
+                raise RequestMalformed("name: another app has this name.")
+            if await self.store.change(key, record, expected=there or ""):
+                return self._forget(key)
+        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
+
+    async def _leave(self, app: App) -> None:
+        with backbone():
+            await self.store.client.srem(keys.account_apps_key(app.account), app.name)
+
+    async def _watch(self, app: App) -> None:
+        """The monitors look at it from now on. At the very end: whoever finds no app behind an id forgets the id."""
+        tag = keys.tag(app.account)
+        with backbone():
+            await self.store.client.zadd(keys.probes_key(tag), {app.id: 0}, nx=True)
+            # Its domain may be another: looked at now, whenever the next look was due.
+            await self.store.client.zadd(keys.certificates_key(tag), {app.id: 0})
+
+    async def _unwatch(self, app: App) -> None:
+        tag = keys.tag(app.account)
+        with backbone():
+            await self.store.client.zrem(keys.probes_key(tag), app.id)
+            await self.store.client.zrem(keys.certificates_key(tag), app.id)
+            await self.store.client.delete(*keys.monitored_keys(tag, app.id))
+
+    async def delete_app(self, app: App) -> None:
+        await self._remove(keys.app_key(app.name))
+        await self._remove(keys.alias_key(app.id))
+        await self._leave(app)
+        await self._unwatch(app)
+
+    async def _remove(self, key: str) -> None:
+        await self.store.change(key, "")
+        self._forget(key)
+
+    async def _write(self, key: str, record: msgspec.Struct) -> None:
+        await self.store.change(key, msgspec.json.encode(record).decode())
+        self._forget(key)  # this process does not wait for its own message
+
+    # -- staying current -------------------------------------------------------------------------------------
+
+    def watch(self, key: str, reload: Callable[[], Awaitable[None]]) -> None:
+        """`reload` runs when the record changes, and whenever the subscription begins anew."""
+        self._watchers[key] = reload
+
+    def _forget(self, key: str) -> None:
+        self._changes += 1
+        self._copies.pop(key, None)
+
+    def _forget_all(self) -> None:
+        self.live = False
+        self._changes += 1
+        self._copies.clear()
+
+    async def follow(self) -> None:
+        """Runs as long as the process."""
+        pause = 0.05
+        while True:
+            try:
+                async with self.store.subscription() as subscription:
+                    await self._follow(subscription)
+            except (*FAULTS, BackboneUnavailable) as error:
+                if self.live:
+                    log.warning("registry.lost", error=type(error).__name__)
+                    pause = 0.05
+            finally:
+                self._forget_all()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    async def _follow(self, subscription: Any) -> None:
+        unanswered = 0
+        while True:
+            async with asyncio.timeout(ATTEMPT):
+                message = await subscription.get_message(timeout=HEARTBEAT)
+            if message is None:
+                if unanswered == 2:
+                    raise TimeoutError("the subscription does not answer")
+                unanswered += 1
+                async with asyncio.timeout(ATTEMPT):
+                    await subscription.ping()
+                continue
+            unanswered = 0
+            if message["type"] == "subscribe":
+                # What was asked for before we listened may have changed unheard.
+                self._changes += 1
+                self.live = True
+                for reload in self._watchers.values():
+                    await reload()
+            elif message["type"] == "message":
+                key = message["data"]
+                self._forget(key)
+                if key in self._watchers:
+                    await self._watchers[key]()

@@ -1,0 +1,5 @@
+"""`python -m gateway.cli`, the same as `capsule`."""
+
+from gateway.cli.main import main
+
+main()

@@ -1,0 +1,183 @@
+"""Event webhooks: an account's receiver, what is sent to it, and how an event gets into the queue.
+
+An event waits in its partition's stream until the worker knows its outcome. Its id is fixed when it happens; its
+timestamp and signatures are made when it is sent, with the receiver of that moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import structlog
+
+from gateway.accounts.records import App
+from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed, ServiceError
+from gateway.events import catalogue
+from gateway.ids import new_id, now_iso
+from gateway.outbound import addresses
+from gateway.store import keys
+from gateway.store.client import Store, backbone
+from gateway.store.scripts import Script
+
+logger = structlog.get_logger()
+
+GROUP = "webhooks"
+STREAM = "events"
+LOGGED = 1_000  # outcomes kept of an account
+LOGGED_SECONDS = 30 * 86_400
+CHECK_SECONDS = 2.0  # that the look-up of a receiver's name may take when it is saved
+DATA_BYTES = 262_144  # of one event
+
+
+class Receiver(msgspec.Struct, frozen=True):
+    url: str
+    secret: str  # sealed
+    createdAt: str
+
+
+def new_secret() -> str:
+    return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def signed(secret: str, event_id: str, event_type: str, data: str, now: float) -> tuple[bytes, dict[str, str]]:
+    """The exact bytes to send, and their headers. `now`: seconds since the epoch."""
+    timestamp = int(now * 1000)
+    body = b'{"type":%b,"id":%b,"timestamp":%d,"data":%b}' % (
+        msgspec.json.encode(event_type),
+        msgspec.json.encode(event_id),
+        timestamp,
+        data.encode(),
+    )
+    ours = hmac.new(secret.encode(), b"%d." % timestamp + body, hashlib.sha256).hexdigest()
+    # Standard Webhooks signs with the bytes behind the prefix, and counts in seconds.
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    standard = hmac.new(key, f"{event_id}.{timestamp // 1000}.".encode() + body, hashlib.sha256).digest()
+    return body, {
+        "Content-Type": "application/json",
+        "X-Service-Event": event_type,
+        "X-Service-Delivery": event_id,
+        "X-Service-Timestamp": str(timestamp),
+        "X-Service-Signature": f"sha256={ours}",
+        "webhook-id": event_id,
+        "webhook-timestamp": str(timestamp // 1000),
+        "webhook-signature": f"v1,{base64.b64encode(standard).decode()}",
+    }
+
+
+class Webhooks:
+    def __init__(self, store: Store, vault: Vault, *, allow_private: bool) -> None:
+        self._store, self._vault, self._allow_private = store, vault, allow_private
+        self._emit = Script("emit")
+
+    # -- the receiver ----------------------------------------------------------------------------------------
+
+    async def receiver(self, account_id: str) -> Receiver | None:
+        text = await self._store.get(keys.webhook_key(account_id))
+        return None if text is None else msgspec.json.decode(text, type=Receiver)
+
+    async def set(self, account_id: str, url: str) -> tuple[Receiver, str | None]:
+        """The receiver, and its secret when the URL is another one than before: the only time it shows."""
+        url = await self._checked(url)
+        key = keys.webhook_key(account_id)
+        for _ in range(10):
+            before = await self._store.get(key)
+            if before is not None:
+                receiver = msgspec.json.decode(before, type=Receiver)
+                if receiver.url == url:
+                    return receiver, None
+            secret = new_secret()
+            receiver = Receiver(url, self._sealed(secret), now_iso())
+            record = msgspec.json.encode(receiver).decode()
+            if await self._store.change(key, record, expected=before or ""):
+                return receiver, secret
+        raise BackboneUnavailable("The receiver is being changed from several places at once; try again.")
+
+    def _sealed(self, secret: str) -> str:
+        try:
+            return self._vault.seal(secret)
+        except NoEncryptionKey as error:
+            logger.error("webhook.not_sealed", error=str(error))
+            raise ServiceError("No webhook can be set here until the operator gives the service its key.") from None
+
+    async def clear(self, account_id: str) -> None:
+        await self._store.change(keys.webhook_key(account_id), "")
+
+    async def _checked(self, url: str) -> str:
+        """Judged now for a clear answer; judged again at every connection, because a name's addresses change."""
+        try:
+            url = addresses.check_url(url, allow_private=self._allow_private)
+            host, port = addresses.host_and_port(url)
+            async with asyncio.timeout(CHECK_SECONDS):
+                await addresses.resolve(host, port, allow_private=self._allow_private)
+        except addresses.BlockedAddress as error:
+            raise RequestMalformed(f"url: {error}") from None
+        except (addresses.CallFailed, TimeoutError):
+            pass  # a name that cannot be looked up today may be there tomorrow
+        return url
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    async def emit(self, app: App, event: catalogue.Event, event_id: str = "") -> str:
+        """Queues an event of an app; its id. It may be repeated with an `event_id`. Raises BackboneUnavailable."""
+        once = [keys.emitted_key(app.account, event_id)] if event_id else []
+        data = catalogue.encode(event, app.id, app.name)
+        return await self._queue(event_id or new_id("evt"), app.account, app.name, event.type, data, once)
+
+    async def test(self, account_id: str, event_type: str, app: App | None) -> str:
+        sample = catalogue.SAMPLES.get(event_type)
+        if sample is None:
+            raise RequestMalformed(f"type: choose one of {', '.join(catalogue.SAMPLES)}.")
+        app_id, name = (app.id, app.name) if app is not None else ("app_sample", "sample")
+        return await self._queue(new_id("evt"), account_id, name, event_type, catalogue.encode(sample, app_id, name))
+
+    async def redeliver(self, account_id: str, event_id: str) -> None:
+        """The same event, with the same id, once more."""
+        for entry in await self._log(account_id, LOGGED):
+            if entry["id"] == event_id:
+                await self._queue(event_id, account_id, entry["app"], entry["type"], entry["data"].encode())
+                return
+        raise NotFound("There is no delivery of this id in the last 30 days.")
+
+    async def _queue(
+        self, event_id: str, account_id: str, app: str, event_type: str, data: bytes, once: Sequence[str] = ()
+    ) -> str:
+        script_keys = [*keys.event_keys(keys.tag(account_id), account_id), *once]
+        with backbone():
+            await self._store.run(self._emit, script_keys, event_id, account_id, app, event_type, data.decode())
+        return event_id
+
+    # -- the log ---------------------------------------------------------------------------------------------
+
+    async def deliveries(self, account_id: str, limit: int) -> list[dict[str, Any]]:
+        """Newest first."""
+        shown = []
+        for entry in await self._log(account_id, limit):
+            row: dict[str, Any] = {
+                "id": entry["id"],
+                "type": entry["type"],
+                "app": entry["app"],
+                "at": now_iso(int(entry["at"]) / 1000),
+                "durationMs": int(entry["durationMs"]),
+                "outcome": entry["outcome"],
+            }
+            if entry["status"]:
+                row["status"] = int(entry["status"])
+            if entry["error"]:
+                row["error"] = entry["error"]
+            shown.append(row)
+        return shown
+
+    async def _log(self, account_id: str, limit: int) -> list[dict[str, str]]:
+        oldest = int((time.time() - LOGGED_SECONDS) * 1000)
+        with backbone():
+            entries = await self._store.client.xrevrange(keys.deliveries_key(account_id), min=str(oldest), count=limit)
+        return [fields for _, fields in entries]

@@ -1,0 +1,214 @@
+"""What happened, by the minute and by the hour: for the operators' page, an account's chart and Redis dashboards.
+
+A process counts in memory and adds what is new to Redis every two seconds, so that a request costs Redis nothing more.
+
+- `{ops}:minute:<minute>`: `requests`; `code:<CODE>` for those that ended with one; `streams` and `ttft:<ms>`, streams
+  by the time to their first token, each in the first bucket it fits, `ttft:more` above all; `inputTokens`,
+  `outputTokens`; `settled`, nano-euro
+- `{ops}:spend:<day>`: what each account spent, and `total`. To look at: what is owed is in the spend hashes
+- `{pNN}:usage:<account>:<hour>`: `requests`, `refused`, `inputTokens`, `outputTokens`
+- `{ops}:processes`, `{ops}:process:<id>`: the gateway processes there are, and the streams each has open
+
+A request is counted when it ends, on this process's clock, under the minute, hour and day of then.
+
+Failure policy: the process's own sign of life is written first; while that fails nothing else is sent, and what was
+counted waits, for an hour at most. What was sent and never answered may be written, and is not sent again. So figures
+may miss something after a fault, and never have it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from redis.exceptions import ResponseError
+
+from gateway.ids import now_iso
+from gateway.inference.prices import Usage
+from gateway.store import keys
+from gateway.store.client import FAULTS, Store, backbone
+from gateway.store.scripts import Script
+
+log = structlog.get_logger()
+
+INTERVAL = 2.0  # seconds between two flushes
+PATIENCE = 3600.0  # seconds that a count waits for Redis
+BATCH = 50  # keys that are written together
+PROCESS_LIFE = 15  # seconds
+MINUTE_LIFE, HOUR_LIFE, DAY_LIFE = 2 * 3600, 48 * 3600, 48 * 3600  # seconds
+HOURS = 24  # of an account that are shown
+TTFT = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)  # ms
+TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT), "ttft:more")
+MOST_TOKENS = 1_000_000_000  # counted of one request
+TOTAL = "total"  # among the accounts of a day's spend
+
+
+class Tally:
+    """What is to be added to one key."""
+
+    __slots__ = ("began", "counts", "key", "kind", "life")
+
+    def __init__(self, key: str, kind: str, life: int) -> None:
+        self.key, self.kind, self.life = key, kind, life
+        self.began = time.monotonic()
+        self.counts: defaultdict[str, int] = defaultdict(int)
+
+
+class Counters:
+    def __init__(self, store: Store, streams_open: Callable[[], int], clock: Callable[[], float] = time.time) -> None:
+        self._store, self._streams_open, self._clock = store, streams_open, clock
+        self._count = Script("count")
+        self._tallies: dict[str, Tally] = {}
+        self._usages: dict[str, defaultdict[str, int]] = {}  # of the present hour, by account: parts of the tallies
+        self._minute = -1
+        self._here: defaultdict[str, int]
+        self._spent: defaultdict[str, int]
+        self._hour = ""
+        self._flushing = asyncio.Lock()
+        self._id = f"{socket.gethostname()}-{os.getpid()}"
+        self._started = now_iso()
+        self.spenders: set[str] = set()  # accounts whose money moved since somebody last emptied this
+
+    # -- counting --------------------------------------------------------------------------------------------
+
+    def request(self, account: str, code: str, ttft: float | None, usage: Usage | None, nano_euro: int) -> None:
+        """One that ended; `ttft` in seconds, of a stream. Called for every request: nothing here waits."""
+        minute = int(self._clock()) // 60
+        if minute != self._minute:
+            self._turn(minute)
+        here = self._here
+        here["requests"] += 1
+        mine = self._usages.get(account) or self._usage_of(account)
+        mine["requests"] += 1
+        if code:
+            here[f"code:{code}"] += 1
+            if code != "CLIENT_GONE":
+                mine["refused"] += 1
+        if ttft is not None:
+            here["streams"] += 1
+            here[TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]] += 1
+        if usage is not None:
+            for counts in (here, mine):
+                # What a provider reports may be any number, and Redis refuses those beyond its own.
+                counts["inputTokens"] += min(usage.input, MOST_TOKENS)
+                counts["outputTokens"] += min(usage.output, MOST_TOKENS)
+        if nano_euro:
+            here["settled"] += nano_euro
+            self._spent[account] += nano_euro
+            self._spent[TOTAL] += nano_euro
+            self.spenders.add(account)
+
+    def _turn(self, minute: int) -> None:
+        """To the keys of another minute, or anew after a flush took what there was."""
+        moment = time.gmtime(minute * 60)
+        self._minute = minute
+        self._hour = time.strftime("%Y-%m-%dT%H", moment)
+        self._usages.clear()
+        self._here = self._tally(keys.minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_LIFE)
+        self._spent = self._tally(keys.spenders_key(time.strftime("%Y-%m-%d", moment)), "zset", DAY_LIFE)
+
+    def _usage_of(self, account: str) -> defaultdict[str, int]:
+        if not account:
+            return defaultdict(int)  # a request for no app that is known
+        usage = self._usages[account] = self._tally(keys.usage_key(account, self._hour), "hash", HOUR_LIFE)
+        return usage
+
+    def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = Tally(key, kind, life)
+        return tally.counts
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def keep_flushing(self) -> None:
+        """Runs as long as the process."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            await self.flush()
+
+    async def flush(self) -> bool:
+        """Adds what is new to Redis; False when it has to wait."""
+        async with self._flushing:
+            try:
+                await self._show_life()
+            except FAULTS as error:
+                log.debug("counters.waiting", error=type(error).__name__)
+                self._drop_old()
+                return False
+            tallies = [tally for tally in self._tallies.values() if tally.counts]
+            self._tallies, self._minute = {}, -1
+            for first in range(0, len(tallies), BATCH):
+                batch = tallies[first : first + BATCH]
+                answers = await asyncio.gather(*map(self._add, batch), return_exceptions=True)
+                for tally, answer in zip(batch, answers, strict=True):
+                    self._note(tally, answer)
+        return True
+
+    async def _add(self, tally: Tally) -> Any:
+        counts = [part for pair in tally.counts.items() for part in pair]
+        return await self._store.run(self._count, [tally.key], tally.kind, tally.life, *counts)
+
+    def _note(self, tally: Tally, answer: Any) -> None:
+        if isinstance(answer, ResponseError):
+            # Refused as a whole, for want of memory for instance: it waits with what came meanwhile.
+            waiting = self._tallies.setdefault(tally.key, Tally(tally.key, tally.kind, tally.life))
+            waiting.began = tally.began
+            for name, count in tally.counts.items():
+                waiting.counts[name] += count
+            self._drop_old()
+        elif isinstance(answer, FAULTS):
+            log.warning("counters.lost", key=tally.key, error=type(answer).__name__)
+        elif isinstance(answer, BaseException):
+            raise answer
+
+    def _drop_old(self) -> None:
+        oldest = time.monotonic() - PATIENCE
+        for key in [key for key, tally in self._tallies.items() if tally.began < oldest]:
+            del self._tallies[key]
+            self._minute = -1
+
+    async def _show_life(self) -> None:
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            life = {"streams": self._streams_open(), "startedAt": self._started, "seenAt": now_iso()}
+            pipe.hset(keys.process_key(self._id), mapping=life)
+            pipe.expire(keys.process_key(self._id), PROCESS_LIFE)
+            pipe.sadd(keys.PROCESSES, self._id)
+            pipe.expire(keys.PROCESSES, PROCESS_LIFE)
+            await pipe.execute()
+
+    async def leave(self) -> None:
+        """At the end of the process: nothing stays uncounted, and it is not shown as one that lives."""
+        if not await self.flush():
+            log.warning("counters.left", keys=len(self._tallies))
+            return
+        with contextlib.suppress(*FAULTS):
+            async with self._store.client.pipeline(transaction=True) as pipe:
+                pipe.srem(keys.PROCESSES, self._id)
+                pipe.delete(keys.process_key(self._id))
+                await pipe.execute()
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def usage(self, account_id: str) -> list[dict[str, Any]]:
+        """Of the last 24 hours, oldest first; the last is the present one."""
+        with backbone():
+            now = (await self._store.client.time())[0] // 3600 * 3600
+            hours = [time.strftime("%Y-%m-%dT%H", time.gmtime(now - 3600 * ago)) for ago in reversed(range(HOURS))]
+            async with self._store.client.pipeline(transaction=False) as pipe:
+                for hour in hours:
+                    pipe.hgetall(keys.usage_key(account_id, hour))
+                counted = await pipe.execute()
+        names = ("requests", "refused", "inputTokens", "outputTokens")
+        return [
+            {"hour": f"{hour}:00:00.000Z", **{name: int(counts.get(name, 0)) for name in names}}
+            for hour, counts in zip(hours, counted, strict=True)
+        ]

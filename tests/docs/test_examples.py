@@ -1,0 +1,149 @@
+"""The receivers of the documents, each run as a reader would: they take what is ours and nothing else."""
+
+import contextlib
+import http.client
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.events import catalogue
+from gateway.events.receivers import new_secret, signed
+from tests.polling import wait_until
+from tests.servers import free_port
+from tests.worker import queue
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+NAMES = ("receiver.py", "receiver.mjs")
+MINUTES = 60.0
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def interpreter(name: str) -> str:
+    found = sys.executable if name.endswith(".py") else shutil.which("node")
+    if found is None:
+        if os.environ.get("CI"):
+            raise RuntimeError("node is missing, and CI must run every test")
+        pytest.skip("node is not installed")
+    return found
+
+
+class Example:
+    def __init__(self, port: int, secret: str, out: Path) -> None:
+        self.port, self.secret, self._out = port, secret, out
+        self.url = f"http://127.0.0.1:{port}/hooks"
+
+    @property
+    def said(self) -> str:
+        return self._out.read_text()
+
+    async def takes(self, body: bytes, headers: dict[str, str]) -> int:
+        raw = {name: value.encode("latin-1") for name, value in headers.items()}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            return (await client.post(self.url, content=body, headers=raw)).status_code
+
+
+@contextlib.asynccontextmanager
+async def running(name: str, folder: Path, secret: str, port: int) -> AsyncIterator[Example]:
+    example = Example(port, secret, folder / "said")
+    command = [interpreter(name), str(EXAMPLES / name), str(port)]
+    environment = {"PATH": os.environ["PATH"], "SERVICE_WEBHOOK_SECRET": secret}
+    with (folder / "said").open("wb") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        await wait_until(lambda: f"listening on {port}" in example.said, 10)
+        yield example
+    finally:
+        process.kill()
+        process.wait()
+    assert "Error" not in example.said
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=NAMES)
+async def example(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Example]:
+    async with running(request.param, tmp_path, new_secret(), free_port()) as example:
+        yield example
+
+
+def delivery(example: Example, age: float = 0) -> tuple[bytes, dict[str, str]]:
+    event = catalogue.SAMPLES["app.unhealthy"]
+    data = catalogue.encode(event, "app_1", "café \u2028").decode()
+    return signed(example.secret, "evt_1", event.type, data, time.time() - age)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_a_worker_sends_is_accepted(name: str, tmp_path: Path) -> None:
+    port = free_port()
+    async with queue(tmp_path) as events_queue:
+        account = await events_queue.account(f"http://127.0.0.1:{port}/hooks")
+        async with running(name, tmp_path, account.secret, port) as example:
+            await events_queue.worker()
+            event_id = await account.emit()
+            assert await account.outcome(event_id) == ("delivered", 204)
+            await wait_until(lambda: f"{event_id} app.crashed" in example.said)
+            await account.set(f"http://127.0.0.1:{port}/other")
+            assert await account.outcome(await account.emit()) == ("failed", "status"), "signed with another secret"
+
+
+async def test_genuine_ones(example: Example) -> None:
+    for age in (0, 4.9 * MINUTES, -4.9 * MINUTES):
+        assert await example.takes(*delivery(example, age)) == 204
+    await wait_until(lambda: example.said.count("evt_1 app.unhealthy") == 3)
+
+
+async def test_stale_ones(example: Example) -> None:
+    for age in (5.1 * MINUTES, -5.1 * MINUTES, 365 * 24 * 60 * MINUTES):
+        assert await example.takes(*delivery(example, age)) == 401
+
+
+async def test_tampered_ones(example: Example) -> None:
+    body, headers = delivery(example)
+    signature = headers["X-Service-Signature"]
+    assert await example.takes(body.replace(b"timeout", b"Timeout"), headers) == 401
+    assert await example.takes(body + b" ", headers) == 401
+    assert await example.takes(b"", headers) == 401
+    later = str(int(headers["X-Service-Timestamp"]) + 1)
+    assert await example.takes(body, {**headers, "X-Service-Timestamp": later}) == 401
+    for forged in (
+        "",
+        signature[:-1],
+        signature + "0",
+        signature.upper(),
+        signature.removeprefix("sha256="),
+        "sha256=" + "0" * 64,
+        "sha256=" + "\xe9" * 64,
+    ):
+        assert await example.takes(body, {**headers, "X-Service-Signature": forged}) == 401, forged
+    assert "evt_1" not in example.said
+
+
+async def test_unsigned_ones(example: Example) -> None:
+    body, headers = delivery(example)
+    for missing in ("X-Service-Signature", "X-Service-Timestamp"):
+        assert await example.takes(body, {k: v for k, v in headers.items() if k != missing}) == 401
+    for timestamp in ("", "soon", "-1", "1e12", "9" * 400, "\xb2"):
+        assert await example.takes(body, {**headers, "X-Service-Timestamp": timestamp}) == 401, timestamp
+    assert "evt_1" not in example.said
+
+
+async def test_what_is_too_long_is_not_kept(example: Example) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", example.port, timeout=5)
+    try:
+        connection.putrequest("POST", "/hooks")
+        connection.putheader("Content-Length", str(2**30))
+        connection.endheaders()
+        for _ in range(20):
+            connection.send(bytes(65536))
+    except (BrokenPipeError, ConnectionResetError):
+        pass
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        assert connection.getresponse().status == 413
+    connection.close()
+    assert await example.takes(*delivery(example)) == 204

@@ -1,0 +1,502 @@
+"""Accounts and apps, and how soon every process feels that one of them changed."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+import redis.asyncio
+from msgspec.structs import replace
+
+from gateway.accounts import registry as registry_module
+from gateway.accounts.records import App, SecretAuth
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable, NotFound
+from gateway.store import client as store_module
+from gateway.store.client import Store
+from gateway.store.keys import account_key, app_key
+from tests.polling import wait_until
+from tests.proxy import Proxy
+from tests.servers import RedisServer
+
+KEY = "k" * 32
+
+
+@asynccontextmanager
+async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registry]:
+    """A process's registry. Its subscription may go another way than its commands."""
+    store = Store(url)
+    store.url = subscription_url or url
+    registry = Registry(store, Vault(KEY))
+    following = asyncio.create_task(registry.follow())
+    try:
+        await wait_until(lambda: registry.live)
+        yield registry
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await store.close()
+
+
+@pytest.fixture
+async def here(redis_url: str) -> AsyncIterator[Registry]:
+    async with process(redis_url) as registry:
+        yield registry
+
+
+@pytest.fixture
+async def there(redis_url: str) -> AsyncIterator[Registry]:
+    async with process(redis_url) as registry:
+        yield registry
+
+
+@pytest.fixture
+async def proxy(redis_url: str, valkey: RedisServer) -> AsyncIterator[Proxy]:
+    async with Proxy(valkey.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def raw(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    async with redis.asyncio.Redis.from_url(redis_url, decode_responses=True) as client:
+        yield client
+
+
+def an_app(name: str = "shop", account: str = "acc_one", **fields: object) -> App:
+    return App(**{"id": name, "name": name, "account": account, "createdAt": "", **fields})  # type: ignore[arg-type]
+
+
+async def at_rest(registry: Registry) -> None:
+    """Every change made so far has been announced to this process: messages come in order."""
+    reached = asyncio.Event()
+
+    async def reach() -> None:
+        reached.set()
+
+    registry.watch("fence", reach)
+    await registry.store.change("fence", "")
+    await asyncio.wait_for(reached.wait(), 5)
+
+
+async def felt(registry: Registry, changed: App) -> None:
+    """Within a second, by whoever asks for it."""
+
+    async def as_changed() -> bool:
+        with suppress(BackboneUnavailable):  # a connection of the pool that was cut
+            return await registry.app(changed.name) == changed
+        return False
+
+    await wait_until(as_changed, timeout=1)
+
+
+# -- copies ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_known_record_costs_no_round_trip(here: Registry, raw: redis.asyncio.Redis) -> None:
+    account, _ = await here.create_account("One", "free")
+    await here.put_app(an_app(account=account.id), None)
+    await at_rest(here)
+    assert await here.app("shop")
+    assert await here.account(account.id)
+    await raw.delete(app_key("shop"), account_key(account.id))  # unannounced
+    assert await here.app("shop") == an_app(account=account.id)
+    assert await here.account(account.id) == account
+
+
+async def test_a_change_is_felt_elsewhere(here: Registry, there: Registry) -> None:
+    account, _ = await here.create_account("One", "free")
+    before = an_app(account=account.id)
+    await here.put_app(before, None)
+    assert await there.app("shop") == before
+    assert await there.account(account.id) == account
+
+    changed = replace(before, customDomain="shop.example", customDomainVerified=True)
+    await here.put_app(changed, before)
+    await felt(there, changed)
+    larger = await here.change_plan(account.id, "max")
+
+    async def felt_plan() -> bool:
+        return await there.account(account.id) == larger
+
+    await wait_until(felt_plan, timeout=1)
+    await here.delete_app(changed)
+
+    async def gone() -> bool:
+        return await there.app("shop") is None
+
+    await wait_until(gone, timeout=1)
+
+
+async def test_who_changes_something_sees_it_at_once(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    """Even when its own message about it is late."""
+    async with process(redis_url, proxy.url) as slow:
+        account, _ = await slow.create_account("One", "free")
+        first = an_app(account=account.id)
+        await slow.put_app(first, None)
+        assert await slow.app("shop") == first
+        proxy.hold_answers = b"\r\n"
+        second = replace(first, name="store")
+        await slow.put_app(second, first)
+        assert await slow.app("store") == second
+        assert await slow.app("shop") is None
+        assert (await slow.change_plan(account.id, "max")).plan == "max"
+        assert (await slow.account(account.id)).plan == "max"  # type: ignore[union-attr]
+        await slow.delete_app(second)
+        assert await slow.app("store") is None
+        proxy.let_go()
+
+
+async def test_copies_are_bounded(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "COPIES", 3)
+    for n in range(6):
+        await here.put_app(an_app(f"app-{n}"), None)
+    for _ in range(2):
+        for n in range(6):
+            assert (await here.app(f"app-{n}")) == an_app(f"app-{n}")
+            assert len(here._copies) <= 3
+
+
+async def test_names_that_do_not_exist_push_nobody_out(here: Registry) -> None:
+    for n in range(50):
+        assert await here.app(f"no-{n}") is None
+    assert not here._copies
+
+
+@pytest.mark.parametrize("name", ["", "..", "Shop", "shop:x", "sh--op", "-shop", "shöp", "a" * 64, "*", "shop\n"])
+async def test_what_is_no_name_is_never_looked_up(redis_url: str, name: str) -> None:
+    store = Store("redis://127.0.0.1:1/0")
+    assert await Registry(store, Vault(KEY)).find(name) is None
+    await store.close()
+
+
+# -- staying current ---------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_subscription_drops_the_copies(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    async with process(redis_url, proxy.url) as there:
+        before = an_app()
+        await here.put_app(before, None)
+        assert await there.app("shop") == before
+        proxy.go_down()
+        await wait_until(lambda: not there.live, timeout=1)
+        for n in range(3):  # nothing is kept while nobody would tell of its change
+            changed = replace(before, customDomain=f"{n}.example")
+            await here.put_app(changed, before)
+            assert await there.app("shop") == changed
+        proxy.down = False
+        await wait_until(lambda: there.live, timeout=3)
+        assert await there.app("shop") == changed
+        await here.put_app(before, changed)
+        await felt(there, before)
+
+
+async def test_a_half_open_subscription_is_noticed(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    """The connection stands and says nothing: a change is felt within a second all the same."""
+    async with process(redis_url, proxy.url) as there:
+        before, changed = an_app(), an_app(customDomain="shop.example")
+        await here.put_app(before, None)
+        assert await there.app("shop") == before
+        proxy.swallowing = True
+        await here.put_app(changed, before)
+        began = time.monotonic()
+        await felt(there, changed)
+        assert time.monotonic() - began < 1.1
+        proxy.swallowing = False
+        await wait_until(lambda: there.live, timeout=6)
+        assert await there.app("shop") == changed
+
+
+async def test_a_quiet_subscription_is_not_taken_for_a_lost_one(here: Registry) -> None:
+    await here.put_app(an_app(), None)
+    await at_rest(here)
+    await here.app("shop")
+    copies = dict(here._copies)
+    await asyncio.sleep(1.5)  # several heartbeats; no condition tells of a thing that must not happen
+    assert here.live
+    assert here._copies == copies
+
+
+async def test_nothing_is_told_from_copies_while_redis_is_away(here: Registry, proxy: Proxy) -> None:
+    """Rather refused than answered from a record that may have changed."""
+    async with process(proxy.url) as there:
+        await here.put_app(an_app(), None)
+        assert await there.app("shop")
+        proxy.go_down()
+        await wait_until(lambda: not there.live, timeout=1)
+        with pytest.raises(BackboneUnavailable):
+            await there.app("shop")
+        proxy.down = False
+        await wait_until(lambda: there.live, timeout=3)
+        assert await there.app("shop") == an_app()
+
+
+async def test_a_frozen_redis_is_noticed(valkey: RedisServer, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (store_module, registry_module):
+        monkeypatch.setattr(module, "ATTEMPT", 0.5)
+    async with process(redis_url) as registry:
+        await registry.put_app(an_app(), None)
+        assert await registry.app("shop")
+        valkey.freeze()
+        try:
+            await wait_until(lambda: not registry.live, timeout=2)
+            with pytest.raises(BackboneUnavailable):
+                await registry.app("shop")
+        finally:
+            valkey.thaw()
+        await wait_until(lambda: registry.live, timeout=5)
+        assert await registry.app("shop") == an_app()
+
+
+async def test_a_change_during_the_reading_is_not_missed(here: Registry, proxy: Proxy, redis_url: str) -> None:
+    """The old record is read, then changed and announced, and only then does the old one arrive."""
+    async with process(proxy.url, redis_url) as there:
+        before, changed = an_app(), an_app(customDomain="shop.example")
+        await here.put_app(before, None)
+        proxy.hold_answers = b"app:shop"
+        reading = asyncio.create_task(there.app("shop"))
+        await wait_until(lambda: proxy.held)
+        seen = there._changes
+        await here.put_app(changed, before)
+        await wait_until(lambda: there._changes > seen)
+        proxy.let_go()
+        assert await reading == before
+        assert await there.app("shop") == changed
+
+
+async def test_a_change_before_the_subscription_is_not_missed(
+    here: Registry, proxy: Proxy, valkey: RedisServer
+) -> None:
+    """The old record is read and changed before this process listens, and arrives after it does."""
+    async with Proxy(valkey.port) as listening, process(proxy.url, listening.url) as there:
+        before, changed = an_app(), an_app(customDomain="shop.example")
+        await here.put_app(before, None)
+        listening.go_down()
+        await wait_until(lambda: not there.live, timeout=1)
+        proxy.hold_answers = b"app:shop"
+        reading = asyncio.create_task(there.app("shop"))
+        await wait_until(lambda: proxy.held)
+        await here.put_app(changed, before)
+        listening.down = False
+        await wait_until(lambda: there.live, timeout=3)
+        proxy.let_go()
+        await reading
+        assert await there.app("shop") == changed
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_no_old_record_stays(here: Registry, proxy: Proxy, seed: int) -> None:
+    """Readers, a writer and a bad network: in the end every process tells the last record."""
+    chance = random.Random(seed)
+    async with process(proxy.url) as there, process(proxy.url) as elsewhere:
+        app = an_app()
+        await here.put_app(app, None)
+        stop = asyncio.Event()
+
+        async def read(registry: Registry) -> None:
+            while not stop.is_set():
+                with suppress(BackboneUnavailable):
+                    await registry.app("shop")
+                await asyncio.sleep(chance.random() / 200)
+
+        readers = [asyncio.create_task(read(each)) for each in (there, elsewhere) for _ in range(4)]
+        for n in range(60):
+            await asyncio.sleep(chance.random() / 40)
+            changed = replace(app, customDomain=f"v{n}.example")
+            await here.put_app(changed, app)
+            app = changed
+            if n % 10 == 5:
+                proxy.cut()
+        for registry in (there, elsewhere):
+            await wait_until(lambda registry=registry: registry.live, timeout=3)
+            await felt(registry, app)
+        stop.set()
+        await asyncio.gather(*readers)
+        for registry in (there, elsewhere):
+            assert await registry.app("shop") == app
+
+
+async def test_watchers_are_told_of_changes_and_of_every_new_beginning(here: Registry, proxy: Proxy) -> None:
+    async with process(proxy.url) as there:
+        told: list[str | None] = []
+
+        async def reload() -> None:
+            told.append(await there.store.get("inference"))
+
+        there.watch("inference", reload)
+        await here.store.change("inference", "1")
+        await wait_until(lambda: told == ["1"], timeout=1)
+        proxy.go_down()
+        await here.store.change("inference", "2")
+        proxy.down = False
+        await wait_until(lambda: told == ["1", "2"], timeout=3)
+
+
+# -- accounts and apps -------------------------------------------------------------------------------------------
+
+
+async def test_an_api_key_is_kept_only_as_its_hash(here: Registry, raw: redis.asyncio.Redis) -> None:
+    account, api_key = await here.create_account("One", "starter")
+    assert api_key.startswith("csk_")
+    assert await here.holder(api_key) == account
+    written = list(await raw.keys("*"))
+    written += [value for name in written for value in [await raw.get(name)] if value]
+    assert all(api_key not in each and api_key[4:] not in each for each in written)
+    digests = [name.removeprefix("key:") for name in written if name.startswith("key:")]
+    for wrong in ("", api_key[:-1], api_key + "A", api_key.upper(), *digests, "é", "*"):
+        assert await here.holder(wrong) is None
+
+
+async def test_every_account_has_a_key_of_its_own(here: Registry) -> None:
+    made = [await here.create_account("Same name", "free") for _ in range(20)]
+    assert len({account.id for account, _ in made}) == len({key for _, key in made}) == 20
+    for account, key in made:
+        assert await here.holder(key) == account
+
+
+async def test_the_plan_of_nobody(here: Registry) -> None:
+    with pytest.raises(NotFound):
+        await here.change_plan("acc_none", "max")
+
+
+async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(here: Registry, there: Registry) -> None:
+    first = an_app()
+    await here.put_app(first, None)
+    assert await there.app("shop") == first
+    second = replace(first, name="store")
+    await here.put_app(second, first)
+    await felt(there, second)
+    for registry in (here, there):
+        assert await registry.find("shop") == await registry.find("store") == second
+        assert await registry.apps_of("acc_one") == [second]
+    await wait_until(lambda: app_key("shop") not in there._copies, timeout=1)
+    assert await there.app("shop") is None
+    third = replace(first, name="shop")
+    await here.put_app(third, second)
+    assert await here.find("shop") == third
+    assert await here.find("store") is None
+
+
+async def test_a_deleted_app_leaves_nothing(here: Registry, raw: redis.asyncio.Redis) -> None:
+    first, second = an_app(), an_app(name="store", id="shop")
+    await here.put_app(first, None)
+    await here.put_app(second, first)
+    await here.delete_app(second)
+    assert await raw.keys("*") == []
+    assert await here.find("shop") is await here.find("store") is None
+
+
+async def test_an_app_moves_to_another_account(here: Registry, there: Registry) -> None:
+    before, after = an_app(), an_app(account="acc_two")
+    await here.put_app(before, None)
+    assert await there.apps_of("acc_one") == [before]
+    await here.put_app(after, before)
+    await felt(there, after)
+    assert await there.apps_of("acc_one") == []
+    assert await there.apps_of("acc_two") == [after]
+
+
+async def test_a_secret_is_part_of_what_a_remembered_token_is_bound_to(here: Registry) -> None:
+    """A token verified with the old secret must not pass under the new one, nor at another app."""
+    digests = [
+        an_app().auth_digest,
+        an_app(auth=SecretAuth(secret="one")).auth_digest,
+        an_app(auth=SecretAuth(secret="two")).auth_digest,
+        an_app("blog").auth_digest,
+    ]
+    assert len(set(digests)) == 4
+    assert replace(an_app(), name="store").auth_digest == an_app().auth_digest
+
+
+async def put(registry: Registry, path: str, name: str, account: str) -> App | None:
+    """As the operators' surface does it; None when the name is another app's."""
+    before = await registry.find(path)
+    taken = await registry.find(name)
+    if taken is not None and (before is None or taken.id != before.id):
+        return None
+    app = an_app(name, account, id=before.id if before else path)
+    await registry.put_app(app, before)
+    return app
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_sequence_of_creating_renaming_moving_and_deleting(
+    here: Registry, raw: redis.asyncio.Redis, seed: int
+) -> None:
+    chance = random.Random(seed)
+    names, accounts = ["a", "b", "c", "d"], ["acc_one", "acc_two"]
+    apps: dict[str, App] = {}  # by id
+
+    def found(path: str) -> App | None:
+        return apps.get(path) or next((app for app in apps.values() if app.name == path), None)
+
+    for _ in range(80):
+        path = chance.choice(names)
+        known = found(path)
+        if known and chance.random() < 0.3:
+            await here.delete_app(known)
+            del apps[known.id]
+        else:
+            name = chance.choice(names) if known else path
+            written = await put(here, path, name, chance.choice(accounts))
+            owner = found(name)
+            assert (written is None) == (owner is not None and owner.id != (known.id if known else path))
+            if written:
+                apps[written.id] = written
+        for each in names:
+            by_name = next((app for app in apps.values() if app.name == each), None)
+            assert await here.app(each) == by_name
+            assert await here.find(each) == found(each)
+        for account in accounts:
+            held = sorted((a for a in apps.values() if a.account == account), key=lambda a: a.name)
+            assert await here.apps_of(account) == held
+    for app in [*apps.values()]:
+        await here.delete_app(app)
+    assert await raw.keys("*") == []
+
+
+@pytest.mark.parametrize("former", ["shop", "mart"])
+@pytest.mark.parametrize("step", range(3))
+async def test_an_interrupted_renaming_can_be_repeated(
+    here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int, former: str
+) -> None:
+    """Redis went away between two of its writes: the operator sends it again, and everything is as it should be."""
+    for name in dict.fromkeys(("shop", former)):
+        await put(here, "shop", name, "acc_one")
+    change, writes = here.store.change, iter(range(100))
+
+    async def failing(*args: str, **options: str) -> bool:
+        if next(writes) == step:
+            raise BackboneUnavailable
+        return await change(*args, **options)
+
+    monkeypatch.setattr(here.store, "change", failing)
+    with pytest.raises(BackboneUnavailable):
+        await put(here, "shop", "store", "acc_one")
+    monkeypatch.undo()
+    assert await put(here, "shop", "store", "acc_one") is not None
+    renamed = an_app("store", id="shop")
+    assert await here.find("shop") == await here.find("store") == renamed
+    for name in ("shop", "mart"):
+        assert await here.app(name) is None
+    assert await here.apps_of("acc_one") == [renamed]
+    await here.delete_app(renamed)
+    assert await raw.keys("*") == []
+
+
+async def test_two_apps_that_want_one_name(here: Registry, there: Registry, raw: redis.asyncio.Redis) -> None:
+    """One gets it; the other keeps its own."""
+    for _ in range(10):
+        await put(here, "one", "one", "acc_one")
+        await put(here, "two", "two", "acc_two")
+        both = put(here, "one", "same", "acc_one"), put(there, "two", "same", "acc_two")
+        await asyncio.gather(*both, return_exceptions=True)
+        one, two = await here.find("one"), await here.find("two")
+        assert one is not None
+        assert two is not None
+        assert (one.id, two.id) == ("one", "two")
+        for app in (one, two):
+            await here.delete_app(app)
+        assert await raw.keys("*") == []

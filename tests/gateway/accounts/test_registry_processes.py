@@ -1,0 +1,111 @@
+"""Two processes on one Redis: what one is told the other knows within a second."""
+
+import asyncio
+import re
+from typing import Any
+
+import pytest
+
+from gateway.store.scripts import Script
+from tests.expect import counted, refused
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.money import bound
+from tests.polling import wait_until
+from tests.runner import Gateway
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_rates_are_shared(app: App, twin: Gateway) -> None:
+    there = app.at(twin)
+    for n in range(10):
+        assert counted(await app.ask("x"))[1] == 19 - 2 * n
+        assert counted(await there.ask("x"))[1] == 18 - 2 * n
+    for where in (app, there):
+        refused(await where.ask("x"), 429, "USER_RATE_LIMITED")
+
+
+async def test_caps_are_shared(gw: Gateway, twin: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await gw.app(backend, "free")
+    gate = asyncio.Event()
+    prompt = provider.plays(gate, tokens("x"), prompt="w" * 30_000)
+    asks = [asyncio.create_task(where.ask(prompt, model="llama-3.3-70b-instruct")) for where in (app, app.at(twin)) * 4]
+    fitting = 50_000_000 // bound(prompt, model="llama-3.3-70b-instruct")
+    await wait_until(lambda: sum(ask.done() for ask in asks) == 8 - fitting)
+    assert len(provider.asked(prompt)) == fitting
+    gate.set()
+    codes = [r.status_code for r in await asyncio.gather(*asks)]
+    assert (codes.count(200), codes.count(402)) == (fitting, 8 - fitting)
+
+
+async def felt(app: App, twin: Gateway, token: str, status: int) -> None:
+    async def both() -> bool:
+        return [(await a.ask("x", token=token)).status_code for a in (app, app.at(twin))] == [status] * 2
+
+    await wait_until(both, 1, 0.2)
+
+
+async def test_another_auth(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
+    """Also for a token that was verified, and is remembered, under the old one."""
+    app = await gw.app(backend)
+    token = app.token()
+    await felt(app, twin, token, 200)
+    async with FakeAppBackend() as newer:
+        body: dict[str, Any] = {"account": app.account.id, "auth": {"kind": "jwks", "url": newer.jwks_url}}
+        assert (await gw.platform("PUT", f"apps/{app.name}", body)).status_code == 200
+        await felt(app, twin, token, 401)
+        await felt(app, twin, newer.token(), 200)
+
+
+async def test_a_deleted_app(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend)
+    token = app.token()
+    await felt(app, twin, token, 200)
+    assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
+    await felt(app, twin, token, 404)
+
+
+async def test_a_new_app_that_was_asked_for_before(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
+    """That it was unknown is not remembered for long."""
+    account = await gw.account()
+    soon = App(account, "soon-to-be", backend)
+    await felt(soon, twin, soon.token(), 404)
+    body = {"account": account.id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
+    assert (await gw.platform("PUT", "apps/soon-to-be", body)).status_code in (200, 201)
+    await felt(soon, twin, soon.token(), 200)
+
+
+async def test_a_smaller_plan(gw: Gateway, twin: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "max")
+    big = {"prompt": "z" * 60_000, "model": "llama-3.3-70b-instruct"}
+    assert (await app.at(twin).post(big)).status_code == 200
+    assert (await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})).status_code == 200
+
+    async def poor() -> bool:
+        return (await app.at(twin).post(big)).status_code == 402
+
+    await wait_until(poor, 1, 0.1)
+
+
+async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
+    """One script admits and one settles; an app once known, nothing else is asked of Redis."""
+    tap = app.gateway.wiretap
+    await app.ask("x")
+    await app.account.settled()
+    await asyncio.sleep(0.1)
+    # What runs in the background beside them: heartbeats, counters, a look at the queues and at caps, pub/sub.
+    keys = r"{ops}|{p\d\d}:(events|builds|outcomes)|worker:|CONSUMERS"
+    beside = re.compile(rf"EVALSHA {Script('count').sha}|TIME|PING|MULTI|EXEC|HMGET {{p\d\d}}:spend:|\w+ ({keys})")
+    for _ in range(3):  # the look comes every ten seconds, and asks for more than can be told from the path here
+        before = tap.position
+        for _ in range(10):
+            await app.ask("x")
+        await asyncio.sleep(0.2)
+        commands = tap.commands(before)
+        assert [commands.count(f"EVALSHA {Script(name).sha}") for name in ("admit", "settle")] == [10, 10]
+        others = [command for command in commands if not beside.match(command)]
+        if len(others) == 20:
+            return
+    raise AssertionError(others)

@@ -1,0 +1,201 @@
+"""Sessions of the pages: the cookie, who may change things with it, how it ends, and how often one may try."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, SESSION_SECONDS, Sessions, _client
+from tests.expect import refused
+from tests.fakes import FakeAppBackend
+from tests.polling import wait_until
+from tests.runner import Gateway
+from tests.tenants import Account
+
+fixture = pytest_asyncio.fixture(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Visitor:
+    """A browser without a page: at an address of its own, with a jar of cookies."""
+
+    def __init__(self, gw: Gateway) -> None:
+        self.gw = gw
+        self.headers = {"Origin": gw.address, "X-Forwarded-For": f"198.51.100.7, {secrets.token_hex(8)}"}
+        self.http = httpx.AsyncClient(base_url=gw.address, trust_env=False, timeout=30)
+
+    async def call(self, method: str, path: str, body: object = None, **headers: str) -> httpx.Response:
+        kept = {name: value for name, value in {**self.headers, **headers}.items() if value}
+        return await self.http.request(method, path, json=body, headers=kept)
+
+    async def log_in(self, key: str, **headers: str) -> httpx.Response:
+        response = await self.call("POST", "/dashboard/session", {"apiKey": key}, **headers)
+        if token := response.cookies.get(ACCOUNT):
+            self.gw.confidential.add(token)
+        return response
+
+    @property
+    def token(self) -> str:
+        return self.http.cookies[ACCOUNT]
+
+
+@fixture
+async def visitor(gw: Gateway) -> AsyncIterator[Visitor]:
+    visitor = Visitor(gw)
+    yield visitor
+    await visitor.http.aclose()
+
+
+@fixture
+async def account(gw: Gateway) -> Account:
+    return await gw.account()
+
+
+async def test_a_key_buys_a_cookie_that_no_script_reads(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    response = await visitor.log_in(account.key)
+    assert (response.status_code, response.content) == (204, b"")
+    _, *attributes = response.headers["set-cookie"].split("; ")
+    assert set(attributes) == {"HttpOnly", "Path=/", "SameSite=strict", f"Max-Age={SESSION_SECONDS}"}
+    assert (await visitor.call("GET", "/account")).json()["id"] == account.id
+    assert account.key not in str(response.headers)
+
+
+async def test_only_a_hash_of_it_is_kept_and_not_for_long(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    await visitor.log_in(account.key)
+    with gw.redis.client() as client:
+        [key] = [k for k in client.scan_iter("session:*", count=1000) if client.get(k) == account.id.encode()]
+        assert visitor.token.encode() not in key
+        assert 0 < client.ttl(key) <= SESSION_SECONDS
+        client.delete(key)  # its time is over
+    refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
+
+
+async def test_a_wrong_key_buys_nothing(visitor: Visitor) -> None:
+    response = await visitor.log_in("csk_wrong")
+    refused(response, 401, "UNAUTHORIZED")
+    assert "set-cookie" not in response.headers
+
+
+async def test_a_made_up_cookie_is_nobody(visitor: Visitor, account: Account) -> None:
+    for token in ("x", "", account.id, "operator"):
+        visitor.http.cookies.set(ACCOUNT, token)
+        refused(await visitor.call("GET", "/account"), 401, "UNAUTHORIZED")
+
+
+async def test_logging_out_ends_the_session_everywhere(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    await visitor.log_in(account.key)
+    token = visitor.token
+    response = await visitor.call("DELETE", "/dashboard/session")
+    assert response.status_code == 204
+    assert ACCOUNT not in visitor.http.cookies
+    copied = await gw.http.get("/account", headers={"Cookie": f"{ACCOUNT}={token}"})
+    refused(copied, 401, "UNAUTHORIZED")
+    assert (await visitor.call("DELETE", "/dashboard/session")).status_code == 204
+
+
+async def test_a_session_of_a_deleted_account_is_over(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    await visitor.log_in(account.key)
+    with gw.redis.client() as client:
+        [key] = client.keys(f"*:account:{account.id}")
+        client.delete(key)
+        client.publish("changes", key)
+
+    async def over() -> bool:
+        return (await visitor.call("GET", "/account")).status_code == 401
+
+    await wait_until(over)
+
+
+@pytest.mark.parametrize("origin", ["", "null", "https://evil.example", "http://demo.apps.localhost"])
+async def test_another_sites_page_changes_nothing(visitor: Visitor, account: Account, origin: str) -> None:
+    refused(await visitor.log_in(account.key, Origin=origin), 403, "CSRF_REFUSED")
+    await visitor.log_in(account.key)
+    hook = "https://evil.example/"
+    refused(await visitor.call("PUT", "/account/webhook", {"url": hook}, Origin=origin), 403, "CSRF_REFUSED")
+    refused(await visitor.call("DELETE", "/account/webhook", Origin=origin), 403, "CSRF_REFUSED")
+    refused(await visitor.call("DELETE", "/dashboard/session", Origin=origin), 403, "CSRF_REFUSED")
+    assert (await visitor.call("GET", "/account/webhook", Origin=origin)).status_code == 404
+    # The key itself is proof enough: no browser sends it unasked.
+    bearer = {"Origin": origin, "Authorization": f"Bearer {account.key}"}
+    assert (await visitor.call("DELETE", "/account/webhook", **bearer)).status_code == 204
+
+
+async def test_our_own_page_changes_things_under_either_name(visitor: Visitor, account: Account) -> None:
+    await visitor.log_in(account.key)
+    assert (await visitor.call("DELETE", "/account/webhook")).status_code == 204
+    elsewhere = {"Host": "gateway.internal:8000", "Origin": "http://gateway.internal:8000"}
+    assert (await visitor.call("DELETE", "/account/webhook", **elsewhere)).status_code == 204
+
+
+async def test_a_key_that_is_sent_counts_more_than_the_cookie(visitor: Visitor, account: Account) -> None:
+    await visitor.log_in(account.key)
+    refused(await visitor.call("GET", "/account", Authorization="Bearer csk_wrong"), 401, "UNAUTHORIZED")
+
+
+async def test_a_users_token_path_knows_no_cookies(
+    gw: Gateway, visitor: Visitor, account: Account, backend: FakeAppBackend
+) -> None:
+    app = await account.app(backend)
+    await visitor.log_in(account.key)
+    refused(await visitor.call("POST", app.path, {"prompt": "Hello?"}, Origin=""), 401, "TOKEN_MISSING")
+
+
+async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    answers = await asyncio.gather(*(visitor.log_in(f"csk_{n}") for n in range(3 * FAILED_A_MINUTE)))
+    statuses = [answer.status_code for answer in answers]
+    assert (statuses.count(401), statuses.count(429)) == (FAILED_A_MINUTE, 2 * FAILED_A_MINUTE)
+    refused(await visitor.log_in(account.key), 429, "LOGINS_LIMITED")
+    with gw.redis.client() as client:
+        counters = list(client.scan_iter("logins:*", count=1000))
+        assert all(0 < client.ttl(key) <= 60 for key in counters)
+        assert visitor.headers["X-Forwarded-For"].split()[1] not in str(counters)
+    assert (await visitor.log_in(account.key, **{"X-Forwarded-For": "203.0.113.9"})).status_code == 204
+
+
+async def test_log_ins_that_succeed_are_not_counted(visitor: Visitor, account: Account) -> None:
+    for _ in range(FAILED_A_MINUTE + 2):
+        assert (await visitor.log_in(account.key)).status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("peer", "told", "client"),
+    [
+        ("8.8.8.8", [], "8.8.8.8"),
+        ("10.0.0.2", [], "10.0.0.2"),
+        ("10.0.0.2", ["203.0.113.9"], "203.0.113.9"),
+        ("10.0.0.2", ["1.1.1.1, 203.0.113.9"], "203.0.113.9"),
+        ("::1", ["1.1.1.1", "2001:db8::1"], "2001:db8::1"),
+        ("8.8.8.8", ["1.1.1.1"], "8.8.8.8"),
+        ("", ["203.0.113.9"], "203.0.113.9"),
+    ],
+)
+async def test_only_a_proxy_of_ours_is_believed(peer: str, told: list[str], client: str) -> None:
+    request = SimpleNamespace(
+        client=SimpleNamespace(host=peer) if peer else None, headers=SimpleNamespace(getall=lambda *_: told)
+    )
+    assert _client(request) == client
+
+
+async def test_behind_tls_the_cookie_is_secure_and_ours_alone() -> None:
+    cookie = Sessions(None, "https://api.example.com").cookie(ACCOUNT, "token")
+    assert cookie.secure
+    assert cookie.key == f"__Host-{ACCOUNT}"
+    assert cookie.domain is None
+
+
+@pytest.mark.parametrize("body", [None, {}, {"apiKey": 1}, {"apiKey": "csk_x", "more": 1}, []])
+async def test_a_malformed_log_in_is_told_so(visitor: Visitor, body: object) -> None:
+    refused(await visitor.call("POST", "/dashboard/session", body), 400, "REQUEST_MALFORMED")
+
+
+async def test_without_redis_nobody_gets_in(gw: Gateway, visitor: Visitor, account: Account) -> None:
+    await visitor.log_in(account.key)
+    gw.redis.freeze()
+    try:
+        refused(await visitor.call("GET", "/account"), 503, "BACKBONE_UNAVAILABLE")
+    finally:
+        gw.redis.thaw()

@@ -1,0 +1,77 @@
+"""The API's description against the running service: schemathesis sends what it allows, and much that it does not."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.api import openapi
+from gateway.app import create_app
+from gateway.settings import Settings
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.runner import OPERATOR, Gateway, gateway_with_redis
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CONFIG = """
+[parameters]
+"path.app" = "{app}"
+"""
+# The schema cannot say that there is such an account or address, so what it allows may still be refused.
+CHECKS = ["--exclude-checks", "positive_data_acceptance"]
+SCHEMA = "/docs/openapi.json"
+
+
+def schemathesis(gw: Gateway, app: str, paths: str, credential: str) -> str:
+    config = gw.folder / "schemathesis.toml"
+    config.write_text(CONFIG.format(app=app))
+    command = [Path(sys.executable).parent / "st", "--config-file", config, "run", f"{gw.address}{SCHEMA}"]
+    options = ["--include-path-regex", paths, "--max-examples", "10", "--phases", "examples,coverage,fuzzing"]
+    header = ["--header", f"Authorization: Bearer {credential}", "--no-color", *CHECKS]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(gw.folder), "COLUMNS": "200"}
+    done = subprocess.run(
+        [*command, *options, *header], cwd=gw.folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tested = re.search(r"Tested: (\d+)", done.stdout)
+    assert tested, done.stdout
+    return tested[1]
+
+
+async def test_no_undocumented_status_and_no_fault(
+    provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    many = {"GATEWAY_RATE_LIMITS": "app=1000000,user=1000000", "GATEWAY_DAILY_CAPS": "max=1000"}
+    async with gateway_with_redis(provider, tmp_path, **many) as gw:
+        app = await gw.app(backend)
+        documented = (await gw.http.get(SCHEMA)).json()["paths"]
+        tested = 0
+        for paths, credential in (
+            ("^/capsule", app.token()),
+            ("^/(account|capabilities|register|hooks)", app.account.key),
+            ("^/(platform|health|ready|metrics|dashboard|ops/session|ops/{|pages|ops$|$)", OPERATOR),
+        ):
+            tested += int(await asyncio.to_thread(schemathesis, gw, app.name, paths, credential))
+        # Not these two: one streams for ever, the other is JSON-RPC.
+        assert tested == sum(map(len, documented.values())) - len({"/ops/events", "/mcp"})
+
+
+async def test_every_route_is_told_and_every_word_is_of_a_route() -> None:
+    app = create_app(Settings())
+    known = app._litestar.openapi_schema.to_schema()["paths"]
+    routes = {f"{method.upper()} {path}" for path, item in known.items() for method in item}
+    assert routes == set(openapi.OPERATIONS)
+
+
+async def test_the_reference_is_served_from_here_alone(gw: Gateway) -> None:
+    page = await gw.http.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    for file in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        assert file.startswith("/"), file
+        assert (await gw.http.get(file)).status_code == 200, file
+    assert (await gw.http.get("/docs/files/none.js")).status_code == 404

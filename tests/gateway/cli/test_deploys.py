@@ -1,0 +1,214 @@
+"""`capsule deploys`: publishing to a running gateway, and following what an engine reports."""
+
+import asyncio
+import re
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend
+from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.gateway.conftest import Launch
+from tests.polling import wait_until
+from tests.tenants import App
+from tests.tool import Run, Tool, run_in_terminal
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def hosted(launch: Launch, backend: FakeAppBackend) -> AsyncIterator[App]:
+    """An app whose deploys an outside engine builds, which is the test."""
+    async with launch(GATEWAY_DEPLOY_ENGINE="external") as gw:
+        yield await gw.app(backend)
+
+
+@pytest.fixture
+def capsule(hosted: App, tmp_path: Path) -> Tool:
+    return Tool(hosted.gateway.address, hosted.account.key, tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "index.html").write_text("<h1>Shop</h1>")
+    (folder / ".env").write_text("SECRET=1")
+    return folder
+
+
+async def report(app: App, deploy_id: str, *phases: str, ok: bool = True, reason: str | None = None) -> None:
+    for phase in phases:
+        body = {"phase": phase, "ok": ok, **({"reason": reason} if reason else {})}
+        response = await app.gateway.platform("POST", f"deploys/{deploy_id}/phases", body)
+        assert response.status_code == 200, response.text
+
+
+async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
+    run = await capsule("deploys", "publish", hosted.name, str(folder))
+    published = re.fullmatch(
+        r"Published 1 file, \d+ bytes packed, as (dep_\w+)\.\n"
+        r"Follow it with: capsule deploys show \1 --follow\n",
+        run.out,
+    )
+    assert published, run
+    (stored,) = Path(hosted.gateway.environment["GATEWAY_DATA_DIR"]).glob("sources/*/*.tar.gz")
+    with tarfile.open(stored) as tar:
+        assert tar.getnames() == ["index.html"]
+
+    headings, row = (await capsule("deploys", "list")).rows
+    assert [cell.strip() for cell in headings] == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED"]
+    assert [cell.strip() for cell in row if cell.strip()][:5] == [published[1], hosted.name, "queued", "live", "upload"]
+    assert (await capsule("deploys", "list", "--app", "another")).line.startswith("No deploys yet.")
+    shown = (await capsule("deploys", "show", published[1])).out
+    assert published[1] in shown
+    assert shown.endswith("\n\nNo log yet.\n")
+
+
+async def test_publish_refused(capsule: Tool, hosted: App, folder: Path) -> None:
+    assert "NOT_FOUND" in await capsule.refused("deploys", "publish", "somebody-elses", str(folder))
+    (folder / "index.html").unlink()
+    assert "nothing to publish" in await capsule.refused("deploys", "publish", hosted.name, str(folder))
+
+
+async def started(app: App) -> str:
+    """The id of the deploy that was queued."""
+
+    async def queued() -> list[dict[str, Any]]:
+        response = await app.gateway.platform("GET", "deploys?state=queued")
+        return [deploy for deploy in response.json() if deploy["app"] == app.name]
+
+    (deploy,) = await wait_until(queued)
+    return deploy["id"]
+
+
+async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.02)
+    following = asyncio.create_task(capsule("deploys", "publish", hosted.name, str(folder), "--follow"))
+    deploy_id = await started(hosted)
+    await report(hosted, deploy_id, "build", "health", "canary")
+    run = await asyncio.wait_for(following, 10)
+    assert run.code == 0
+    assert re.search(rf"^Live at https://{hosted.name}\.apps\.localhost after \d+ (ms|s)\.$", run.out, re.MULTILINE)
+
+
+async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.02)
+    deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
+    following = asyncio.create_task(capsule("deploys", "show", deploy_id, "--follow"))
+    await report(hosted, deploy_id, "build", ok=False, reason="exit status 2")
+    run = await asyncio.wait_for(following, 10)
+    assert run.code == 1
+    assert run.err == f"capsule: {deploy_id} failed: build: exit status 2\n"
+    told = await capsule("deploys", "show", deploy_id, "--follow", "--json")
+    assert told.code == 1
+    assert '"state": "failed"' in told.out
+
+
+async def test_following_has_an_end(capsule: Tool, hosted: App, folder: Path) -> None:
+    deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
+    run = await capsule("deploys", "show", deploy_id, "--follow", "--timeout", "1")
+    assert (run.code, run.out) == (1, "── queued\n")
+    assert f"{deploy_id} is still queued after 1 s" in run.err
+
+
+class Slow(FakeServer):
+    """Tells of a deploy as the test goes on."""
+
+    def __init__(self, *tellings: Script) -> None:
+        super().__init__()
+        self.tellings = list(tellings)
+
+    def script(self, exchange: Exchange) -> Script:
+        return self.tellings.pop(0) if len(self.tellings) > 1 else self.tellings[0]
+
+
+def told(state: str, log: str, **fields: Any) -> Script:
+    return answer(200, {"id": "dep_1", "state": state, "log": log, **fields})
+
+
+async def follow(tmp_path: Path, *tellings: Script) -> Run:
+    async with Slow(*tellings) as service:
+        return await Tool(service.address, "csk_key", tmp_path)("deploys", "show", "dep_1", "--follow")
+
+
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.01)
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_a_log_grows(tmp_path: Path) -> None:
+    run = await follow(
+        tmp_path,
+        told("queued", ""),
+        told("queued", ""),
+        told("building", "installing\nbuil"),
+        told("building", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m\x1b]0;title\x07 en"),
+        answer(503, b"a proxy says the service restarts"),
+        told("checking", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
+        told("canary", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
+        told(
+            "live", "installing\nbuilding 100%\n\nred end\nswapped", url="https://shop.example.com", durationMs=61_000
+        ),
+    )
+    assert run.out.splitlines() == [
+        "── queued",
+        "── building",
+        "installing",
+        "building 100%",
+        "",
+        "red end",
+        "── checking",
+        "── canary",
+        "swapped",
+        "Live at https://shop.example.com after 1 min 1 s.",
+    ]
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_a_service_that_stays_away(tmp_path: Path) -> None:
+    run = await follow(tmp_path, told("building", ""), answer(503, b""))
+    assert run.code == 1
+    assert "answered 503" in run.err
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+async def test_a_log_in_a_terminal(tmp_path: Path, environment: dict[str, str], coloured: bool) -> None:
+    log = f"\x1b[31mred\x1b[0m and \x1b[2Jplain\n{'https://example.com/' + 'x' * 200}\n"
+    async with Slow(
+        told("building", log), told("live", log, url="https://shop.example.com", durationMs=900)
+    ) as service:
+        capsule = Tool(service.address, "csk_key", tmp_path)
+        seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "show", "dep_1", "--follow", **environment)
+    assert ("\x1b[31mred\x1b[0m and [2Jplain" in seen) is coloured
+    assert ("red and [2Jplain" in seen) is not coloured
+    assert "\x1b[2J" not in seen
+    assert "x" * 200 in seen
+    assert "Live at https://shop.example.com after 900 ms." in seen
+
+
+async def test_a_table_folds_prose_between_words(tmp_path: Path) -> None:
+    rows = [
+        {
+            "id": "dep_" + "2" * 21,
+            "app": "shop",
+            "state": "failed",
+            "error": "build: " + "the command ended badly " * 9,
+        },
+        {"id": "dep_" + "1" * 21, "app": "shop", "state": "live", "url": "https://shop.apps.example.com"},
+    ]
+    async with Slow(answer(200, rows)) as service:
+        capsule = Tool(service.address, "csk_key", tmp_path)
+        seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "list", columns=90, NO_COLOR="1")
+        piped = await capsule("deploys", "list")
+    lines = seen.splitlines()
+    assert lines[0].split() == ["ID", "APP", "STATE", "RESULT"]
+    assert len(lines) > 4
+    assert max(map(len, lines)) <= 90
+    assert lines[-1].split() == ["dep_" + "1" * 21, "shop", "live", "https://shop.apps.example.com"]
+    assert len(piped.out.splitlines()) == 3

@@ -1,0 +1,192 @@
+"""Services that are not there, are slow, are something else, or lie: one line on stderr, never a traceback."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.cli import service
+from tests.fakes.server import CLOSE, HANG, Exchange, FakeServer, Head, Raw, Script, answer
+from tests.servers import free_port
+from tests.tool import Tool
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+COMMANDS = [
+    ["account"],
+    ["hook", "create", "shop", "--name", "ci"],
+    ["hook", "list"],
+    ["hook", "revoke", "hook_1"],
+    ["webhook", "show"],
+    ["webhook", "set", "https://example.com"],
+    ["webhook", "clear"],
+    ["webhook", "test", "app.crashed"],
+    ["deliveries", "list"],
+    ["deliveries", "redeliver", "evt_1"],
+    ["deploys", "list"],
+    ["deploys", "show", "dep_1"],
+    ["deploys", "show", "dep_1", "--follow", "--timeout", "1"],
+    ["apps", "list"],
+    ["apps", "show", "shop"],
+    ["apps", "delete", "shop"],
+    ["accounts", "create", "Vreni"],
+    ["accounts", "plan", "acc_1", "max"],
+    ["inference", "status"],
+]
+STRANGE: list[Any] = [
+    None,
+    7,
+    "yes",
+    [],
+    {},
+    [1, 2],
+    [{}],
+    [{"id": 1, "createdAt": 5, "durationMs": "long", "state": {}, "log": []}],
+    {"limits": 5, "spend": [1], "log": 7, "state": ["live"], "durationMs": {}, "secret": 1, "url": None},
+    {"name": "\x1b[2J\ud800\u202e[bold]", "state": "live", "log": "\x1b]0;title\x07\ud800"},
+    [{"name": "\x1b[2J\ud800[/]", "id": "x" * 5000, "createdAt": "9999-99-99", "lastUsedAt": "yesterday"}],
+    {"error": {"code": None}},
+    b"<html>It works!</html>",
+    b"",
+    b"[" * 100_000,
+    b"\xff\xfe",
+]
+
+
+class Odd(FakeServer):
+    given: Script = answer(200, {})
+
+    def script(self, exchange: Exchange) -> Script:
+        return self.given
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def odd() -> AsyncIterator[Odd]:
+    async with Odd() as server:
+        yield server
+
+
+@pytest.fixture
+def capsule(odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
+    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.01)
+    return Tool(odd.address, "csk_key", tmp_path)
+
+
+@pytest.mark.parametrize("body", STRANGE, ids=lambda body: repr(body)[:30])
+async def test_strange_answers(capsule: Tool, odd: Odd, body: Any) -> None:
+    odd.given = answer(200, body)
+    for command in COMMANDS:
+        run = await capsule(*command)
+        assert run.code in (0, 1)
+        assert "None\n" not in run.out
+        assert "\x1b" not in run.out + run.err
+    odd.given = answer(500, body)
+    assert "answered 500" in await capsule.refused("hook", "list")
+
+
+async def test_nobody_is_there(tmp_path: Path) -> None:
+    capsule = Tool(f"http://127.0.0.1:{free_port()}", "csk_key", tmp_path)
+    assert "cannot reach http://127.0.0.1:" in await capsule.refused("account")
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ([CLOSE], "broke off"),
+        ([Raw(b"SSH-2.0-OpenSSH\r\n"), CLOSE], "broke off"),
+        ([Head(200, {"Content-Length": "50"}), b"{", CLOSE], "broke off"),
+        (
+            answer(301, b"", {"Location": "https://elsewhere.example.com/account"}),
+            "redirects to https://elsewhere.example.com",
+        ),
+        (answer(502, b"<html>Bad Gateway</html>"), "answered 502"),
+        (answer(200, b"{}", {"Content-Encoding": "gzip"}), "broke off"),
+    ],
+)
+async def test_no_good_answer(capsule: Tool, odd: Odd, script: Script, told: str) -> None:
+    odd.given = script
+    assert told in await capsule.refused("account")
+
+
+async def test_no_answer_in_time(capsule: Tool, odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "TIMEOUT", 0.2)
+    odd.given = [HANG]
+    assert "did not answer in time" in await capsule.refused("account")
+
+
+async def test_an_error_tells_when_to_come_back(capsule: Tool, odd: Odd) -> None:
+    error = {"code": "DEPLOY_QUOTA_REACHED", "message": "Used up.\nCome back.", "requestId": "abc"}
+    odd.given = answer(429, {"error": error}, {"Retry-After": "90"})
+    told = await capsule.refused("account")
+    assert told == "Used up. Come back. (DEPLOY_QUOTA_REACHED, again in 90 s, request abc)"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["example.com", "ftp://example.com", "http://", "http://[::1", "http://u:p@host", "https://host/?a=b", "ü\x00"],
+)
+async def test_a_bad_address(tmp_path: Path, url: str) -> None:
+    if "\x00" in url:  # no environment can hold it
+        assert "is not an address" in await Tool("", "", tmp_path).refused("login", "--url", url, given="csk\n", code=2)
+    else:
+        assert "is not an address" in await Tool(url, "csk_key", tmp_path).refused("account", code=2)
+
+
+async def test_a_key_that_cannot_be_one(odd: Odd, tmp_path: Path) -> None:
+    for key in ("csk_ä", "csk_ 1", "csk_\x07"):
+        assert "copy it again" in await Tool(odd.address, key, tmp_path).refused("account", code=2)
+    assert not odd.exchanges
+
+
+async def test_a_proxy_that_cannot_be_used(capsule: Tool) -> None:
+    proxies = {"ALL_PROXY": "socks5://127.0.0.1:9", "NO_PROXY": "", "no_proxy": ""}
+    assert "proxy" in await capsule.refused("account", code=2, **proxies)
+
+
+async def test_ctrl_c(odd: Odd, capsule: Tool) -> None:
+    odd.given = [HANG]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway.cli",
+        "account",
+        env={"PATH": os.environ["PATH"], "CAPSULE_URL": odd.address, "CAPSULE_API_KEY": "csk_key"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while not odd.exchanges:
+        await asyncio.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = await asyncio.wait_for(process.communicate(), 10)
+    assert process.returncode == 130
+    assert out + err.strip() == b""
+
+
+async def test_a_reader_that_leaves(odd: Odd, capsule: Tool) -> None:
+    odd.given = answer(200, [{"name": "n" * 100, "id": str(i)} for i in range(20_000)])
+    line = f"{sys.executable} -m gateway.cli hook list --json | head -c 10"
+    process = await asyncio.create_subprocess_shell(
+        line,
+        env={"PATH": os.environ["PATH"], "CAPSULE_URL": odd.address, "CAPSULE_API_KEY": "csk_key"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (out, err) == (b'[{"name": ', b"")
+
+
+async def test_requests_carry_the_key_and_quoted_names(odd: Odd, capsule: Tool) -> None:
+    odd.given = answer(201, {"id": "hook_1", "url": "https://x"})
+    await capsule("hook", "create", "a/b?c", "--name", "ci")
+    (exchange,) = odd.exchanges
+    assert exchange.path == "/account/apps/a%2Fb%3Fc/hooks"
+    assert exchange.header("authorization") == "Bearer csk_key"
+    assert json.loads(exchange.body) == {"name": "ci"}

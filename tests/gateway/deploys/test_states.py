@@ -1,0 +1,246 @@
+"""Deploy hooks, stored sources, the daily quota and an outside engine, over HTTP."""
+
+import asyncio
+import re
+import secrets
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.deploys.states import Deploys, host, slug
+from gateway.settings import Settings
+from gateway.store.client import Store
+from gateway.store.keys import deploy_key
+from tests.fakes import FakeProvider
+from tests.runner import Gateway, gateway_with_redis
+from tests.tenants import Account
+
+TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
+
+
+async def call(account: Account, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {account.key}"}
+    return await account.gateway.http.request(method, path, json=body, headers=headers, **more)
+
+
+async def an_app(account: Account, **fields: Any) -> str:
+    name = f"app-{secrets.token_hex(4)}"
+    assert (await account.gateway.platform("PUT", f"apps/{name}", {"account": account.id, **fields})).is_success
+    return name
+
+
+async def a_hook(account: Account, app: str) -> dict[str, str]:
+    created = await call(account, "POST", f"/account/apps/{app}/hooks", {"name": "ci"})
+    assert created.status_code == 201
+    hook: dict[str, str] = created.json()
+    account.gateway.confidential.add(hook["url"].rpartition("/")[2])
+    return hook
+
+
+async def trigger(gw: Gateway, hook: dict[str, str]) -> httpx.Response:
+    return await gw.http.post(httpx.URL(hook["url"]).path, content=b"ignored")
+
+
+async def publish(account: Account, app: str, body: bytes = TARBALL) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {account.key}"}
+    return await account.gateway.http.put(f"/account/apps/{app}/source", content=body, headers=headers)
+
+
+@pytest.fixture
+async def gw(provider: FakeProvider, tmp_path: Path) -> Any:
+    settings = {
+        "GATEWAY_DEPLOY_ENGINE": "external",
+        "GATEWAY_DEPLOY_QUOTAS": "free=4",
+        "GATEWAY_REGISTRATIONS_PER_DAY": "2",
+    }
+    async with gateway_with_redis(provider, tmp_path, **settings) as running:
+        yield running
+
+
+async def phase(gw: Gateway, deploy: str, name: str, ok: bool = True, reason: str | None = None) -> httpx.Response:
+    return await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": name, "ok": ok, "reason": reason})
+
+
+def queued_events(gw: Gateway) -> list[tuple[str, str]]:
+    """Type and data of the events that wait."""
+    with gw.redis.client() as client:
+        streams = [client.xrange(key) for key in client.scan_iter("*:events")]
+    return [(fields[b"type"].decode(), fields[b"data"].decode()) for stream in streams for _, fields in stream]
+
+
+async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway) -> None:
+    account, stranger = await gw.account("max"), await gw.account("max")
+    app = await an_app(account, repository={"url": "https://git.example/x.git"})
+    hook = await a_hook(account, app)
+    assert re.fullmatch(rf"{re.escape(gw.address)}/hooks/deploy/[\w-]{{43}}", hook["url"])
+    listed = (await call(account, "GET", "/account/hooks")).json()
+    assert listed == [{k: hook[k] for k in ("id", "name", "app", "createdAt")} | {"lastUsedAt": None}]
+    answer = await trigger(gw, hook)
+    assert (answer.status_code, answer.json()["app"]) == (202, app)
+    assert (await call(account, "GET", "/account/hooks")).json()[0]["lastUsedAt"]
+    assert (await call(stranger, "DELETE", f"/account/hooks/{hook['id']}")).status_code == 404
+    assert (await call(stranger, "POST", f"/account/apps/{app}/hooks", {"name": "x"})).status_code == 404
+    assert (await call(account, "DELETE", f"/account/hooks/{hook['id']}")).status_code == 204
+    gone, unknown = await trigger(gw, hook), await gw.http.post("/no/such/path")
+    assert (gone.status_code, gone.content) == (unknown.status_code, unknown.content) == (404, b"Not Found")
+    assert set(gone.headers) == set(unknown.headers)
+    with gw.redis.client() as client:
+        token = hook["url"].rpartition("/")[2].encode()
+        assert not any(token in key for key in client.scan_iter())
+
+
+async def test_the_outcomes_come_in_order(gw: Gateway) -> None:
+    account = await gw.account("free")
+    app = await an_app(account)
+    hook = await a_hook(account, app)
+    never = await trigger(gw, hook)
+    assert (never.status_code, never.json()["error"]["code"]) == (409, "NO_DEPLOY_YET")
+    deploy = (await publish(account, app)).json()["deployId"]
+    assert (await trigger(gw, hook)).status_code == 409  # queued is not live
+    for name in ("build", "health", "canary"):
+        assert (await phase(gw, deploy, name)).status_code == 200
+    assert (await trigger(gw, hook)).status_code == 202
+    await gw.platform("DELETE", f"apps/{app}/source")
+    gone = await trigger(gw, hook)
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "TARBALL_GONE")
+    for _ in range(2):  # the quota is four: two are left
+        assert (await publish(account, app)).status_code == 202
+    full = await publish(account, app)
+    assert (full.status_code, full.json()["error"]["code"]) == (429, "DEPLOY_QUOTA_REACHED")
+    assert int(full.headers["Retry-After"]) <= 86_400
+    for _ in range(2):
+        assert (await trigger(gw, hook)).status_code == 410  # before the quota
+    limited = await trigger(gw, hook)
+    assert (limited.status_code, limited.json()["error"]["code"]) == (429, "HOOK_RATE_LIMITED")
+    assert 0 < int(limited.headers["Retry-After"]) <= 60
+    assert (await call(account, "GET", "/account")).json()["deploysToday"] == 4
+
+
+async def test_six_a_minute_however_they_come(gw: Gateway) -> None:
+    account = await gw.account("max")
+    hook = await a_hook(account, await an_app(account, repository={"url": "https://git.example/x.git"}))
+    answers = await asyncio.gather(*[trigger(gw, hook) for _ in range(20)])
+    assert sorted(a.status_code for a in answers) == [202] * 6 + [429] * 14
+
+
+async def test_an_outside_engine_reports_and_each_end_is_told_once(gw: Gateway) -> None:
+    account = await gw.account("starter")
+    app = await an_app(account, repository={"url": "https://git.example/x.git", "branch": "main"})
+    live, preview, broken = [
+        (await gw.platform("POST", f"apps/{app}/deploys", body)).json()["deployId"]
+        for body in ({"kind": "live"}, {"kind": "preview", "branch": "Fix/The  Thing!"}, {"kind": "live"})
+    ]
+    waiting = (await gw.platform("GET", "deploys?state=queued")).json()
+    assert [d["id"] for d in waiting] == [live, preview, broken]
+    assert waiting[0]["repository"] == {"url": "https://git.example/x.git", "branch": "main"}
+
+    assert (await phase(gw, live, "health")).status_code == 400  # not its phase
+    assert (await phase(gw, live, "build")).json()["state"] == "checking"
+    assert (await phase(gw, live, "health")).json()["state"] == "canary"
+    assert queued_events(gw) == []  # the canary is still open
+    answers = await asyncio.gather(*[phase(gw, live, "canary") for _ in range(5)])
+    assert sorted(a.status_code for a in answers) == [200, 400, 400, 400, 400]
+    assert (await phase(gw, live, "canary", ok=False)).status_code == 400  # it never fails after that
+    for name in ("build", "health"):
+        ended = await phase(gw, preview, name)
+    assert (ended.json()["state"], ended.json()["url"]) == ("live", f"https://{app}--p-fix-the-thing.apps.localhost")
+    assert (await phase(gw, broken, "build", ok=False, reason="no such file")).json()["state"] == "failed"
+    assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+
+    events = queued_events(gw)
+    assert sorted(t for t, _ in events) == ["deploy.failed", "deploy.succeeded", "deploy.succeeded"]
+    told = next(data for kind, data in events if kind == "deploy.failed")
+    assert '"phase":"build"' in told
+    assert '"reason":"no such file"' in told
+    assert any('"plan":"starter"' in data and '"kind":"live"' in data for _, data in events)
+    shown = (await call(account, "GET", f"/account/deploys/{broken}")).json()
+    assert (shown["state"], shown["trigger"], shown["log"]) == ("failed", "operator", "")
+    assert [d["id"] for d in (await call(account, "GET", f"/account/deploys?app={app}&limit=2")).json()] == [
+        broken,
+        preview,
+    ]
+
+
+async def test_bad_sources_leave_nothing(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    for body in (b"", b"PK\x03\x04"):
+        refused = await publish(account, app, body)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "REQUEST_MALFORMED")
+    assert (await publish(await gw.account(), app)).status_code == 404
+    assert not list((gw.folder / "data").rglob("*.tar.gz"))
+
+
+async def test_registrations_end_for_the_day(gw: Gateway) -> None:
+    answers = await asyncio.gather(*[gw.http.post("/register", json={"name": "x"}) for _ in range(5)])
+    assert sorted(a.status_code for a in answers) == [201, 201, 429, 429, 429]
+    closed = next(a for a in answers if a.status_code == 429)
+    assert closed.json()["error"]["code"] == "REGISTRATIONS_CLOSED"
+    registered = next(a.json() for a in answers if a.status_code == 201)
+    gw.confidential.add(registered["apiKey"])
+    shown = await gw.http.get("/account", headers={"Authorization": f"Bearer {registered['apiKey']}"})
+    assert shown.json()["plan"] == "free"
+    assert "2 a day" in (await gw.http.get("/")).text
+
+
+@pytest.mark.parametrize(
+    ("branch", "expected"),
+    [
+        ("main", "main"),
+        ("Fix/The  Thing!", "fix-the-thing"),
+        ("--a__b--", "a-b"),
+        ("a" * 30, "a" * 19),
+        ("abcdefghijklmnopqr-stu", "abcdefghijklmnopqr"),
+        ("日本", "preview"),
+    ],
+)
+def test_slugs(branch: str, expected: str) -> None:
+    assert slug(branch) == expected
+    assert re.fullmatch(r"[a-z0-9-]{1,19}", slug(branch))
+    assert host("shop", "preview", branch, "apps.example") == f"shop--p-{expected}.apps.example"
+
+
+def test_hosts() -> None:
+    assert host("shop", "live", None, "apps.example") == "shop.apps.example"
+    assert host("shop", "preview", None, "apps.example") == "shop-preview.apps.example"
+
+
+async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    deploy = (await publish(account, app)).json()["deployId"]
+    [listed] = (await gw.platform("GET", "deploys?state=queued")).json()
+    source = await gw.platform("GET", httpx.URL(listed["source"]).path.removeprefix("/platform/"))
+    assert (source.content, source.headers["content-type"]) == (TARBALL, "application/gzip")
+    assert (await phase(gw, deploy, "build")).json()["state"] == "checking"
+    store = Store(gw.redis.url)
+    deploys = Deploys(Settings(deploy_engine="external"), Registry(store, Vault("")))
+    assert await deploys.fail_unreported() == 0
+    await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
+    assert await deploys.fail_unreported() == 1
+    assert await deploys.fail_unreported() == 0
+    await store.close()
+    failed = (await call(account, "GET", f"/account/deploys/{deploy}")).json()
+    assert failed["error"] == "health: the engine told no end of it within 2 hours; deploy again"
+    assert [event for event, _ in queued_events(gw)] == ["deploy.failed"]
+    assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+
+
+async def test_sources_that_wait_are_kept_and_one_cleaned_up_stays_so(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    queued = [(await publish(account, app)).json()["deployId"] for _ in range(12)]
+    listed = {deploy["id"]: deploy["source"] for deploy in (await gw.platform("GET", "deploys?state=queued")).json()}
+    for deploy in queued:
+        path = httpx.URL(listed[deploy]).path.removeprefix("/platform/")
+        assert (await gw.platform("GET", path)).status_code == 200
+    hook = await a_hook(account, app)
+    assert (await phase(gw, queued[0], "build")).is_success
+    assert (await gw.platform("DELETE", f"apps/{app}/source")).status_code == 204
+    for name in ("health", "canary"):
+        assert (await phase(gw, queued[0], name)).is_success
+    assert (await trigger(gw, hook)).status_code == 410

@@ -1,0 +1,184 @@
+"""Rates and the daily cap. Windows that must pass in real time are in `test_patience.py`."""
+
+import asyncio
+
+import pytest
+
+from tests.expect import answered, counted, refused
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import ROLE, answer, chunk, tokens
+from tests.fakes.server import CLOSE
+from tests.gateway.conftest import Launch
+from tests.money import EURO, bound, cost
+from tests.polling import wait_until
+from tests.runner import Gateway
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_user_has_twenty_a_minute(app: App) -> None:
+    for left in range(19, -1, -1):
+        limit, remaining, reset = counted(await app.ask("x"))
+        assert (limit, remaining) == (20, left)
+        assert 0 < reset <= 60
+    response = await app.ask("x")
+    refused(response, 429, "USER_RATE_LIMITED")
+    assert counted(response)[:2] == (20, 0)
+    assert 50 <= int(response.headers["Retry-After"]) <= 60
+    assert (await app.ask("x", token=app.token("ben"))).status_code == 200
+
+
+async def test_an_app_has_thirty_a_minute(app: App) -> None:
+    for n in range(30):
+        limit, remaining, _ = counted(await app.ask("x", token=app.token(f"user-{n}")))
+        # The tighter of the two: the user's 20 with 19 left until the app has fewer.
+        assert (limit, remaining) in {(20, 19), (30, 29 - n)}
+        assert remaining == min(19, 29 - n)
+    response = await app.ask("x", token=app.token("one more"))
+    refused(response, 429, "APP_RATE_LIMITED")
+    assert counted(response)[:2] == (30, 0)
+    assert 50 <= int(response.headers["Retry-After"]) <= 60
+
+
+async def test_no_more_pass_when_all_come_at_once(app: App) -> None:
+    same = [app.ask("x", token=app.token("ana", jti=str(n))) for n in range(40)]
+    statuses = [r.status_code for r in await asyncio.gather(*same)]
+    assert (statuses.count(200), statuses.count(429)) == (20, 20)
+    others = [app.ask("x", token=app.token(f"u{n}")) for n in range(30)]
+    statuses = [r.status_code for r in await asyncio.gather(*others)]
+    assert (statuses.count(200), statuses.count(429)) == (10, 20)
+
+
+async def test_users_of_two_apps_are_two_users(gw: Gateway, backend: FakeAppBackend) -> None:
+    account = await gw.account()
+    first, second = await account.app(backend), await account.app(backend)
+    token = first.token()
+    assert counted(await first.ask("x", token=token))[1] == 19
+    assert counted(await second.ask("x", token=token))[1] == 19
+
+
+async def test_what_does_not_count(app: App) -> None:
+    for _ in range(35):
+        refused(await app.ask("x", token="no.to.ken"), 401, "TOKEN_INVALID")
+        evil = app.headers(Origin="https://evil.example")
+        refused(await app.post({"prompt": "x"}, headers=evil), 403, "ORIGIN_NOT_ALLOWED")
+    assert counted(await app.ask("x"))[1] == 19
+
+
+async def test_faulty_requests_count(app: App) -> None:
+    for body in (b"", b"{", b'{"prompt":""}', b'{"prompt":"x","model":"gpt-5"}', b"x" * 102_401):
+        assert 400 <= (await app.post(content=body, headers=app.headers())).status_code < 423
+    assert counted(await app.ask("x"))[1] == 14
+    assert (await app.account.spend())["reserved"] == 0
+
+
+async def test_other_rates_by_settings(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(GATEWAY_RATE_LIMITS="app=3,user=2") as gw:
+        app = await gw.app(backend)
+        assert [counted(await app.ask("x"))[:2] for _ in range(2)] == [(2, 1), (2, 0)]
+        refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+        assert counted(await app.ask("x", token=app.token("ben")))[1] == 0
+        refused(await app.ask("x", token=app.token("eve")), 429, "APP_RATE_LIMITED")
+        limits = (await app.account.get()).json()["limits"]
+        assert (limits["requestsPerMinutePerApp"], limits["requestsPerMinutePerUser"]) == (3, 2)
+
+
+@pytest.mark.parametrize(("plan", "cap"), [("free", 0.05), ("starter", 0.5), ("maker", 2), ("max", 10)])
+async def test_caps_of_plans(gw: Gateway, plan: str, cap: float) -> None:
+    spend = await (await gw.account(plan)).spend()
+    assert spend["cap"] == int(cap * EURO)
+    assert (spend["settled"], spend["reserved"]) == (0, 0)
+
+
+async def test_the_worst_case_is_reserved_while_a_request_runs(app: App, provider: FakeProvider) -> None:
+    gate = asyncio.Event()
+    prompt = provider.plays(gate, tokens("x", usage=(3, 1)), prompt="Combien d'euros ? € 6f1d")
+    asking = asyncio.create_task(app.ask(prompt, model="llama-3.3-70b-instruct", maxTokens=123))
+    await wait_until(lambda: provider.asked(prompt))
+    spend = await app.account.spend()
+    assert spend["reserved"] == bound(prompt, 123, "llama-3.3-70b-instruct")
+    assert spend["settled"] == 0
+    gate.set()
+    answered(await asking)
+    # The provider answered under another name in the table, at that one's price.
+    assert await app.account.settled() == cost(3, 1, "gpt-oss-120b")
+
+
+async def test_the_cap_holds_when_all_come_at_once(
+    gw: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    account = await gw.account("free")
+    apps = [await account.app(backend) for _ in range(2)]
+    gate = asyncio.Event()
+    prompt = provider.plays(gate, tokens("x", usage=(3, 1)))
+    asks = [asyncio.create_task(app.ask(prompt, token=app.token(f"u{n}"))) for app in apps for n in range(30)]
+    fitting = 50_000_000 // bound(prompt)
+    await wait_until(lambda: len(provider.asked(prompt)) == fitting)
+    await wait_until(lambda: sum(ask.done() for ask in asks) == 60 - fitting)
+    assert (await account.spend())["reserved"] == fitting * bound(prompt)
+    for ask in asks:
+        if ask.done():
+            refused(ask.result(), 402, "SPEND_CAP_REACHED")
+    gate.set()
+    assert sum(r.status_code == 200 for r in await asyncio.gather(*asks)) == fitting
+    assert await account.settled() == fitting * cost(3, 1)
+    assert len(provider.asked(prompt)) == fitting
+
+
+async def test_released_money_can_be_spent_again(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await gw.app(backend, "free")
+    prompt = provider.plays(answer(500), prompt="y" * 40_000)
+    for _ in range(3):
+        refused(await app.ask(prompt, model="llama-3.3-70b-instruct"), 502, "PROVIDER_ERROR")
+    assert await app.account.settled() == 0
+
+
+async def test_a_refused_request_is_not_counted(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "free")
+    for _ in range(25):
+        response = await app.ask("z" * 60_000, model="llama-3.3-70b-instruct")
+        refused(response, 402, "SPEND_CAP_REACHED")
+    assert counted(await app.ask("x"))[1] == 19
+
+
+async def test_a_larger_plan_is_felt_within_a_second(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "free")
+    big = {"prompt": "z" * 60_000, "model": "llama-3.3-70b-instruct"}
+    refused(await app.post(big), 402, "SPEND_CAP_REACHED")
+    patched = await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "starter"})
+    assert patched.status_code == 200
+
+    async def passes() -> bool:
+        return (await app.post(big)).status_code == 200
+
+    await wait_until(passes, 1, 0.1)
+    assert (await app.account.spend())["cap"] == EURO // 2
+
+
+FILLING = "f" * 3744  # (3744 + 256) × 150 + 1000 × 600 = 0.0012 EUR
+
+
+async def test_the_cap_to_the_nano_euro(penny: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await penny.app(backend, "free")
+    cap = (await app.account.spend())["cap"]
+    assert bound(FILLING, 1000) == cap == 1_200_000
+    refused(await app.ask(FILLING + "f", maxTokens=1000), 402, "SPEND_CAP_REACHED")
+    assert (await app.account.spend())["reserved"] == 0
+    provider.plays(ROLE, chunk("x"), CLOSE, prompt=FILLING)
+    refused(await app.ask(FILLING, maxTokens=1000), 502, "PROVIDER_ERROR")
+    assert await app.account.settled() == cap
+    refused(await app.ask("x", maxTokens=1), 402, "SPEND_CAP_REACHED")
+    # A faulty request only asks whether the cap is already full.
+    refused(await app.post({"prompt": ""}), 402, "SPEND_CAP_REACHED")
+    refused(await app.post({"prompt": "x", "model": "gpt-5"}), 402, "SPEND_CAP_REACHED")
+    refused(await app.post(content=b"x" * 200_000, headers=app.headers()), 402, "SPEND_CAP_REACHED")
+    assert (await app.account.spend())["reserved"] == 0
+
+
+async def test_a_faulty_request_below_the_cap_reserves_nothing(penny: Gateway, backend: FakeAppBackend) -> None:
+    """Even where its worst case would not have fitted."""
+    app = await penny.app(backend, "starter")
+    refused(await app.ask("x"), 402, "SPEND_CAP_REACHED")
+    refused(await app.post({"prompt": "x", "maxTokens": 0}), 400, "REQUEST_MALFORMED")
+    assert (await app.account.spend())["reserved"] == 0

@@ -1,0 +1,173 @@
+"""The status table and what it does to requests. The switches are in `test_switches.py`."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.expect import answered, failed, refused
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
+from tests.fakes.server import CLOSE
+from tests.gateway.conftest import Launch, session_fixture
+from tests.money import cost
+from tests.polling import wait_until
+from tests.runner import OPERATOR, Gateway, gateway, gateway_with_redis
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OPERATIONAL = ("operational", True)
+
+
+@session_fixture
+async def moody() -> AsyncIterator[FakeProvider]:
+    """A provider of its own: what is learnt of it would disturb other tests."""
+    async with FakeProvider() as provider:
+        yield provider
+
+
+@session_fixture
+async def watcher(moody: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    async with gateway_with_redis(moody, tmp_path_factory.mktemp("watcher")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def app(watcher: Gateway, backend: FakeAppBackend) -> App:
+    app = await watcher.app(backend)
+    answered(await app.ask("One success heals."))
+    await becomes(watcher, OPERATIONAL)
+    return app
+
+
+async def capabilities(gw: Gateway, key: str = OPERATOR) -> dict[str, Any]:
+    response = await gw.http.get("/capabilities", headers={"Authorization": f"Bearer {key}"})
+    assert response.status_code == 200
+    return response.json()
+
+
+async def status(gw: Gateway) -> tuple[str, bool]:
+    document = await capabilities(gw)
+    return document["managedInferenceStatus"], document["platform"]["features"]["managedInference"]
+
+
+async def becomes(gw: Gateway, expected: tuple[str, bool], timeout: float = 1) -> None:
+    async def so() -> bool:
+        return await status(gw) == expected
+
+    await wait_until(so, timeout)
+
+
+async def test_the_document(gw: Gateway) -> None:
+    account = await gw.account()
+    for key in (OPERATOR, account.key):
+        document = await capabilities(gw, key)
+        assert document["platform"] == {"features": {"managedInference": True}}
+        assert document["models"] == ["gpt-oss-120b", "qwen3.6-35b-a3b", "llama-3.3-70b-instruct"]
+        assert document["defaultModel"] == "gpt-oss-120b"
+        assert isinstance(document["managedInferenceStatus"], str)
+        assert isinstance(document["limits"], dict)
+    for headers in ({}, {"Authorization": "Bearer csk_nonsense"}, {"Authorization": f"Basic {OPERATOR}"}):
+        refused(await gw.http.get("/capabilities", headers=headers), 401, "UNAUTHORIZED")
+
+
+async def test_without_a_credential(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(GATEWAY_PROVIDER_KEY="") as gw:
+        assert await status(gw) == ("misconfigured", False)
+        app = await gw.app(backend)
+        refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+        await gw.switch(approved=False)
+        await becomes(gw, ("disabled", False))
+
+
+async def test_without_a_usable_address(launch: Launch) -> None:
+    """Either the start says so, or the status."""
+    try:
+        async with launch(GATEWAY_PROVIDER_URL="ftp://127.0.0.1/v1") as gw:
+            found = await status(gw)
+    except RuntimeError as refusal:
+        found = ("misconfigured" if "GATEWAY_PROVIDER_URL" in str(refusal) else str(refusal), False)
+    assert found == ("misconfigured", False)
+
+
+async def test_one_refusal_is_not_believed(app: App, moody: FakeProvider) -> None:
+    for refusal in (401, 403):
+        seen = len(moody.probes)
+        prompt = moody.plays(answer(refusal, {"error": {"message": "who are you?"}}))
+        refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
+        await wait_until(lambda seen=seen: len(moody.probes) == seen + 1, 1)
+        assert await status(app.gateway) == OPERATIONAL
+
+
+async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
+    """One from a file, for once. That it heals is in `test_patience.py`."""
+    file = tmp_path / "key"
+    file.write_text(FakeProvider.key + "\n")
+    settings = {"GATEWAY_PROVIDER_KEY": "", "GATEWAY_PROVIDER_KEY_FILE": str(file)}
+    async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **settings) as gw:
+        assert await status(gw) == OPERATIONAL
+        app = await gw.app(backend)
+        answered(await app.ask(provider.plays(tokens("x", usage=(1, 1)))))
+        provider.models_status = 403
+        prompt = provider.plays(answer(401, {"error": {"message": "who are you?"}}))
+        refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
+        await becomes(gw, ("misconfigured", False))
+        refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+        assert await app.account.settled() == cost(1, 1)
+
+
+QUOTA = {"error": {"message": "You exceeded your current quota, please check your plan and billing details"}}
+
+
+@pytest.mark.parametrize("quota", [answer(402, {"error": "pay"}), answer(429, QUOTA)], ids=["402", "429"])
+async def test_quota(app: App, moody: FakeProvider, quota: list) -> None:
+    rate = moody.plays(answer(429, {"error": {"message": "Rate limit reached for requests"}}))
+    refused(await app.ask(rate), 503, "PROVIDER_QUOTA_EXHAUSTED")
+    assert await status(app.gateway) == OPERATIONAL
+    refused(await app.ask(moody.plays(quota)), 503, "PROVIDER_QUOTA_EXHAUSTED")
+    await becomes(app.gateway, ("quota-exhausted", True))
+    answered(await app.ask("x"))
+    await becomes(app.gateway, OPERATIONAL)
+
+
+FAILURES = {"500": answer(500), "503": answer(503), "504": answer(504), "no answer": [CLOSE]}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_unreachable_after_three(app: App, moody: FakeProvider, failure: str) -> None:
+    bad = moody.plays(FAILURES[failure])
+    for _ in range(2):
+        for _ in range(2):
+            assert (await app.ask(bad)).status_code == 502
+        assert await status(app.gateway) == OPERATIONAL, "two are not three"
+        answered(await app.ask("x"))
+    for _ in range(3):
+        assert (await app.ask(bad)).status_code == 502
+    await becomes(app.gateway, ("provider-unreachable", True))
+    # The flag stays, so requests are still tried; one success heals.
+    answered(await app.ask("x"))
+    await becomes(app.gateway, OPERATIONAL)
+
+
+async def test_other_statuses_are_not_the_providers_health(app: App, moody: FakeProvider) -> None:
+    for refusal in (400, 404, 416, 422):
+        refused(await app.ask(moody.plays(answer(refusal))), 502, "PROVIDER_ERROR")
+    assert await status(app.gateway) == OPERATIONAL
+
+
+async def test_what_is_learnt_is_shared(app: App, moody: FakeProvider) -> None:
+    gw = app.gateway
+    async with gateway(gw.redis.url, moody, gw.folder) as other:
+        bad = moody.plays(answer(500))
+        for _ in range(3):
+            refused(await app.ask(bad), 502, "PROVIDER_ERROR")
+        for where in (gw, other):
+            await becomes(where, ("provider-unreachable", True))
+
+
+async def test_a_quota_told_within_a_stream(app: App, moody: FakeProvider) -> None:
+    prompt = moody.plays(ROLE, chunk("a"), event(QUOTA), DONE)
+    assert failed(await app.events(prompt)) in ("PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED")

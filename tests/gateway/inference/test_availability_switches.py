@@ -1,0 +1,136 @@
+"""The runtime switch, the approval and the emergency-off file."""
+
+import asyncio
+
+import pytest
+
+from tests.expect import answered, refused, text_of
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.gateway.conftest import Launch
+from tests.gateway.inference.test_availability import OPERATIONAL, becomes, status
+from tests.polling import wait_until
+from tests.runner import Gateway, gateway
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+DISABLED = ("disabled", False)
+
+
+async def answers(app: App, code: int) -> bool:
+    response = await app.ask("x")
+    if response.status_code == 503:
+        refused(response, 503, "INFERENCE_DISABLED")
+    return response.status_code == code
+
+
+async def test_gates(launch: Launch, provider: FakeProvider, backend: FakeAppBackend) -> None:
+    settings = {"GATEWAY_INFERENCE": "off", "GATEWAY_PROCESSING_APPROVED": "false"}
+    async with launch(**settings) as gw:
+        assert await status(gw) == DISABLED
+        for gates, expected in (
+            ({"enabled": True}, DISABLED),
+            ({"approved": True}, OPERATIONAL),
+            ({"enabled": False}, DISABLED),
+            ({"enabled": True, "approved": False}, DISABLED),
+            ({"approved": True}, OPERATIONAL),
+        ):
+            response = await gw.switch(**gates)
+            assert response.status_code == 200
+            assert response.json()["managedInferenceStatus"] == expected[0]
+            await becomes(gw, expected)
+        for bad in ({"enabled": "yes"}, {"on": True}, []):
+            refused(await gw.platform("PUT", "inference", bad), 400, "REQUEST_MALFORMED")
+        # Both live in Redis: a new process with the old settings finds them.
+        async with gateway(gw.redis.url, provider, gw.folder, **settings) as second:
+            assert await status(second) == OPERATIONAL
+            answered(await (await second.app(backend)).ask("x"))
+        await off_comes_before_everything(gw, backend, provider)
+
+
+async def off_comes_before_everything(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    await gw.switch(enabled=False)
+    await becomes(gw, DISABLED)
+    app = await gw.app(backend)
+    nobody = App(app.account, "nobody-here", backend)
+    evil = {"Origin": "https://evil.example"}
+    seen = len(provider.exchanges)
+    for asked, content, headers in (
+        (app, b'{"prompt":"x"}', app.headers()),
+        (app, b"{", {}),
+        (app, b"x" * 200_000, app.headers(**evil)),
+        (nobody, b'{"prompt":"x"}', {**evil, "Authorization": "Bearer x"}),
+    ):
+        for path in ("", "/chat/completions"):
+            response = await asked.post(content=content, path=path, headers=headers)
+            refused(response, 503, "INFERENCE_DISABLED")
+            assert "Access-Control-Allow-Origin" not in response.headers
+    models = await gw.http.get(app.path + "/models", headers=app.headers())
+    refused(models, 503, "INFERENCE_DISABLED")
+    # The app's own page can read why.
+    response = await app.post({"prompt": "x"}, headers={"Origin": app.origin})
+    refused(response, 503, "INFERENCE_DISABLED")
+    assert response.headers["Access-Control-Allow-Origin"] == app.origin
+    preflight = {"Origin": app.origin, "Access-Control-Request-Method": "POST"}
+    response = await gw.http.options(app.path, headers=preflight)
+    assert response.headers["Access-Control-Allow-Origin"] == app.origin
+    assert len(provider.exchanges) == seen
+
+
+async def test_everywhere_within_a_second(launch: Launch, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    async with launch() as gw, gateway(gw.redis.url, provider, gw.folder) as other:
+        app = await gw.app(backend)
+        for enabled, code in ((False, 503), (True, 200), (False, 503), (True, 200)):
+            await gw.switch(enabled=enabled)
+            for where in (app, app.at(other)):
+                await wait_until(lambda where=where, code=code: answers(where, code), 1, 0.2)
+        await file_acts_at_once(gw, app, provider)
+
+
+async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> None:
+    """It needs no Redis, which is killed at the end."""
+    for _ in range(3):
+        answered(await app.ask("x", token=app.token("file")))
+        seen = len(provider.exchanges)
+        gw.off_file.touch()
+        refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+        assert await status(gw) == DISABLED
+        assert len(provider.exchanges) == seen
+        gw.off_file.unlink()
+    gw.off_file.touch()
+    gw.redis.kill()
+    refused(await app.ask("x"), 503, "INFERENCE_DISABLED")
+    nobody = App(app.account, "never-seen", app.backend)
+    response = await nobody.post({"prompt": "x"}, headers={"Origin": nobody.origin})
+    refused(response, 503, "INFERENCE_DISABLED")
+
+
+async def test_the_file_is_looked_at_again_and_cuts_nothing(
+    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    async with launch() as gw, FakeAppBackend() as slow:
+        running = await gw.app(backend)
+        gate = asyncio.Event()
+        end = [chunk("ten"), chunk(finish="stop"), chunk(usage=(1, 2)), DONE]
+        prompt = provider.plays(ROLE, chunk("Gu"), gate, *end)
+        async with running.stream(prompt) as source:
+            events = source.aiter_sse()
+            heard = [await anext(events)]
+            # A request that waits for its user's keys meets the file just before the provider.
+            app = await gw.app(slow)
+            slow.gate.clear()
+            late = provider.plays(tokens("x"))
+            asking = asyncio.create_task(app.ask(late))
+            await wait_until(lambda: slow.fetches)
+            gw.off_file.touch()
+            slow.gate.set()
+            refused(await asking, 503, "INFERENCE_DISABLED")
+            assert provider.asked(late) == []
+            assert await app.account.settled() == 0
+            await gw.switch(enabled=False)
+            await wait_until(lambda: answers(running, 503), 1)
+            gate.set()
+            heard += [e async for e in events]
+        assert text_of(heard) == "Guten"
+        assert heard[-1].event == "done"

@@ -1,0 +1,107 @@
+"""Five hundred streams at once, many of them left by their browsers or cut by the provider. Afterwards the
+gateway's books agree to the nano-euro with what the provider did, and nothing stays reserved."""
+
+import asyncio
+import contextlib
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, answer, chunk, event
+from tests.fakes.server import CLOSE, HANG, RESET, Script
+from tests.gateway.conftest import Launch
+from tests.money import bound, cost
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+STREAMS = 500
+ACCOUNTS = 10
+
+
+@dataclass
+class Fate:
+    """What will happen to a stream, and so what it must cost."""
+
+    script: Script
+    cost: int
+    listens_to: int | None = None  # tokens until the browser leaves; None stays to the end
+
+
+def fate(rng: random.Random, prompt: str) -> Fate:
+    usage = (rng.randint(1, 200), rng.randint(1, 500))
+    count = rng.randint(1, 12)
+    paced: Script = [ROLE, *(step for n in range(count) for step in (chunk(f"w{n}"), rng.random() / 50))]
+    match rng.choice(["well"] * 4 + ["left"] * 4 + ["told", "cut", "error", "refused", "before"]):
+        case "well":
+            return Fate([*paced, chunk(finish="stop"), chunk(usage=usage), DONE], cost(*usage))
+        case "left":
+            return Fate([*paced, HANG], bound(prompt), rng.randint(1, count))
+        case "told":
+            return Fate([chunk("a", usage=usage), HANG], cost(*usage), 1)
+        case "cut":
+            return Fate([*paced, CLOSE], bound(prompt))
+        case "error":
+            return Fate([*paced, event({"error": {"message": "kaputt"}}), DONE], bound(prompt))
+        case "refused":
+            return Fate(answer(rng.choice([400, 429, 500]), {"error": "no"}), 0)
+        case _:
+            return Fate([ROLE, rng.choice([CLOSE, RESET])], 0)
+
+
+async def live(app: App, prompt: str, user: str, listens_to: int | None) -> None:
+    """One browser's life."""
+    heard = 0
+    async with app.stream(prompt, token=app.token(user)) as source:
+        async for line in source.response.aiter_lines():
+            heard += line.startswith('data: {"token"')
+            if heard == listens_to:
+                return
+    assert listens_to is None
+
+
+async def test_the_books_agree(launch: Launch, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with launch(GATEWAY_RATE_LIMITS="app=100000,user=100000") as gw:
+        accounts = [await gw.account() for _ in range(ACCOUNTS)]
+        apps = [await account.app(backend) for account in accounts for _ in range(2)]
+        expected = {account.id: 0 for account in accounts}
+        lives = []
+        for number in range(STREAMS):
+            app = apps[number % len(apps)]
+            prompt = f"chaos {seed} {number}"
+            its = fate(rng, prompt)
+            provider.plays(its.script, prompt=prompt)
+            expected[app.account.id] += its.cost
+            lives.append(live(app, prompt, f"user-{number % 7}", its.listens_to))
+        await asyncio.gather(*lives)
+        assert {account.id: await account.settled() for account in accounts} == expected
+        assert all(len(provider.asked(f"chaos {seed} {n}")) == 1 for n in range(STREAMS))
+        await browsers_leave_at_any_time(apps[0], provider, rng)
+
+
+async def browsers_leave_at_any_time(app: App, provider: FakeProvider, rng: random.Random) -> None:
+    """Where nobody can tell what was heard first, each costs its usage, its bound, or nothing if never asked."""
+    before = await app.account.settled()
+    used, prompts = cost(50, 50), []
+
+    async def impatient(prompt: str, patience: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(live(app, prompt, "ana", None), patience)
+
+    lives = []
+    for _ in range(150):
+        script = [ROLE, *[chunk("w"), 0.01] * 10, chunk(finish="stop"), chunk(usage=(50, 50)), DONE]
+        prompts.append(provider.plays(script))
+        lives.append(impatient(prompts[-1], rng.random()))
+    await asyncio.gather(*lives)
+    charged = await app.account.settled() - before
+    worst = bound(prompts[0])
+    asked = sum(bool(provider.asked(p)) for p in prompts)
+    assert asked * used <= charged <= len(prompts) * worst
+    # Every charge is one of the two: what is above the usages is whole steps from usage to bound.
+    assert any((charged - n * used) % (worst - used) == 0 for n in range(asked, len(prompts) + 1))

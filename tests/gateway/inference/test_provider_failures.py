@@ -1,0 +1,137 @@
+"""The provider fails: before a token the answer keeps its status and nothing is charged; after one, the
+stream says so and the bound is charged."""
+
+import asyncio
+
+import pytest
+
+from tests.expect import answered, counted, failed, refused, text_of
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
+from tests.fakes.server import CLOSE, RESET, Head, Raw, Script
+from tests.gateway.conftest import Launch
+from tests.money import bound, cost
+from tests.servers import free_port
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NESTED = {"error": {"message": "kaputt, cormorant", "type": "server_error", "code": 500}}
+FLAT = {"object": "error", "message": "kaputt, cormorant", "type": "InternalServerError", "code": 500}
+QUOTA = {"error": {"message": "You exceeded your current quota, check your billing", "code": "insufficient_quota"}}
+ERROR, UNREACHABLE, EXHAUSTED = (
+    (502, "PROVIDER_ERROR"),
+    (502, "PROVIDER_UNREACHABLE"),
+    (503, "PROVIDER_QUOTA_EXHAUSTED"),
+)
+
+BEFORE: dict[str, tuple[Script, tuple[int, str]]] = {
+    **{f"status {s}": (answer(s, NESTED), ERROR) for s in (400, 403, 404, 416, 422, 500, 503, 504)},
+    "flat error": (answer(500, FLAT), ERROR),
+    "error page": (answer(500, b"<html>oops</html>", {"Content-Type": "text/html"}), ERROR),
+    "redirect": (answer(302, b"", {"Location": "http://127.0.0.1:1/"}), ERROR),
+    "no content": ([Head(204, {})], ERROR),
+    "payment": (answer(402, NESTED), EXHAUSTED),
+    "quota": (answer(429, QUOTA), EXHAUSTED),
+    "rate": (answer(429, {"error": {"message": "Rate limit reached"}}), EXHAUSTED),
+    "not HTTP": ([Raw(b"\x16\x03\x01 nonsense\r\n\r\n"), CLOSE], ERROR),
+    "a page instead of a stream": (answer(200, b"<html>hello</html>", {"Content-Type": "text/html"}), ERROR),
+    "not JSON": ([b"data: {nonsense\n\n", DONE], ERROR),
+    "not an object": ([b"data: [1, 2]\n\n", DONE], ERROR),
+    "not UTF-8": ([b'data: {"choices":[{"delta":{"content":"\xff\xfe"}}]}\n\n', DONE], ERROR),
+    "no event at all": ([Head(), b""], ERROR),
+    "closed before an answer": ([CLOSE], UNREACHABLE),
+    "reset before an answer": ([RESET], UNREACHABLE),
+    "cut after the head": ([ROLE, CLOSE], ERROR),
+    "reset after the head": ([ROLE, RESET], ERROR),
+    "nested error inside the stream": ([ROLE, event(NESTED), DONE], ERROR),
+    "flat error inside the stream": ([ROLE, event(FLAT), DONE], ERROR),
+    "error named by its event": ([b"event: error\n" + event(NESTED)], ERROR),
+    "giant event": ([b"data: ", b"x" * 2**21, b"\n\n", DONE], ERROR),
+    "giant line without an end": ([b"x" * 2**21, asyncio.Event()], ERROR),
+}
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+@pytest.mark.parametrize("case", BEFORE)
+async def test_before_a_token(app: App, provider: FakeProvider, case: str, stream: bool) -> None:
+    script, (status, code) = BEFORE[case]
+    prompt = provider.plays(script)
+    response = await app.ask(prompt, stream=stream)
+    error = refused(response, status, code)
+    assert "cormorant" not in error["message"]
+    if case == "rate":
+        assert int(response.headers["Retry-After"]) >= 1
+    assert len(provider.asked(prompt)) == 1, "no retry once a byte may have reached the provider"
+    assert await app.account.settled() == 0
+
+
+AFTER: dict[str, Script] = {
+    "cut": [CLOSE],
+    "reset": [RESET],
+    "nested error": [event(NESTED), DONE],
+    "flat error": [event(FLAT), DONE],
+    "error with a status": [event({"error": {"message": "m", "code": 429}}), CLOSE],
+    "not JSON": [b"data: {nonsense\n\n", DONE],
+    "giant event": [b"data: ", b"x" * 2**21, b"\n\n", DONE],
+    "giant line": [b"x" * 2**21, asyncio.Event()],
+    "ended without a finish": [],
+}
+
+
+@pytest.mark.parametrize("case", AFTER)
+async def test_after_a_token(app: App, provider: FakeProvider, case: str) -> None:
+    prompt = provider.plays(ROLE, chunk("Gu"), chunk("ten"), *AFTER[case])
+    events = await app.events(prompt)
+    assert text_of(events) == "Guten"
+    assert failed(events) in {"PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED"}
+    assert await app.account.settled() == bound(prompt)
+    # A whole answer that can't be finished has the status of its failure, and never part of the text.
+    response = await app.ask(prompt)
+    assert response.status_code in (502, 503)
+    assert "Guten" not in response.text
+    assert await app.account.settled() == 2 * bound(prompt)
+    assert len(provider.asked(prompt)) == 2
+
+
+async def test_usage_seen_before_a_cut_is_what_is_charged(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(chunk("a", usage=(5, 1)), chunk("b", usage=(5, 2)), CLOSE)
+    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+    assert await app.account.settled() == cost(5, 2)
+
+
+async def test_reasoning_was_paid_for(app: App, provider: FakeProvider) -> None:
+    """Reasoning is billed as output: a cut after it and before a token is no free answer."""
+    prompt = provider.plays(ROLE, chunk(reasoning_content="Hmm"), chunk("a"), CLOSE)
+    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+    assert await app.account.settled() == bound(prompt)
+
+
+async def test_a_failure_says_nothing_of_the_prompt(app: App, provider: FakeProvider) -> None:
+    """Some providers repeat the request in their complaint."""
+    prompt = "my secret is 0xC0FFEE and more"
+    provider.plays(answer(400, {"error": {"message": f"bad prompt: {prompt}"}}), prompt=prompt)
+    response = await app.ask(prompt)
+    refused(response, 502, "PROVIDER_ERROR")
+    assert prompt not in response.text
+    provider.plays(chunk("a"), event({"error": {"message": f"lost: {prompt}"}}), prompt=prompt)
+    events = await app.events(prompt)
+    assert failed(events) == "PROVIDER_ERROR"
+    assert prompt not in events[-1].data
+
+
+async def test_after_a_failure_the_next_request_works(app: App, provider: FakeProvider) -> None:
+    for script in ([CLOSE], [RESET], [ROLE, CLOSE], answer(500, NESTED), [Raw(b"\0\0\r\n\r\n"), CLOSE]):
+        await app.ask(provider.plays(script))
+        response = await app.ask(provider.plays(tokens("fine")))
+        assert answered(response)["text"] == "fine"
+        counted(response)
+
+
+async def test_no_connection(launch: Launch, backend: FakeAppBackend) -> None:
+    dead = f"http://127.0.0.1:{free_port()}/v1"
+    async with launch(GATEWAY_PROVIDER_URL=dead) as gw:
+        app = await gw.app(backend)
+        for stream in (True, False):
+            refused(await app.ask("Anyone?", stream=stream), 502, "PROVIDER_UNREACHABLE")
+        assert await app.account.settled() == 0

@@ -1,0 +1,167 @@
+"""A slow provider: deadlines, and keep-alives while one waits. The seconds are made small by settings."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.expect import failed, refused, text_of
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.fakes.server import HANG, Head
+from tests.gateway.conftest import session_fixture
+from tests.money import bound, cost
+from tests.runner import Gateway, gateway_with_redis
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@session_fixture
+async def hasty(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    timeouts = "connect=1,first=1,idle=0.5,total=2.5"
+    folder = tmp_path_factory.mktemp("hasty")
+    async with gateway_with_redis(provider, folder, GATEWAY_PROVIDER_TIMEOUTS=timeouts) as gw:
+        yield gw
+
+
+@session_fixture
+async def lively(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    settings = {
+        "GATEWAY_KEEP_ALIVE": "0.3",
+        "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1.5,idle=1.5,total=10",
+    }
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("lively"), **settings) as gw:
+        yield gw
+
+
+async def lines(app: App, prompt: str, path: str = "") -> tuple[float, list[str]]:
+    """Seconds until the 200, and the lines of the stream."""
+    body = {"prompt": prompt, "stream": True}
+    if path:
+        body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": prompt}], "stream": True}
+    started = time.monotonic()
+    http = app.gateway.http
+    async with http.stream("POST", app.path + path, json=body, headers=app.headers()) as response:
+        assert response.status_code == 200
+        return time.monotonic() - started, [line async for line in response.aiter_lines() if line]
+
+
+async def test_no_token_in_time(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await hasty.app(backend)
+
+    async def too_late(head: list, stream: bool) -> None:
+        prompt = provider.plays(*head, HANG)
+        started = time.monotonic()
+        refused(await app.ask(prompt, stream=stream), 504, "PROVIDER_TIMEOUT")
+        assert 0.4 < time.monotonic() - started < 2.4
+        await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 1)
+
+    heads: list[list] = [[], [Head()], [ROLE]]
+    await asyncio.gather(*(too_late(head, stream) for head in heads for stream in (True, False)))
+    assert await app.account.settled() == 0
+
+
+async def test_silence_in_the_middle(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await hasty.app(backend)
+    prompt = provider.plays(ROLE, chunk("Gu"), HANG)
+    events = await app.events(prompt)
+    assert (text_of(events), failed(events)) == ("Gu", "PROVIDER_TIMEOUT")
+    assert await app.account.settled() == bound(prompt)
+    refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+    for asked in provider.asked(prompt):
+        await asyncio.wait_for(asked.cancelled.wait(), 1)
+
+
+async def test_a_drip_outlives_no_deadline(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    async def ends(drop: bytes) -> None:
+        app = await hasty.app(backend)
+        prompt = provider.plays(ROLE, chunk("Gu"), *[drop, 0.2] * 100)
+        started = time.monotonic()
+        assert failed(await app.events(prompt)) == "PROVIDER_TIMEOUT"
+        assert 0.4 < time.monotonic() - started < 4
+        assert await app.account.settled() == bound(prompt)
+
+    await asyncio.gather(ends(chunk("x")), ends(b": still thinking\n\n"))
+
+
+async def test_the_first_byte_may_take_longer_than_the_next(
+    hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await hasty.app(backend)
+    assert text_of(await app.events(provider.plays(0.75, tokens("late")))) == "late"
+
+
+async def test_keep_alives_while_waiting_for_the_first_token(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, 1.1, tokens("late", usage=(2, 2)))
+    until_head, got = await lines(app, prompt)
+    assert 0.2 < until_head < 0.8, "the 200 is sent with the first keep-alive"
+    assert 2 <= got.count(": keep-alive") <= 4
+    assert next(line for line in got if line.startswith("data")) == 'data: {"token":"late"}'
+    assert await app.account.settled() == cost(2, 2)
+
+
+async def test_keep_alives_between_tokens(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, chunk("a"), 0.5, chunk("b"), 0.05, chunk("c"), chunk(finish="stop"), DONE)
+    _, got = await lines(app, prompt)
+    first, second, third = (got.index(f'data: {{"token":"{w}"}}') for w in "abc")
+    assert 1 <= second - first - 1 <= 2
+    assert set(got[first + 1 : second]) == {": keep-alive"}
+    assert third == second + 1
+
+
+async def test_reasoning_is_waited_for_with_keep_alives(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """The provider is not silent, but the browser would hear nothing."""
+    app = await lively.app(backend)
+    thoughts = [chunk(reasoning_content="hm"), 0.1] * 12
+    _, got = await lines(app, provider.plays(ROLE, thoughts, tokens("x")))
+    assert got.count(": keep-alive") >= 2
+
+
+async def test_a_failure_after_a_keep_alive_is_an_event(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(HANG)
+    assert failed(await app.events(prompt)) == "PROVIDER_TIMEOUT"
+    assert await app.account.settled() == 0
+    prompt = provider.plays(ROLE, 0.5)
+    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+
+
+async def test_whole_answers_have_no_keep_alive(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+    response = await app.ask(provider.plays(ROLE, 0.5, tokens("x")))
+    assert json.loads(response.content)["text"] == "x"
+    refused(await app.ask(provider.plays(HANG)), 504, "PROVIDER_TIMEOUT")
+
+
+async def test_the_other_doors_keep_alive_is_an_empty_delta(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, 1.1, tokens("late"))
+    until_head, got = await lines(app, prompt, "/chat/completions")
+    assert until_head < 0.8
+    assert all(line.startswith("data: ") for line in got), "some parsers choke on comments"
+    assert got.pop() == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in got]
+    assert all(c["object"] == "chat.completion.chunk" for c in chunks)
+    deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
+    text = [delta.get("content") for delta in deltas]
+    assert [t for t in text if t] == ["late"]
+    # Two keep-alives at least, beside the role.
+    assert len(text[: text.index("late")]) >= 3
+    prompt = provider.plays(HANG)
+    _, got = await lines(app, prompt, "/chat/completions")
+    assert json.loads(got[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"

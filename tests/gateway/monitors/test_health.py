@@ -1,0 +1,246 @@
+"""The machine of an app's health, step by step, and under any sequence of probes and outcomes."""
+
+from collections.abc import Iterator, Mapping
+from itertools import count, pairwise
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event
+from gateway.monitors import health
+from gateway.monitors.health import FAILURES, OWED_FOR, Health, Reason
+
+URL = "https://shop.apps.example/"
+COOLDOWN = 900_000
+START = 1_782_979_200_000  # 2026-07-02T08:00:00Z
+MINUTE = 60_000
+
+
+class Machine:
+    """An app that is probed every minute; the outcome of an event is known when a test says it."""
+
+    def __init__(self) -> None:
+        self.health, self.now = Health(), START
+        self.outcomes: dict[str, str | None] = {}
+        self.told: list[tuple[str, Event]] = []
+        self._ids: Iterator[str] = map("evt_{}".format, count())
+
+    def probe(self, *reasons: Reason, every: int = MINUTE) -> list[str]:
+        """What each probe saw; the types of what was told."""
+        types = []
+        for reason in reasons:
+            self.now += every
+            self.health, events = health.step(
+                self.health,
+                reason,
+                self.outcomes,
+                self.now,
+                url=URL,
+                cooldown=COOLDOWN,
+                new_id=lambda: next(self._ids),
+            )
+            for event_id, event in events:
+                self.told.append((event_id, event))
+                if isinstance(event, AppUnhealthy):
+                    self.outcomes[event_id] = "waiting"
+                types.append(event.type)
+        return types
+
+    def fails(self, times: int = FAILURES) -> list[str]:
+        return self.probe(*["status"] * times)
+
+    def outcome(self, outcome: str | None) -> None:
+        """Of the last app.unhealthy."""
+        self.outcomes[[i for i, event in self.told if isinstance(event, AppUnhealthy)][-1]] = outcome
+
+
+def test_the_third_failure_in_a_row_is_told_once() -> None:
+    app = Machine()
+    assert app.probe("", "status", "status", "", "timeout", "dns") == []
+    assert app.probe("connect") == ["app.unhealthy"]
+    assert app.told[0][1] == AppUnhealthy(url=URL, failures=3, reason="connect")
+    assert app.fails(10) == []
+
+
+def test_of_an_app_that_never_answered_too() -> None:
+    app = Machine()
+    assert app.fails() == ["app.unhealthy"]
+    assert health.shown(app.health) == ("unhealthy", "2026-07-02T08:01:00.000Z")
+
+
+def test_recovered_when_the_fall_was_delivered() -> None:
+    app = Machine()
+    app.fails()
+    app.outcome("delivered")
+    assert app.probe("tls", "") == ["app.recovered"]
+    recovered = AppRecovered(url=URL, downSince="2026-07-02T08:01:00.000Z", downMs=4 * MINUTE)
+    assert app.told[-1][1] == recovered
+    assert app.probe("", "") == []
+
+
+def test_not_when_it_was_not() -> None:
+    for outcome in ("failed", "dropped", None):
+        app = Machine()
+        app.fails()
+        app.outcome(outcome)
+        assert app.probe("", "") == []
+        app.outcome("delivered")  # by a redelivery: too late, the recovery was decided
+        assert app.probe("") == []
+
+
+def test_a_redelivery_in_time_counts() -> None:
+    app = Machine()
+    app.fails()
+    app.outcome("failed")
+    app.fails(1)
+    app.outcome("delivered")
+    assert app.probe("") == ["app.recovered"]
+
+
+def test_decided_when_the_outcome_is_known() -> None:
+    app = Machine()
+    app.fails()
+    assert app.probe("", "", "") == []
+    app.outcome("delivered")
+    assert app.probe("") == ["app.recovered"]
+    recovered = app.told[-1][1]
+    assert isinstance(recovered, AppRecovered)
+    assert recovered.downMs == 3 * MINUTE, "until it answered, not until the outcome"
+    assert app.probe("") == []
+
+
+def test_an_outcome_that_never_comes_is_waited_for_one_day() -> None:
+    app = Machine()
+    app.fails()
+    app.probe("")
+    app.probe("", every=OWED_FOR - MINUTE)
+    assert app.health.owed
+    app.probe("")
+    assert not app.health.owed
+    app.outcome("delivered")
+    assert app.probe("") == []
+
+
+def test_an_outcome_that_comes_in_the_next_window() -> None:
+    """The receiver was slow: each window keeps its own recovery."""
+    app = Machine()
+    app.fails()
+    app.probe("")
+    app.now += COOLDOWN
+    assert app.fails() == ["app.unhealthy"]
+    app.outcomes["evt_0"] = "delivered"
+    assert app.fails(1) == ["app.recovered"]
+    app.outcome("delivered")
+    assert app.probe("") == ["app.recovered"]
+    assert [event.downMs for _, event in app.told if isinstance(event, AppRecovered)] == [3 * MINUTE, 4 * MINUTE]
+
+
+def test_the_cooldown_suppresses_the_fall_and_its_recovery() -> None:
+    app = Machine()
+    app.fails()
+    app.outcome("delivered")
+    assert app.probe("") == ["app.recovered"]
+    for _ in range(2):
+        assert app.fails() == []
+        assert health.shown(app.health)[0] == "unhealthy"
+        assert app.probe("", "") == []
+
+
+def test_an_app_that_is_down_for_longer_than_the_cooldown_is_told_when_that_is_over() -> None:
+    app = Machine()
+    app.fails()
+    app.outcome("delivered")
+    app.probe("")
+    assert app.fails(13) == [], "14 minutes after the last one"
+    assert app.fails(1) == ["app.unhealthy"]
+    assert app.told[-1][1] == AppUnhealthy(url=URL, failures=14, reason="status")
+    app.outcome("delivered")
+    assert app.probe("") == ["app.recovered"]
+
+
+def test_after_the_cooldown_the_next_window_is_told() -> None:
+    app = Machine()
+    app.fails()
+    app.outcome("failed")
+    app.probe("")
+    app.now += COOLDOWN
+    assert app.fails() == ["app.unhealthy"]
+
+
+def test_what_is_shown() -> None:
+    app = Machine()
+    assert health.shown(app.health) == ("unknown", None)
+    app.probe("timeout")
+    assert health.shown(app.health) == ("unknown", None)
+    app.probe("", "", "timeout", "timeout")
+    assert health.shown(app.health) == ("healthy", "2026-07-02T08:02:00.000Z")
+    app.probe("timeout", "timeout")
+    assert health.shown(app.health) == ("unhealthy", "2026-07-02T08:04:00.000Z"), "since the first of the failures"
+    app.probe("", "")
+    assert health.shown(app.health) == ("healthy", "2026-07-02T08:08:00.000Z")
+
+
+def test_an_app_that_is_well_is_not_written_again() -> None:
+    app = Machine()
+    app.probe("")
+    before = app.health
+    app.probe("", "")
+    assert app.health == before
+
+
+def test_who_is_probed() -> None:
+    assert [health.watched(plan, True) for plan in ("free", "starter", "maker", "max")] == [False, True, True, True]
+    assert not health.watched("max", False)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["", "", "status", "timeout"]),
+        st.integers(1, COOLDOWN // 2),  # ms since the probe before
+        st.sampled_from(["waiting", "delivered", "failed", "dropped"]),  # of the oldest event without an outcome
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_of_any_sequence(steps: list[tuple[Reason, int, str]]) -> None:
+    app = Machine()
+    row, falls, recoveries = 0, [], []
+    delivered: set[int] = set()  # when those that were delivered were told
+    at: dict[str, int] = {}
+    for reason, passed, outcome in steps:
+        waiting = [event_id for event_id, known in app.outcomes.items() if known == "waiting"]
+        if waiting:
+            app.outcomes[waiting[0]] = outcome
+            if outcome == "delivered":
+                delivered.add(at[waiting[0]])
+        before = len(app.told)
+        app.probe(reason, every=passed)
+        # Survives being written down and read again.
+        assert health.read(msgspec.json.encode(app.health).decode()) == app.health
+        row = row + 1 if reason else 0
+        for event_id, event in app.told[before:]:
+            if isinstance(event, AppUnhealthy):
+                assert row >= FAILURES
+                assert event.failures == row
+                at[event_id] = app.now
+                falls.append(app.now)
+            else:
+                assert isinstance(event, AppRecovered)
+                assert event.downMs > 0
+                recoveries.append(event)
+        assert len(app.health.owed) <= len(falls)
+    assert all(later - sooner >= COOLDOWN for sooner, later in pairwise(falls))
+    assert len(recoveries) <= len(delivered), "a recovery of each fall that was delivered, at the most"
+    ids = [event_id for event_id, _ in app.told]
+    assert len(ids) == len(set(ids))
+    _closes(app, app.outcomes, len(delivered) - len(recoveries))
+
+
+def _closes(app: Machine, outcomes: Mapping[str, str | None], owed: int) -> None:
+    """When it answers again and every outcome is known, each delivered fall has had its recovery. Those that were
+    waited for by nobody any more are the ones whose outcome came after the decision: here there are none."""
+    app.outcomes = {event_id: "failed" if known == "waiting" else known for event_id, known in outcomes.items()}
+    assert app.probe("") == ["app.recovered"] * owed

@@ -1,0 +1,153 @@
+"""Scans in four formats: the scanners' by their published schemas, made by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.errors import RequestMalformed
+from gateway.monitors import scans
+from gateway.monitors.scans import Reported, Severity
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "scans"
+
+
+def fixture(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((FIXTURES / f"{name}.json").read_text())
+    return found
+
+
+def read(scan: Any) -> scans.Scan:
+    return scans.read(json.dumps(scan).encode())
+
+
+def a(cve: str, component: str, severity: Severity, fixed: str | None = None, **fields: Any) -> Reported:
+    return Reported(cve=cve, component=component, severity=severity, fixedIn=fixed, **fields)
+
+
+def test_trivy() -> None:
+    scan = read(fixture("trivy"))
+    twice = a("CVE-2026-1004", "@scope/parser@2.0.0", "medium", "1.9.9, 2.0.1")
+    assert scan.reported == [
+        a("CVE-2026-1001", "libssl3@3.0.11-1", "critical", "3.0.13-1"),
+        a("CVE-2026-1002", "zlib1g@1:1.2.13", "high"),
+        twice,
+        twice,
+    ]
+    assert scan.ignored == 1
+    assert [each.red for each in scan.reported] == [True, False, False, False]
+
+
+def test_grype() -> None:
+    scan = read(fixture("grype"))
+    assert scan.reported == [
+        a("CVE-2026-2001", "lodash@4.17.21", "high", "4.17.22"),
+        a("CVE-2026-2002", "curl@8.5.0", "medium", "8.5.1", exploited=True),
+        a("CVE-2026-2003", "busybox@1.36", "critical"),
+        a("CVE-2026-2004", "apt@2.6", "negligible"),
+    ]
+    assert scan.ignored == 1
+    assert [each.red for each in scan.reported] == [True, True, False, False]
+
+
+def test_osv_scanner() -> None:
+    scan = read(fixture("osv"))
+    assert scan.reported == [
+        a("CVE-2026-3001", "minimist@1.2.5", "critical", "0.2.4, 1.2.6"),
+        a("GHSA-gggg-hhhh-iiii", "qs@6.5.0", "medium"),
+    ]
+    assert scan.ignored == 1
+
+
+def test_osv_scanner_without_groups() -> None:
+    scan = fixture("osv")
+    for found in scan["results"][0]["packages"]:
+        del found["groups"]
+    assert [each.cve for each in read(scan).reported] == ["CVE-2026-3001", "GHSA-gggg-hhhh-iiii"]
+    assert [each.severity for each in read(scan).reported] == ["critical", "medium"]
+
+
+@pytest.mark.parametrize(
+    ("severity", "scores"),
+    [
+        ("critical", ["10.0", "9.0", "n/a"]),  # without a score it is the database's word
+        ("high", ["8.9", "7"]),
+        ("medium", ["6.9", "4.0"]),
+        ("low", ["3.9", "0.1"]),
+        ("negligible", ["0.0"]),
+    ],
+)
+def test_the_bands_of_a_score(severity: str, scores: list[str]) -> None:
+    scan = fixture("osv")
+    for score in scores:
+        scan["results"][0]["packages"][0]["groups"][0]["max_severity"] = score
+        assert read(scan).reported[0].severity == severity
+
+
+def test_our_own() -> None:
+    listed = {"cve": "CVE-1", "component": "a", "severity": "HIGH", "fixedIn": "2"}
+    full = {**listed, "cve": "CVE-2", "tier": "yellow", "deadlineAt": "2026-07-09T12:00:00+02:00"}
+    bare = {"cve": "CVE-3", "component": "b", "severity": "Moderate", "tier": "red", "fixedIn": None}
+    scan = read({"findings": [listed, full, bare]})
+    assert scan.reported == [
+        a("CVE-1", "a", "high", "2"),
+        a("CVE-2", "a", "high", "2", tier="yellow", deadlineAt="2026-07-09T10:00:00.000Z"),
+        a("CVE-3", "b", "medium", tier="red"),
+    ]
+    assert [each.red for each in scan.reported] == [True, False, True]
+
+
+@pytest.mark.parametrize("empty", [{"findings": []}, {"matches": []}, {"results": []}, {"results": None}])
+def test_nothing_found(empty: Any) -> None:
+    assert read(empty) == scans.Scan([], 0)
+    assert read({"SchemaVersion": 2, "ArtifactName": "x"}) == scans.Scan([], 0)
+
+
+LISTED = {"cve": "CVE-1", "component": "a", "severity": "high", "fixedIn": None}
+
+
+@pytest.mark.parametrize(
+    ("scan", "named"),
+    [
+        ({"findings": [{**LISTED, "cve": ""}]}, "findings[0].cve"),
+        ({"findings": [LISTED, {**LISTED, "component": 7}]}, "findings[1].component"),
+        ({"findings": [{**LISTED, "severity": "hgih"}]}, "findings[0].severity"),
+        ({"findings": [{**LISTED, "tier": "green"}]}, "findings[0].tier"),
+        ({"findings": [{**LISTED, "deadlineAt": "2026-07-09T12:00:00"}]}, "findings[0].deadlineAt"),
+        ({"findings": [{**LISTED, "deadlineAt": "tomorrow"}]}, "findings[0].deadlineAt"),
+        ({"findings": [{**LISTED, "note": "x"}]}, "findings[0]"),
+        ({"findings": [{"cve": "CVE-1", "severity": "high"}]}, "findings[0]"),
+        ({"findings": [{**LISTED, "component": "x" * 301}]}, "findings[0].component"),
+        ({"findings": {}}, "findings"),
+        ({"findings": [], "x": 1}, "body"),
+        ({"matches": [{"vulnerability": {"id": 7}, "artifact": {"name": "a"}}]}, "matches[0].vulnerability.id"),
+        ({"matches": [{"vulnerability": {"id": "a"}}]}, "matches[0]"),
+        (
+            {"SchemaVersion": 2, "Results": [{"Vulnerabilities": [{"PkgName": "a"}]}]},
+            "Results[0].Vulnerabilities[0]",
+        ),
+        ({"results": [{"packages": [{"package": {}}]}]}, "results[0].packages[0].package"),
+        ({"results": [{"packages": [{"package": {"name": "a"}, "groups": [{"ids": []}]}]}]}, "groups[0].ids"),
+        ({}, "findings"),
+        ([], "body"),
+    ],
+)
+def test_what_is_malformed_is_named(scan: Any, named: str) -> None:
+    with pytest.raises(RequestMalformed) as refusal:
+        read(scan)
+    assert f"{named}:" in str(refusal.value)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"nonsense", b'{"findings": [}', b'{"findings": ["\xff"]}'])
+def test_what_is_no_json(body: bytes) -> None:
+    with pytest.raises(RequestMalformed):
+        scans.read(body)
+
+
+def test_a_scanners_long_words_are_cut() -> None:
+    scan = fixture("trivy")
+    first = scan["Results"][0]["Vulnerabilities"][0]
+    first.update(PkgName="p" * 1000, FixedVersion=", ".join(map(str, range(1000))))
+    found = read(scan).reported[0]
+    assert (len(found.component), len(found.fixedIn or "")) == (300, 200)

@@ -1,0 +1,296 @@
+"""The store against single servers and a cluster of three."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis.crc
+
+from gateway.accounts.records import Account, App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable, SpendCapReached
+from gateway.inference.admission import WHOLE, Admission
+from gateway.settings import Settings
+from gateway.store import client as store_module
+from gateway.store.client import FAULTS, Store
+from gateway.store.keys import PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
+from gateway.store.scripts import LUA, Script
+from gateway.telemetry.metrics import Metrics
+from tests.polling import wait_until
+from tests.servers import RedisServer, cluster
+from workers.monitors.leases import settle_overdue
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Store]:
+    store = Store(url)
+    looking = asyncio.create_task(store.wire.keep_looking()) if store.wire else None
+    try:
+        yield store
+    finally:
+        if looking:
+            looking.cancel()
+        await store.close()
+
+
+# -- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("account", ["acc_1", "acc_01kad0e5q3f8", "é", "", "a" * 200])
+def test_a_partition_is_the_crc_16_of_the_account(account: str) -> None:
+    # Redis's own sum: its slots are CRC-16 mod 16384, of which 16 is a divisor.
+    assert tag(account) == "{p%02d}" % (redis.crc.key_slot(account.encode()) % 16)
+
+
+def test_partitions_are_even_and_all_known() -> None:
+    tags = [tag(f"acc_{n}") for n in range(16_000)]
+    assert set(tags) == set(partition_tags())
+    assert len(partition_tags()) == PARTITIONS == 16
+    assert all(800 < tags.count(each) < 1200 for each in partition_tags())
+
+
+def test_keys_of_an_account_share_its_slot() -> None:
+    for n in range(50):
+        names = [account_key(f"acc_{n}"), account_apps_key(f"acc_{n}"), spend_key(f"acc_{n}", "2026-11-21")]
+        assert len({redis.crc.key_slot(name.encode()) for name in names}) == 1
+        assert all(name.startswith(tag(f"acc_{n}") + ":") for name in names)
+
+
+@pytest.mark.parametrize("name", ["admit", "settle", "overdue", "change"])
+def test_a_script_opens_with_its_contract(name: str) -> None:
+    contract = (LUA / f"{name}.lua").read_text().partition("\n\n")[0]
+    assert contract.startswith(f"-- {name}.lua: ")
+    assert all(word in contract for word in ("-- KEYS", "-- ARGV", "-- Returns"))
+
+
+# -- one server --------------------------------------------------------------------------------------------------
+
+
+async def test_a_script_the_server_forgot_is_sent_again(server_url: str) -> None:
+    async with opened(server_url) as store:
+        overdue = Script("overdue")
+        for _ in range(2):
+            await store.client.script_flush()
+            assert await store.run(overdue, ["{p00}:leases"], 1) == []
+            await store.client.script_flush()
+            assert await overdue(store.client, ["{p00}:leases"], 1) == []
+
+
+async def test_of_many_writers_over_one_record_one_wins(server_url: str) -> None:
+    async with opened(server_url) as first, opened(server_url) as second:
+        assert await first.change("inference", "0", expected="")
+        for n in range(20):
+            writers = [each.change("inference", f"{n + 1}", expected=f"{n}") for each in (first, second) for _ in "ab"]
+            assert sorted(await asyncio.gather(*writers)) == [False, False, False, True]
+        assert await second.get("inference") == "20"
+        assert not await first.change("inference", "x", expected="")
+        assert await first.change("inference", "")
+        assert await second.get("inference") is None
+
+
+async def test_a_change_reaches_a_subscription(server_url: str) -> None:
+    async with opened(server_url) as store, store.subscription() as subscription:
+        assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
+        await store.change("app:shop", "{}")
+        message = await subscription.get_message(timeout=1)
+        assert (message["type"], message["data"]) == ("message", "app:shop")
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[RedisServer]:
+    """Behind a password, on a unix socket too."""
+    server = RedisServer("valkey", "--unixsocket", str(tmp_path / "s"), "--requirepass", "secret")
+    server._answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
+    yield server.start()
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [lambda s, path: f"unix://:secret@{path}/s?db=2", lambda s, path: f"redis://:secret@127.0.0.1:{s.port}/2"],
+    ids=["unix socket", "tcp"],
+)
+async def test_every_way_in_uses_the_password_and_the_database(
+    locked: RedisServer, tmp_path: Path, address: Callable[[RedisServer, Path], str]
+) -> None:
+    async with opened(address(locked, tmp_path)) as store, store.subscription() as subscription:
+        assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
+        await store.change("app:shop", "{}")
+        assert (await subscription.get_message(timeout=1))["data"] == "app:shop"
+        assert await store.run(Script("overdue"), ["{p00}:leases"], 1) == []
+        assert await store.client.dbsize() == 1
+        assert store.client.get_connection_kwargs()["db"] == 2
+
+
+async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
+    async with opened(f"redis://:wrong@127.0.0.1:{locked.port}/0") as store:
+        with pytest.raises(BackboneUnavailable):
+            await store.get("app:shop")
+        with pytest.raises(FAULTS):
+            await store.run(Script("overdue"), ["{p00}:leases"], 1)
+
+
+async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServer) -> None:
+    """Out of memory, or a replica: known by its answer, not by a lost connection."""
+    async with opened(redis_url) as store:
+        await store.client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(BackboneUnavailable):
+                await store.change("app:shop", "{}")
+            admission = Admission(Settings(), store, Metrics())
+            account = Account(id="acc", name="", plan="free", createdAt="")
+            with pytest.raises(BackboneUnavailable):
+                await admission.admit(App(id="a", name="a", account="acc", createdAt=""), account, "ana", 1)
+        finally:
+            await store.client.config_set("maxmemory", "0")
+
+
+async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
+    server = RedisServer("valkey", folder=tmp_path).start()
+    try:
+        async with opened(server.url) as store:
+            await store.change("app:shop", "{}")
+            overdue = Script("overdue")
+            await store.run(overdue, ["{p00}:leases"], 1)
+            server.kill()
+            with pytest.raises(BackboneUnavailable):
+                await store.get("app:shop")
+            with pytest.raises(FAULTS):
+                await store.run(overdue, ["{p00}:leases"], 1)
+            server.start()
+            assert await store.get("app:shop") == "{}"
+            assert await store.run(overdue, ["{p00}:leases"], 1) == []
+    finally:
+        server.stop()
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[str]:
+    with cluster() as url:
+        yield url
+
+
+@asynccontextmanager
+async def following(url: str) -> AsyncIterator[Registry]:
+    store = Store(url)
+    registry = Registry(store, Vault(""))
+    task = asyncio.create_task(registry.follow())
+    try:
+        await wait_until(lambda: registry.live or task.done())
+        assert not task.done(), task.exception()
+        yield registry
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+
+
+def of_every_partition() -> list[Account]:
+    by_tag = {tag(f"acc_{n}"): f"acc_{n}" for n in range(500)}
+    return [Account(id=by_tag[each], name="", plan="free", createdAt="") for each in partition_tags()]
+
+
+async def test_admission_in_a_cluster(nodes: str) -> None:
+    async with opened(nodes) as store:
+        admission = Admission(Settings(), store, Metrics())
+        seconds = await store.client.time()
+        assert seconds
+        for account in of_every_partition():
+            app = App(id=f"app-of-{account.id}".replace("_", "-"), name="x", account=account.id, createdAt="")
+            admitted = await admission.admit(app, account, "ana", 40_000_000)
+            assert admitted.reservation
+            with pytest.raises(SpendCapReached):
+                await admission.admit(app, account, "ana", 40_000_000)
+            await admission.settle(admitted.reservation, 7)
+            await admission.settle(admitted.reservation, WHOLE)
+            keys = [key async for key in store.client.scan_iter(match=f"*spend:{account.id}:*")]
+            assert await store.client.hgetall(keys[0]) == {"settled": "7", "reserved": "0"}
+
+
+async def test_the_first_thing_a_process_does_in_a_cluster_is_to_subscribe(nodes: str) -> None:
+    async with opened(nodes) as store, store.subscription() as subscription:
+        assert (await subscription.get_message(timeout=2))["type"] == "subscribe"
+
+
+async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:
+    async with following(nodes) as here, following(nodes) as there:
+        account, api_key = await here.create_account("One", "free")
+        assert await there.holder(api_key) == account
+        for n in range(12):  # names on all nodes
+            before = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="")
+            after = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="", customDomain="a.example")
+            await here.put_app(before, None)
+            assert await there.app(before.name) == before
+            await here.put_app(after, before)
+
+            async def felt(after: App = after) -> bool:
+                return await there.app(after.name) == after
+
+            await wait_until(felt, timeout=1)
+        assert len(await there.apps_of(account.id)) == 12
+
+
+async def test_leases_are_found_on_every_node(nodes: str) -> None:
+    async with opened(nodes) as store:
+        admit = Script("admit")
+        for account in of_every_partition():
+            names = [f"{tag(account.id)}:{each}" for each in ("window:app:b", "window:user:b:u")]
+            names += [f"{tag(account.id)}:spend:{account.id}"]
+            names += [f"{tag(account.id)}:{each}" for each in ("reservations", "leases")]
+            reply = await admit(store.client, names, 30, 20, 5, 50_000_000, f"r-{account.id}", account.id, 0)
+            assert reply[0] == "ok"
+        assert await settle_overdue(store, Script("overdue"), Script("settle")) == PARTITIONS
+        assert await settle_overdue(store, Script("overdue"), Script("settle")) == 0
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[RedisServer]:
+    """A cluster of one."""
+    server = RedisServer("valkey", "--cluster-enabled", "yes").start()
+    with server.client() as client:
+        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        await wait_until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    yield server
+    server.stop()
+
+
+async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a fault like any other: refused with a 503, remembered for later, and nothing that runs beside dies."""
+    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
+    async with following(f"redis+cluster://127.0.0.1:{node.port}") as registry:
+        store = registry.store
+        admission = Admission(Settings(), store, Metrics())
+        account = Account(id="acc", name="", plan="free", createdAt="")
+        app = App(id="a", name="a", account="acc", createdAt="")
+        reservation = (await admission.admit(app, account, "ana", 100)).reservation
+        assert reservation
+        node.kill()
+        await wait_until(lambda: not registry.live, timeout=3)
+        with pytest.raises(BackboneUnavailable):
+            await store.get("app:shop")
+        with pytest.raises(BackboneUnavailable):
+            await admission.admit(app, account, "ana", 100)
+        await admission.settle(reservation, 7)
+        assert await admission.settle_unwritten() is False
+        assert reservation.id in admission._unwritten
+        assert await settle_overdue(store, Script("overdue"), Script("settle")) == 0
+
+
+async def test_a_cluster_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that starts first waits for it."""
+    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
+    async with opened("redis+cluster://127.0.0.1:1") as store:
+        registry = Registry(store, Vault(""))
+        task = asyncio.create_task(registry.follow())
+        with pytest.raises(BackboneUnavailable):
+            await store.get("app:shop")
+        await asyncio.sleep(0.3)
+        assert not task.done(), task.exception()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

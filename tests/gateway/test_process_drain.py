@@ -1,0 +1,100 @@
+"""SIGTERM: no new requests, running streams get their time, the rest settle at their bound. And SIGKILL."""
+
+import asyncio
+import contextlib
+import signal
+import time
+
+import httpx
+import pytest
+
+from tests.expect import ended, text_of
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk
+from tests.fakes.server import HANG
+from tests.gateway.conftest import Launch
+from tests.money import bound, cost
+from tests.polling import wait_until
+from tests.runner import gateway
+from tests.tenants import App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def open_stream(app: App, prompt: str) -> "asyncio.Task[list]":
+    started = asyncio.Event()
+
+    async def listen() -> list:
+        heard = []
+        async with app.stream(prompt) as source:
+            try:
+                async for event in source.aiter_sse():
+                    heard.append(event)
+                    started.set()
+            except httpx.TransportError:
+                heard.append(None)
+        return heard
+
+    task = asyncio.create_task(listen())
+    await asyncio.wait_for(started.wait(), 5)
+    return task
+
+
+async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    async with launch(GATEWAY_DRAIN="2") as gw, gateway(gw.redis.url, provider, gw.folder) as heir:
+        finishing, hanging, late = [await gw.app(backend) for _ in range(3)]
+        gate = asyncio.Event()
+        first = provider.plays(ROLE, chunk("Gu"), gate, chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE)
+        second = provider.plays(ROLE, chunk("Gu"), HANG)
+        streams = [await open_stream(finishing, first), await open_stream(hanging, second)]
+        assert gw.process
+        signalled = time.monotonic()
+        gw.process.send_signal(signal.SIGTERM)
+
+        async def closed() -> bool:
+            if await gw.answers("/ready"):
+                return False
+            with contextlib.suppress(httpx.TransportError):
+                return (await late.ask("x")).status_code == 503
+            return True
+
+        await wait_until(closed, 1)
+        assert gw.process.poll() is None, "streams are still running"
+        gate.set()
+        heard = await streams[0]
+        assert text_of(heard) == "Guten"
+        assert ended(heard)["usage"] == {"inputTokens": 3, "outputTokens": 2}
+        cut = await streams[1]
+        assert 1.5 < time.monotonic() - signalled < 5
+        # Cut off, or told so; never finished.
+        assert cut[-1] is None or cut[-1].event in ("message", "error")
+        await asyncio.wait_for(asyncio.to_thread(gw.process.wait), 5)
+        assert gw.process.returncode in (0, -signal.SIGTERM)
+        await asyncio.wait_for(provider.asked(second)[0].cancelled.wait(), 1)
+        for app, expected in ((finishing, cost(3, 2)), (hanging, bound(second))):
+            app.account.gateway = heir
+            assert await app.account.settled() == expected
+
+
+async def test_nothing_to_drain_stops_at_once(launch: Launch) -> None:
+    async with launch() as gw:
+        started = time.monotonic()
+        assert await gw.stop() in (0, -signal.SIGTERM)
+        assert time.monotonic() - started < 3
+
+
+async def test_a_killed_gateway_leaves_its_reservations(
+    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """They count until a worker settles them at their bound, when their lease is over."""
+    async with launch() as gw, gateway(gw.redis.url, provider, gw.folder) as heir:
+        app = await gw.app(backend)
+        prompt = provider.plays(ROLE, chunk("a"), HANG)
+        stream = await open_stream(app, prompt)
+        gw.kill()
+        await stream
+        app.account.gateway = heir
+        spend = await app.account.spend()
+        assert (spend["settled"], spend["reserved"]) == (0, bound(prompt))
+        with gw.redis.client() as client:
+            client.flushall()

@@ -1,0 +1,175 @@
+"""How a request may come over the connection: in pieces, too long, never whole, several at once, or as garbage."""
+
+import asyncio
+import contextlib
+import json
+import time
+
+import pytest
+
+from tests.fakes import FakeProvider
+from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.fakes.server import HANG
+from tests.gateway.inference.test_handler_hostile import bearer, code, healthy
+from tests.money import bound, cost
+from tests.tenants import App
+from tests.wire import request, send
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [["X-Big: " + "x" * 100_000], ["Cookie: " + "x" * 2_000_000], ["X-Many: x"] * 10_000],
+    ids=["big", "huge", "many"],
+)
+async def test_oversized_headers(app: App, headers: list[str]) -> None:
+    reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *headers))
+    # A hundred kilobytes are much, but may be taken; two megabytes may not.
+    assert reply is None or reply.status in ((200, 400, 431) if len(headers[0]) < 10**6 else (400, 431))
+    assert await healthy(app)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0\1\2\3\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20,
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /capsule/x/ai HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /capsule/x/ai HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /capsule/x/ai HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /capsule/x/ai HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+async def test_garbage(app: App, garbage: bytes) -> None:
+    try:
+        reply = await send(app.gateway.port, garbage, timeout=2)
+    except TimeoutError:
+        reply = None
+    assert reply is None or reply.status >= 400
+    assert await healthy(app)
+
+
+async def test_length_and_chunks_at_once(app: App, provider: FakeProvider) -> None:
+    """The classic of smuggling: what one reads as a body the other reads as the next request."""
+    inner = provider.plays(tokens("x"))
+    smuggled = request(app.path, json.dumps({"prompt": inner}).encode(), bearer(app))
+    head = request(app.path, b"", bearer(app), f"Content-Length: {5 + len(smuggled)}", "Transfer-Encoding: chunked")
+    reply = await send(app.gateway.port, head + b"0\r\n\r\n" + smuggled)
+    assert reply is None or reply.status >= 400
+    await asyncio.sleep(0.2)
+    assert provider.asked(inner) == []
+
+
+async def test_no_more_than_the_limit_is_read(app: App) -> None:
+    """The refusal comes long before ten megabytes have been sent, told or not."""
+    piece = b"x" * 65_536
+    told = request(app.path, b"", bearer(app), "Content-Length: 10485760")
+    reply = await send(app.gateway.port, told, *[piece] * 160)
+    assert code(reply) == (413, "REQUEST_TOO_LARGE")
+    untold = request(app.path, b"", bearer(app), "Transfer-Encoding: chunked")
+    reply = await send(app.gateway.port, untold, *[b"10000\r\n" + piece + b"\r\n"] * 160)
+    assert code(reply) == (413, "REQUEST_TOO_LARGE")
+    assert await healthy(app)
+
+
+async def test_a_length_that_is_only_announced(app: App) -> None:
+    """Too large by its own word: refused without a byte of it."""
+    reply = await send(app.gateway.port, request(app.path, b"", bearer(app), "Content-Length: 102401"))
+    assert code(reply) == (413, "REQUEST_TOO_LARGE")
+
+
+async def test_a_body_that_drips(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(tokens("x"))
+    body = json.dumps({"prompt": prompt}).encode()
+    chunks = [b"1\r\n%c\r\n" % byte for byte in body] + [b"0\r\n\r\n"]
+    head = request(app.path, b"", bearer(app), "Transfer-Encoding: chunked")
+    reply = await send(app.gateway.port, head, *chunks, pause=0.005)
+    assert reply
+    assert reply.status == 200
+    assert json.loads(reply.body)["text"] == "x"
+
+
+async def test_requests_that_never_end_hold_up_nobody(app: App) -> None:
+    """A hundred half requests, and one whole beside them."""
+    half = request(app.path, b"", bearer(app), "Content-Length: 500") + b'{"prompt":'
+    slow = [asyncio.create_task(send(app.gateway.port, half, timeout=2)) for _ in range(100)]
+    await asyncio.sleep(0.2)
+    started = time.monotonic()
+    assert await healthy(app)
+    assert time.monotonic() - started < 1
+    await asyncio.gather(*slow, return_exceptions=True)
+    assert (await app.account.spend())["reserved"] == 0
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_pipelined_requests(app: App, provider: FakeProvider, stream: bool) -> None:
+    prompts = [provider.plays(tokens(word)) for word in ("one", "two")]
+    bodies = [json.dumps({"prompt": p, "stream": stream}).encode() for p in prompts]
+    reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+    writer.write(b"".join(request(app.path, body, bearer(app)) for body in bodies))
+    received = bytearray()
+    while received.count(b'"finishReason"') < 2:
+        received += await asyncio.wait_for(reader.read(4096), 5)
+    writer.close()
+    await writer.wait_closed()
+    assert received.index(b'"one"') < received.index(b'"two"')
+    assert received.count(b"HTTP/1.1 200") == 2
+
+
+async def test_garbage_in_the_middle_of_a_stream(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("a"), HANG)
+    body = json.dumps({"prompt": prompt, "stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+    writer.write(request(app.path, body, bearer(app)))
+    await reader.readuntil(b'{"token":"a"}')
+    writer.write(b"\0\1garbage\r\n\r\n" * 1000)
+    await asyncio.sleep(0.1)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 1)
+    assert await app.account.settled() == bound(prompt)
+    assert await healthy(app)
+
+
+async def test_a_client_that_stops_sending_but_listens(app: App, provider: FakeProvider) -> None:
+    """Half-closed like `nc -N`: answered or taken for gone, but never forgotten."""
+    prompt = provider.plays(ROLE, chunk("a"), 0.2, chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
+    body = json.dumps({"prompt": prompt, "stream": True}).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+    writer.write(request(app.path, body, bearer(app)))
+    writer.write_eof()
+    received = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    await writer.wait_closed()
+    finished = b"event: done" in received
+    settled = await app.account.settled()
+    assert settled in ({cost(1, 1)} if finished else {0, bound(prompt)})
+
+
+async def test_a_client_that_asks_before_it_sends(app: App) -> None:
+    body = b'{"prompt":"x"}'
+    for authorization, expected in ((bearer(app), b"100"), ("Authorization: Bearer x", b"401")):
+        head = request(app.path, b"", authorization, f"Content-Length: {len(body)}", "Expect: 100-continue")
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+        writer.write(head)
+        line = await asyncio.wait_for(reader.readline(), 2)
+        assert line.split()[1] == expected
+        if expected == b"100":
+            writer.write(body)
+            assert b"200" in await asyncio.wait_for(reader.readuntil(b" 200 "), 5)
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_upgrades_are_not_for_here(app: App) -> None:
+    for protocol in ("websocket", "h2c"):
+        headers = (bearer(app), "Connection: Upgrade", f"Upgrade: {protocol}", "Sec-WebSocket-Version: 13")
+        for method in ("GET", "POST"):
+            asked = request(app.path, b'{"prompt":"x"}' if method == "POST" else b"", *headers, method=method)
+            reply = await send(app.gateway.port, asked, timeout=3)
+            assert reply is None or reply.status in (200, 400, 404, 405, 426, 501)
+    assert await healthy(app)

@@ -1,0 +1,168 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.confined import Room
+from workers.deploys import build
+from workers.deploys.build import collect
+from workers.deploys.source import Failed
+from workers.sandbox.sandbox import Limits
+
+ADDRESS = "https://api.example.com/capsule/demo/ai"
+
+
+@pytest.fixture
+def made(room: Room) -> Path:
+    """A source as git or an archive would have left it."""
+    source = room.build / "source"
+    source.mkdir(mode=0o700)
+    room.sandbox.give(source, room.uid)
+    return source
+
+
+async def run(room: Room, command: str, ai_url: str | None = None, **limits: int) -> None:
+    most = Limits(**{"seconds": 20, **limits})
+    await build.build(room.sandbox, room.uid, room.build, command, ai_url, room.lines.append, most)
+
+
+def taken(room: Room, output: str = "dist", *, runs: bool = False) -> Path:
+    release = room.top / "release"
+    collect(room.build / "source", output, release, room.uid, runs=runs)
+    return release / ("app" if runs else "files")
+
+
+@pytest.mark.parametrize("ai_url", [None, ADDRESS])
+async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path, ai_url: str | None) -> None:
+    await run(room, "exec env", ai_url)
+    told = dict(line.split("=", 1) for line in room.lines[1:])
+    assert told.pop("PWD") == str(made)  # the shell's own
+    expected = {
+        "PATH": room.sandbox.path,
+        "LANG": "C.UTF-8",
+        "HOME": str(room.build / "home"),
+        "TMPDIR": str(room.build / "tmp"),
+        "CI": "true",
+    }
+    assert told == expected | ({"VITE_SERVICE_AI_URL": ai_url} if ai_url else {})
+
+
+async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
+    (made / "page.txt").write_text("hello")
+    await run(room, "mkdir dist; touch $HOME/a $TMPDIR/b; tr a-z A-Z < page.txt > dist/index.html; echo made")
+    assert room.lines[1:] == ["made"]
+    assert (taken(room) / "index.html").read_text() == "HELLO"
+
+
+async def test_a_build_that_fails_says_how(room: Room, made: Path) -> None:
+    with pytest.raises(Failed, match=r"^the build command ended with status 3$"):
+        await run(room, "exit 3")
+
+
+async def test_what_is_written_anywhere_counts(room: Room, made: Path) -> None:
+    with pytest.raises(Failed, match=r"^the build command wrote more than 20 MiB$"):
+        await run(room, "cd $TMPDIR; i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done", disk=20 << 20)
+
+
+# -- the output ----------------------------------------------------------------------------------------------
+
+
+async def test_what_is_taken_over_is_ours_and_plain(room: Room, made: Path) -> None:
+    await run(
+        room,
+        "mkdir -p dist/a dist/.git; cd dist; echo x > page; echo y > run; chmod 6711 run; chmod 0 page;"
+        " ln page again; ln -s ../page a/up; ln -s nowhere broken; ln -s . self; chmod 2700 a; touch -d 2001-01-01 run",
+    )
+    files = taken(room)
+    assert sorted(path.name for path in files.iterdir()) == ["a", "again", "broken", "page", "run", "self"]
+    for path, mode in ((files, 0o755), (files / "a", 0o755), (files / "page", 0o644), (files / "run", 0o755)):
+        there = path.stat()
+        assert (there.st_mode & 0o7777, there.st_uid, there.st_gid) == (mode, os.geteuid(), os.getegid())
+    assert (files / "run").stat().st_mtime > 1_700_000_000
+
+
+@pytest.mark.parametrize("output", ["dist", "dist/inner", "page"])
+def test_an_output_that_is_not_there_is_told(room: Room, made: Path, output: str) -> None:
+    (made / "page").touch()
+    with pytest.raises(Failed, match=f"left no folder '{output}'"):
+        taken(room, output)
+
+
+@pytest.mark.parametrize("output", ["/etc", "../other", "a/../../b", "a\0b"])
+def test_an_output_outside_the_source_is_refused(room: Room, made: Path, output: str) -> None:
+    with pytest.raises(Failed, match="not one inside the source"):
+        taken(room, output)
+
+
+@pytest.mark.parametrize("script", ["ln -s $HOME dist", "mkdir a; ln -s a dist", "ln -s /etc dist"])
+async def test_an_output_that_is_a_link_is_refused(room: Room, made: Path, script: str) -> None:
+    await run(room, script)
+    with pytest.raises(Failed, match="left no folder"):
+        taken(room)
+
+
+def test_a_source_that_became_a_link_is_refused(room: Room) -> None:
+    other = room.top / "builds" / "other"
+    other.mkdir(mode=0o700)
+    (room.build / "source").symlink_to(other)
+    with pytest.raises(Failed, match="left no folder"):
+        taken(room, ".")
+    assert other.stat().st_mode & 0o777 == 0o700
+
+
+LEAVING = ["ln -s /etc/passwd x", "ln -s ../../home x", "ln -s ../page x", "mkdir a; ln -s ../.. a/b; ln -s a/b/page x"]
+
+
+@pytest.mark.parametrize("script", LEAVING)
+async def test_links_that_leave_are_refused(room: Room, made: Path, script: str) -> None:
+    await run(room, f"touch page; mkdir dist; cd dist; {script}")
+    with pytest.raises(Failed, match="link that leaves the output"):
+        taken(room)
+
+
+async def test_an_app_that_runs_may_hold_any_link(room: Room, made: Path) -> None:
+    await run(room, "ln -s /usr/bin/python3 python; ln -s ../.. up")
+    app = taken(room, ".", runs=True)
+    assert os.readlink(app / "python") == "/usr/bin/python3"
+    assert app.stat().st_uid == os.geteuid()
+
+
+async def test_what_is_no_file_is_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; mkfifo dist/pipe")
+    with pytest.raises(Failed, match="'pipe', which is a device"):
+        taken(room)
+
+
+async def test_what_the_build_does_not_own_is_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; touch dist/page")
+    theirs = room.top / "theirs"
+    theirs.touch(mode=0o600)
+    if room.uid is None:
+        room.uid = os.getuid() + 1  # as if it were another's
+    else:
+        os.link(theirs, made / "dist" / "theirs")
+    with pytest.raises(Failed, match="which the build does not own"):
+        taken(room)
+    assert theirs.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("script", "refused"), [("touch 1 2 3 4", False), ("touch 1 2 3 4 5", True), ("truncate -s 2M sparse", True)]
+)
+async def test_more_than_the_bounds_is_refused(
+    room: Room, made: Path, monkeypatch: pytest.MonkeyPatch, script: str, refused: bool
+) -> None:
+    monkeypatch.setattr(build, "STATIC_FILES", 5)  # the folder is one
+    monkeypatch.setattr(build, "STATIC_BYTES", 1 << 20)
+    await run(room, f"mkdir dist; cd dist; {script}")
+    if refused:
+        with pytest.raises(Failed, match="more than 5 files, or more than 1 MiB"):
+            taken(room)
+    else:
+        assert len(list(taken(room).iterdir())) == 4
+
+
+async def test_a_path_that_is_too_long_is_told(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; cd dist; n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd -P $n; done")
+    with pytest.raises(Failed, match="can't be read: File name too long"):
+        taken(room)

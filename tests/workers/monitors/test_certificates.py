@@ -1,0 +1,270 @@
+"""Certificates, seen in real handshakes with servers that show certificates made here."""
+
+import asyncio
+import contextlib
+import datetime
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from msgspec.structs import replace
+
+from gateway.accounts.records import App
+from gateway.events.catalogue import DomainExpiring
+from gateway.ids import now_iso
+from gateway.outbound import addresses
+from gateway.settings import Settings
+from gateway.store import keys
+from tests.monitored import Fleet, Watched, fleet
+from tests.polling import wait_until
+from tests.servers import free_port
+from workers.monitors import certificates
+from workers.monitors.certificates import DAY, TOLD, WINDOW, Certificate, Certificates, judge
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+DOMAIN = "shop.example.com"
+NOW = 1_782_979_200_000
+
+
+def made(folder: Path, days: float, domain: str = DOMAIN) -> tuple[ssl.SSLContext, int]:
+    """A self-signed one that ends in so many days, and when that is, ms."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    ends = (now + datetime.timedelta(days=days)).replace(microsecond=0)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, domain)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=90))
+        .not_valid_after(ends)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    file = folder / f"{certificate.serial_number}.pem"
+    file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    return context, int(ends.timestamp() * 1000)
+
+
+class Edge:
+    """Speaks TLS for every custom domain, and nothing behind it. What it shows is a test's to change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.contexts: dict[str, ssl.SSLContext] = {}
+        self.asked: list[str] = []
+
+    async def __aenter__(self) -> "Edge":
+        front, _ = made(self.folder, 90, "nobody.example")
+
+        def choose(tls: ssl.SSLObject, name: str, _: ssl.SSLContext) -> int | None:
+            self.asked.append(name)
+            if name not in self.contexts:
+                return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+            tls.context = self.contexts[name]
+            return None
+
+        front.sni_callback = choose  # type: ignore[assignment]
+        self._server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=front)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    def shows(self, domain: str, days: float) -> int:
+        """When it ends, ms."""
+        self.contexts[domain], ends = made(self.folder, days, domain)
+        return ends
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
+    async with Edge(tmp_path) as edge:
+        yield edge
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with fleet(tmp_path) as running:
+        yield running
+
+
+async def app_of(own: Fleet, domain: str, *, verified: bool = True, **fields: Any) -> Watched:
+    return await own.app(customDomain=domain, customDomainVerified=verified, **fields)
+
+
+async def known(app: Watched) -> dict[str, str]:
+    client = app.fleet.queue.store.client
+    return await client.hgetall(keys.certificate_key(keys.tag(app.account.id), app.app.id))
+
+
+# By two workers
+
+
+async def test_told_once_for_each_certificate_within_seven_days(own: Fleet, edge: Edge) -> None:
+    far, near, over = [await app_of(own, f"{name}.example.com") for name in ("far", "near", "over")]
+    never, plain = await app_of(own, "unverified.example.com", verified=False), await own.app()
+    free = await app_of(own, "free.example.com", plan="free", live=False)
+    ends = {
+        app: edge.shows(str(app.app.customDomain), days) for app, days in ((far, 8), (near, 6.5), (over, -1), (free, 3))
+    }
+    settings = {"GATEWAY_CERTIFICATE_ADDRESS": edge.address, "GATEWAY_CERTIFICATE_INTERVAL": "0.1"}
+    workers = [await own.worker("monitors", "webhooks", **settings) for _ in range(2)]
+    for app, left in ((near, 6), (over, 0), (free, 2)):
+        await app.hears("domain.expiring")
+        same = {"appId": app.app.id, "appName": app.app.name, "domain": app.app.customDomain}
+        assert app.told()[0]["data"] == {**same, "expiresAt": now_iso(ends[app] / 1000), "daysLeft": left}
+    looks = len(edge.asked)
+    await wait_until(lambda: len(edge.asked) >= looks + 20, 10)
+    assert far.types() == never.types() == plain.types() == []
+    assert near.types() == over.types() == free.types() == ["domain.expiring"]
+    assert await known(never) == await known(plain) == {}
+    assert (await known(far))["expiresAt"] == str(ends[far])
+    # Renewed: nothing to say; and the renewed one is told of when its own end is near.
+    ends[near] = edge.shows("near.example.com", 90)
+
+    async def renewed() -> bool:
+        return (await known(near))["expiresAt"] == str(ends[near])
+
+    await wait_until(renewed, 10)
+    for worker in workers:
+        worker.kill()
+    assert near.types() == ["domain.expiring"]
+    edge.shows("near.example.com", 1)
+    await own.worker("monitors", "webhooks", **settings)
+    await near.hears("domain.expiring", "domain.expiring")
+    assert near.told()[1]["data"]["daysLeft"] == 0
+    assert over.types() == ["domain.expiring"], "a restart tells nothing again"
+
+
+async def test_a_domain_that_is_taken_away_or_changed(own: Fleet, edge: Edge) -> None:
+    app = await app_of(own, "one.example.com")
+    edge.shows("one.example.com", 8)
+    edge.shows("two.example.com", 2)
+    await own.worker(GATEWAY_CERTIFICATE_ADDRESS=edge.address)  # looks once a day
+    await wait_until(lambda: "one.example.com" in edge.asked, 10)
+    changed = _replace(app, customDomain="two.example.com")
+    await own.registry.put_app(changed, app.app)
+    await app.hears("domain.expiring")
+    assert app.told()[0]["data"]["domain"] == "two.example.com"
+    await own.registry.put_app(_replace(app, customDomain=None), changed)
+
+    async def forgotten() -> bool:
+        return await known(app) == {}
+
+    await wait_until(forgotten, 10)
+
+
+def _replace(app: Watched, **fields: Any) -> App:
+    return replace(app.app, **fields)
+
+
+async def test_after_a_start_every_certificate_is_looked_at_soon(own: Fleet, edge: Edge) -> None:
+    app = await app_of(own, DOMAIN)
+    edge.shows(DOMAIN, 30)
+    client, key = own.queue.store.client, keys.certificates_key(keys.tag(app.account.id))
+    seconds, _ = await client.time()
+    later, sooner = (seconds + 80_000) * 1000, (seconds + 60) * 1000
+    await client.zadd(key, {app.app.id: later, "sooner": sooner})
+    looking = Certificates(Settings(redis_url=own.queue.url), own.registry)
+    for _ in range(2):  # a second worker finds nothing to do
+        await looking._bring_forward()
+        due = dict(await client.zrange(key, 0, -1, withscores=True))
+        assert due["sooner"] == sooner
+        assert 590 <= due[app.app.id] / 1000 - seconds <= 610
+    await client.zrem(key, "sooner")
+
+
+# One look
+
+
+@contextlib.asynccontextmanager
+async def looking(own: Fleet, address: str, **settings: Any) -> AsyncIterator[Certificates]:
+    yield Certificates(Settings(redis_url=own.queue.url, certificate_address=address, **settings), own.registry)
+
+
+async def test_what_a_look_cannot_see(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificates, "BUDGET", 0.3)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def talks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65_536)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with (
+        await asyncio.start_server(silent, "127.0.0.1", 0) as mute,
+        await asyncio.start_server(talks, "127.0.0.1", 0) as plain,
+    ):
+        for address, reason in (
+            (f"127.0.0.1:{plain.sockets[0].getsockname()[1]}", "tls"),
+            (f"127.0.0.1:{free_port()}", "connect"),
+            (f"127.0.0.1:{mute.sockets[0].getsockname()[1]}", "timeout"),
+            ("no-such-host.invalid:443", "dns"),
+        ):
+            async with looking(own, address) as one:
+                with pytest.raises(addresses.CallFailed) as failure:
+                    await one._shown_by(DOMAIN)
+                assert failure.value.reason == reason, address
+
+
+async def test_a_domain_that_points_inside_is_not_called(own: Fleet) -> None:
+    async with looking(own, "") as one:
+        with pytest.raises(addresses.BlockedAddress):
+            await one._shown_by("localhost")
+
+
+# What is told: pure
+
+
+def seen(days: float, fingerprint: str = "a") -> Certificate:
+    return Certificate(fingerprint, NOW + int(days * DAY))
+
+
+async def test_the_window() -> None:
+    for expires, told in ((NOW + WINDOW + 1, False), (NOW + WINDOW, True), (NOW - 30 * DAY, True)):
+        assert (judge({}, DOMAIN, Certificate("a", expires), NOW)[1] is not None) is told
+
+
+@pytest.mark.parametrize(("days", "left"), [(7, 7), (6.99, 6), (1, 1), (0.99, 0), (0, 0), (-3, 0)])
+async def test_the_days_that_are_left(days: float, left: int) -> None:
+    _, event = judge({}, DOMAIN, seen(days), NOW)
+    assert event == DomainExpiring(domain=DOMAIN, expiresAt=now_iso((NOW + days * DAY) / 1000), daysLeft=left)
+
+
+async def test_once_for_each_also_when_a_domain_shows_several_in_turn() -> None:
+    record: dict[str, str] = {}
+    told = []
+    for fingerprint, days in [("a", 3), ("b", 4), ("a", 3), ("c", 90), ("b", 4), ("c", 5), ("a", 1)]:
+        record, event = judge(record, DOMAIN, seen(days, fingerprint), NOW)
+        told += [fingerprint] if event else []
+    assert told == ["a", "b", "c"]
+
+
+async def test_another_domain_is_another_matter() -> None:
+    record, _ = judge({}, DOMAIN, seen(1), NOW)
+    assert judge(record, DOMAIN, seen(1), NOW)[1] is None
+    assert judge(record, "other.example.com", seen(1), NOW)[1] is not None
+
+
+async def test_what_is_remembered_has_a_bound() -> None:
+    record: dict[str, str] = {}
+    for number in range(50):
+        record, _ = judge(record, DOMAIN, seen(1, str(number)), NOW)
+    assert record["told"].count('"') == 2 * TOLD

@@ -1,0 +1,189 @@
+"""Reservations whose gateway died: ended once, at their bound, and no other."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from itertools import count
+
+import pytest
+
+from gateway.inference.admission import WHOLE, Admission, Reservation
+from gateway.settings import Settings
+from gateway.store.client import Store
+from gateway.store.keys import partition_tags, spend_key, tag
+from gateway.store.scripts import Script
+from gateway.telemetry.metrics import Metrics
+from tests.polling import wait_until
+from tests.servers import RedisServer
+from workers.monitors import leases
+
+ids = map("r{}".format, count())
+
+
+class Worker:
+    def __init__(self, url: str) -> None:
+        self.store = Store(url)
+        self.scripts = Script("overdue"), Script("settle")
+
+    async def look(self) -> int:
+        return await leases.settle_overdue(self.store, *self.scripts)
+
+    async def reserve(self, account: str, bound: int, lease: int) -> str:
+        """As a gateway does; `lease` in milliseconds, below zero for one that is over."""
+        reservation, at = next(ids), tag(account)
+        keys = [f"{at}:window:app:a", f"{at}:window:user:a:u", f"{at}:spend:{account}"]
+        keys += [f"{at}:reservations", f"{at}:leases"]
+        reply = await Script("admit")(self.store.client, keys, 10**6, 10**6, bound, 10**9, reservation, account, lease)
+        assert reply[0] == "ok"
+        return reservation
+
+    async def spend(self, account: str) -> tuple[int, int]:
+        """Settled and reserved today, nano-euro."""
+        seconds, _ = await self.store.client.time()
+        day = datetime.fromtimestamp(seconds, UTC).date().isoformat()
+        settled, reserved = await self.store.client.hmget(spend_key(account, day), ["settled", "reserved"])
+        return int(settled or 0), int(reserved or 0)
+
+
+@asynccontextmanager
+async def worker(url: str) -> AsyncIterator[Worker]:
+    running = Worker(url)
+    try:
+        yield running
+    finally:
+        await running.store.close()
+
+
+@pytest.fixture
+async def here(redis_url: str) -> AsyncIterator[Worker]:
+    async with worker(redis_url) as running:
+        yield running
+
+
+async def test_overdue_is_settled_at_its_bound_and_nothing_else_is_touched(here: Worker) -> None:
+    await here.reserve("acc_1", 100, lease=-1)
+    running = await here.reserve("acc_1", 30, lease=60_000)
+    assert await here.look() == 1
+    assert await here.spend("acc_1") == (100, 30)
+    assert await here.look() == 0
+    assert await here.spend("acc_1") == (100, 30)
+    admission = Admission(Settings(), here.store, Metrics())
+    await admission.settle(Reservation(running, "acc_1", 30), 0)
+    assert await here.spend("acc_1") == (100, 0)
+
+
+async def test_every_partition_is_looked_at(here: Worker) -> None:
+    accounts = {tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
+    for partition in partition_tags():
+        await here.reserve(accounts[partition], 7, lease=-1)
+    assert await here.look() == 16
+    for account in accounts.values():
+        assert await here.spend(account) in ((7, 0), (0, 0))
+    assert not await here.store.client.keys("*:leases")
+
+
+async def test_workers_share_the_work_without_doubling_it(redis_url: str) -> None:
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(worker(redis_url)) for _ in range(3)]
+        for n in range(200):
+            await workers[0].reserve("acc_1", n + 1, lease=-1)
+        ended = await asyncio.gather(*[each.look() for each in workers])
+        assert sum(ended) == 200
+        assert await workers[0].spend("acc_1") == (sum(range(1, 201)), 0)
+
+
+async def test_the_gateway_that_comes_back_after_its_lease_changes_nothing(here: Worker) -> None:
+    late = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
+    admission = Admission(Settings(), here.store, Metrics())
+    await asyncio.gather(here.look(), here.look())
+    for cost in (0, 5, WHOLE):
+        await admission.settle(late, cost)
+    assert await here.spend("acc_1") == (100, 0)
+
+
+async def test_the_gateway_that_ends_in_time_is_not_charged_the_bound(here: Worker) -> None:
+    admission = Admission(Settings(), here.store, Metrics())
+    for _ in range(20):
+        before = (await here.spend("acc_1"))[0]
+        reservation = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
+        # At the same instant: one of the two, never both.
+        await asyncio.gather(here.look(), admission.settle(reservation, 5))
+        after, reserved = await here.spend("acc_1")
+        assert (after - before, reserved) in {(100, 0), (5, 0)}
+
+
+async def test_more_than_one_look_takes_are_left_for_the_next(here: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "BATCH", 10)
+    for _ in range(25):
+        await here.reserve("acc_1", 1, lease=-1)
+    assert [await here.look() for _ in range(4)] == [10, 10, 5, 0]
+
+
+async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker) -> None:
+    """As when one node of a cluster is down."""
+    accounts = {tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
+    first, last = accounts["{p00}"], accounts["{p15}"]
+    await here.reserve(first, 7, lease=-1)
+    await here.reserve(last, 7, lease=-1)
+    client = here.store.client
+    await client.rename("{p00}:leases", "aside")
+    await client.set("{p00}:leases", "no set", ex=60)
+    try:
+        await asyncio.gather(here.look(), return_exceptions=True)
+        assert await here.spend(last) == (7, 0)
+    finally:
+        await client.rename("aside", "{p00}:leases")
+        await here.look()
+    assert await here.spend(first) == (7, 0)
+
+
+async def test_it_outlives_a_redis_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "LEASE_INTERVAL", 0.05)
+    server = RedisServer()
+    task = asyncio.create_task(leases.run(Settings(redis_url=server.url)))
+    try:
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        server.start()
+        async with worker(server.url) as gateway:
+            for _ in range(2):
+                await gateway.reserve("acc_1", 100, lease=1)
+                await wait_until(lambda: _is_closed(gateway))
+            assert await gateway.spend("acc_1") == (200, 0)
+        server.kill()
+        await asyncio.sleep(0.2)
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        server.stop()
+
+
+async def _is_closed(gateway: Worker) -> bool:
+    return (await gateway.spend("acc_1"))[1] == 0
+
+
+async def test_as_a_process(here: Worker, redis_url: str) -> None:
+    """`python -m workers monitors` looks at once, and ends cleanly when told to."""
+    await here.reserve("acc_1", 100, lease=-1)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "workers", "monitors"],
+        env={"PATH": os.environ["PATH"], "GATEWAY_REDIS_URL": redis_url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        await wait_until(lambda: _is_closed(here), timeout=15)
+        process.send_signal(signal.SIGTERM)
+        output, _ = await asyncio.to_thread(process.communicate, timeout=10)
+        assert process.returncode == 0
+        assert b"Traceback" not in output
+    finally:
+        process.kill()
+        process.wait()
+    assert await here.spend("acc_1") == (100, 0)

@@ -1,0 +1,394 @@
+"""Uptime, by monitors as real processes, of a real server that fails and heals."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from gateway.accounts.records import App
+from gateway.ids import now_iso
+from gateway.outbound import client as outbound
+from gateway.settings import Settings
+from gateway.store import keys
+from gateway.store.client import Store
+from tests.fakes.receiver import FakeReceiver, certificate, drip
+from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
+from tests.monitored import DOWN, UP, Fleet, Watched, fleet
+from tests.polling import wait_until
+from tests.servers import cluster, free_port
+from tests.worker import Queue
+from workers.monitors import rounds, uptime
+from workers.monitors.uptime import Uptime, probe
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """One worker for the tests that keep apart by their apps."""
+    async with fleet(tmp_path_factory.mktemp("fleet")) as running:
+        worker = await running.worker()
+        yield running
+        assert await worker.stop() == 0
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(tmp_path: Path) -> AsyncIterator[Fleet]:
+    """Without a worker yet."""
+    async with fleet(tmp_path) as running:
+        yield running
+
+
+# Incidents
+
+
+async def test_an_incident(shared: Fleet) -> None:
+    app = await shared.app()
+    await app.until("healthy")
+    began = time.time()
+    app.fails()
+    await app.hears("app.unhealthy")
+    await app.probed(3)
+    app.heals()
+    await app.hears("app.unhealthy", "app.recovered")
+    await app.probed(3)
+    down, up = (envelope["data"] for envelope in app.told())
+    same = {"appId": app.app.id, "appName": app.app.name, "url": shared.site.url(app.path)}
+    assert down == {**same, "failures": 3, "reason": "status"}
+    assert up == {**same, "downSince": up["downSince"], "downMs": up["downMs"]}
+    assert now_iso(began) <= up["downSince"] <= now_iso()
+    assert 200 < up["downMs"] < (time.time() - began) * 1000
+
+
+async def test_two_failures_are_none(shared: Fleet) -> None:
+    app = await shared.app()
+    await app.until("healthy")
+    app.fails([lambda exchange: _third_time_lucky(app, exchange)])
+    await app.probed(12)
+    app.heals()
+    assert app.types() == []
+
+
+async def _third_time_lucky(app: Watched, exchange: Any) -> None:
+    """Two failures, one answer, and again."""
+    await exchange.play(UP if app.probes % 3 == 0 else DOWN)
+
+
+@pytest.mark.parametrize("refusal", [answer(500), CLOSE], ids=["status", "broken"])
+async def test_an_account_that_was_not_told_of_the_fall_is_not_told_of_the_end(shared: Fleet, refusal: Any) -> None:
+    app = await shared.app()
+    shared.receiver.plays(f"/{app.account.id}", refusal)
+    app.fails()
+    await wait_until(lambda: len(shared.receiver.got(f"/{app.account.id}")) == 1, 10)
+    await app.account.outcome((await app.health()).told)
+    shared.receiver.plays(f"/{app.account.id}")
+    app.heals()
+    await app.until("healthy")
+    await app.probed(3)
+    assert app.types() == ["app.unhealthy"]
+
+
+async def test_an_account_without_a_receiver(shared: Fleet) -> None:
+    app = await shared.app()
+    await app.account.queue.webhooks.clear(app.account.id)
+    app.fails()
+    await app.until("unhealthy")
+    assert await app.account.outcome((await app.health()).told) == ("dropped", "no-receiver")
+    await app.account.set(shared.receiver.url(f"/{app.account.id}"))
+    app.heals()
+    await app.until("healthy")
+    await app.probed(3)
+    assert app.types() == []
+
+
+async def test_the_cooldown_suppresses_a_second_window(shared: Fleet) -> None:
+    app = await shared.app()
+    for _ in range(2):
+        app.fails()
+        await app.until("unhealthy")
+        app.heals()
+        await app.until("healthy")
+        await app.hears("app.unhealthy", "app.recovered")
+    await app.probed(3)
+    assert app.types() == ["app.unhealthy", "app.recovered"]
+
+
+async def test_after_the_cooldown_the_next_is_told(own: Fleet) -> None:
+    app = await own.app()
+    await own.worker(GATEWAY_UNHEALTHY_COOLDOWN="1", GATEWAY_PROBE_INTERVAL="0.1")
+    for number in (1, 2):
+        app.fails()
+        await app.hears(*["app.unhealthy", "app.recovered"] * (number - 1), "app.unhealthy")
+        app.heals()
+        await app.hears(*["app.unhealthy", "app.recovered"] * number)
+
+
+async def test_decided_when_the_outcome_is_known(own: Fleet) -> None:
+    """The deliveries stand still: the end of the incident comes before the outcome of its beginning."""
+    app = await own.app()
+    await own.worker("monitors")
+    app.fails()
+    await app.until("unhealthy")
+    app.heals()
+    await app.until("healthy")
+    await app.probed(2)
+    assert len((await app.health()).owed) == 1
+    await own.worker("webhooks")
+    await app.hears("app.unhealthy", "app.recovered")
+    await app.probed(2)
+    assert (await app.health()).owed == ()
+
+
+async def test_killed_in_the_middle_of_an_incident(own: Fleet) -> None:
+    app = await own.app()
+    await own.worker("webhooks")
+    first = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2", GATEWAY_PROBE_INTERVAL="0.5")
+    await app.until("healthy")
+    app.fails()
+
+    async def failed_twice() -> bool:
+        return (await app.health()).failures == 2
+
+    await wait_until(failed_twice)
+    first.kill()
+    assert app.types() == []
+    second = await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
+    await app.hears("app.unhealthy")
+    assert app.told()[0]["data"]["failures"] == 3
+    second.kill()
+    app.heals()
+    await own.worker("monitors", GATEWAY_PROBE_TIMEOUT="0.2")
+    await app.hears("app.unhealthy", "app.recovered")
+
+
+# Who is probed, and by whom
+
+
+async def test_only_live_apps_from_the_starter_plan_on(shared: Fleet) -> None:
+    free, waiting, paying = await shared.app("free"), await shared.app(live=False), await shared.app()
+    await paying.probed(5)
+    assert (free.probes, waiting.probes) == (0, 0)
+    await shared.registry.change_plan(free.account.id, "starter")
+    await waiting.goes_live()
+    await free.probed()
+    await waiting.probed()
+    # What was known of an app that is not looked at any more is of another time.
+    await free.until("healthy")
+    await shared.registry.change_plan(free.account.id, "free")
+    await free.until("unknown")
+
+
+async def test_apps_that_change(shared: Fleet) -> None:
+    """Another name, another account, and none at all."""
+    app = await shared.app()
+    await app.until("healthy")
+    named = Watched(shared, app.account, _with(app, name=f"{app.app.name}-2"))
+    await shared.registry.put_app(named.app, app.app)
+    await named.probed()
+    other = await shared.app()
+    moved = Watched(shared, other.account, _with(named, account=other.account.id))
+    await moved.goes_live()
+    await shared.registry.put_app(moved.app, named.app)
+    await moved.probed()
+    if keys.tag(app.account.id) != keys.tag(other.account.id):
+        assert await app.keys() == []
+    await shared.registry.delete_app(moved.app)
+    assert await moved.keys() == []
+    before = moved.probes
+    await other.probed(5)
+    assert moved.probes <= before + 1
+    assert await moved.keys() == []
+
+
+def _with(watched: Watched, **fields: str) -> App:
+    return replace(watched.app, **fields)
+
+
+async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> None:
+    app = await shared.app()
+    await app.until("healthy")
+    await shared.queue.store.change(keys.app_key(app.app.name), "")
+    tag = keys.tag(app.account.id)
+    client = shared.queue.store.client
+    await client.hset(keys.findings_key(tag, app.app.id), "version", "x")
+    await client.zadd(keys.certificates_key(tag), {app.app.id: 0})
+
+    async def forgotten() -> bool:
+        return await app.keys() == []
+
+    await wait_until(forgotten, 10)
+
+
+async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
+    apps = [await own.app() for _ in range(25)]
+    await asyncio.gather(*(own.worker("monitors", GATEWAY_PROBE_INTERVAL="0.4") for _ in range(2)))
+    slow: Script = [0.1, *UP]  # so that one is under way while the other worker looks
+    for app in apps:
+        app.fails(slow)
+    await wait_until(lambda: all(app.probes for app in apps), 10)
+    first = {app: app.probes for app in apps}
+    began = time.monotonic()
+    await wait_until(lambda: all(app.probes >= first[app] + 4 for app in apps), 15)
+    most = 1 + (time.monotonic() - began) / (0.4 * (1 - rounds.JITTER))
+    assert max(app.probes - first[app] for app in apps) <= most
+    assert not [log for worker in own.queue.workers if (log := worker.log).count("look.") > 0]
+
+
+# A worker without a network
+
+
+async def test_a_worker_without_a_network_blames_nobody(own: Fleet) -> None:
+    app = await own.app()
+    async with FakeReceiver() as check:
+        check.plays("/", CLOSE)
+        worker = await own.worker(GATEWAY_PROBE_CHECK_URL=check.url("/"))
+        app.fails()
+        await app.probed(5)
+        assert (await app.health()).failures == 0
+        assert "probe.void" in worker.log
+        check.plays("/", answer(404))
+        await app.hears("app.unhealthy")
+        asked = len(check.got("/"))
+        app.heals()
+        await app.until("healthy")
+        await app.probed(3)
+        assert len(check.got("/")) <= asked + 1, "asked after failures only"
+
+
+async def test_an_address_that_may_not_be_called_says_nothing_of_the_app(own: Fleet) -> None:
+    app = await own.app()
+    worker = await own.worker("monitors", GATEWAY_ALLOW_PRIVATE_ADDRESSES="false")
+    await wait_until(lambda: worker.log.count("BlockedAddress") >= 4, 10)
+    assert app.probes == 0
+    assert (await app.health()).status == "unknown"
+
+
+# What a probe sees
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def http() -> AsyncIterator[outbound.Client]:
+    async with outbound.client(allow_private=True, timeout=1, own=True) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("script", "seen"),
+    [
+        (answer(200), ""),
+        (answer(204), ""),
+        (answer(302, headers={"Location": "http://127.0.0.1:1/"}), ""),
+        (answer(404), ""),
+        (answer(499), ""),
+        (answer(500), "status"),
+        (answer(503), "status"),
+        ([CLOSE], "connect"),
+        ([RESET], "connect"),
+        ([HANG], "timeout"),
+        (drip(pause=0.1), "timeout"),
+        ([Head(200, {"Content-Length": "1000000000"}), bytes(65536), HANG], ""),
+        ([Head(503, {"Content-Length": "1000000000"}), bytes(65536), HANG], "status"),
+    ],
+)
+async def test_what_counts_as_an_answer(http: outbound.Client, script: Script, seen: str) -> None:
+    async with FakeReceiver() as site:
+        site.default = script
+        began = time.monotonic()
+        assert await probe(http, site.url(), 0.5) == seen
+        assert time.monotonic() - began < 1.0, "the budget is the whole's, and no body is waited for"
+
+
+async def test_each_probe_connects_anew(http: outbound.Client) -> None:
+    async with FakeReceiver() as site:
+        for _ in range(3):
+            assert await probe(http, site.url(), 1) == ""
+        assert len({exchange.connection for exchange in site.got()}) == 3
+
+
+async def test_the_ways_not_to_arrive(http: outbound.Client, tmp_path: Path) -> None:
+    assert await probe(http, f"http://127.0.0.1:{free_port()}/", 1) == "connect"
+    assert await probe(http, "http://no-such-host.invalid/", 5) == "dns"
+    context, _ = certificate(tmp_path, "shop.example", address="127.0.0.1")
+    async with FakeReceiver(context) as site:
+        assert await probe(http, site.url(), 1) == "tls"
+
+
+async def test_a_certificate_that_is_trusted(tmp_path: Path) -> None:
+    context: ssl.SSLContext
+    context, file = certificate(tmp_path, "shop.example", address="127.0.0.1")
+    async with FakeReceiver(context) as site, outbound.client(allow_private=True, ca_file=file) as http:
+        assert await probe(http, site.url(), 1) == ""
+
+
+# On Redis Cluster
+
+
+async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rounds, "PAUSE", 0.05)
+    with cluster() as url:
+        async with FakeReceiver() as site, FakeReceiver() as receiver:
+            store = Store(url)
+            apps = await _apps_of(store, tmp_path, site, receiver, 12)
+            settings = Settings(
+                redis_url=url, allow_private_addresses=True, probe_interval=0.2, probe_url=site.url("/{app}")
+            )
+            running = asyncio.create_task(Uptime(settings, apps[0].fleet.registry).run())
+            try:
+                for app in apps[:6]:
+                    app.fails()
+                for app in apps[:6]:
+                    await app.until("unhealthy")
+                for app in apps[6:]:
+                    await app.until("healthy")
+                waiting = [await store.client.xlen(f"{tag}:events") for tag in keys.partition_tags()]
+                assert sum(waiting) == 6
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                await store.close()
+
+
+async def _apps_of(store: Store, folder: Path, site: FakeReceiver, receiver: FakeReceiver, count: int) -> list[Watched]:
+    running = Queue(store.url, folder)
+    await running.store.close()
+    running.store = running.webhooks._store = store
+    one = Fleet(running, site, receiver)
+    return [await one.app() for _ in range(count)]
+
+
+async def test_a_look_that_crashes_costs_its_app_alone(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MARGIN", 0.2)
+    apps = [await own.app() for _ in range(3)]
+    settings = Settings(
+        redis_url=own.queue.url,
+        allow_private_addresses=True,
+        probe_interval=0.1,
+        probe_timeout=0.1,
+        probe_url=own.site.url("/{app}"),
+    )
+    monkeypatch.setattr(uptime, "probe", _crashing_for(apps[0].path, uptime.probe))
+    running = asyncio.create_task(Uptime(settings, own.registry).run())
+    try:
+        for app in apps[1:]:
+            await app.until("healthy")
+            await app.probed(3)
+        assert not running.done()
+        assert (await apps[0].health()).status == "unknown"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+def _crashing_for(path: str, through: Callable[..., Any]) -> Callable[..., Any]:
+    async def probe(http: outbound.Client, url: str, budget: float) -> str:
+        if url.endswith(path):
+            raise ZeroDivisionError
+        return await through(http, url, budget)
+
+    return probe

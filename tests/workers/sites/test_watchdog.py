@@ -1,0 +1,205 @@
+"""Real start commands in the real sandbox: Node servers that tell about themselves."""
+
+import asyncio
+import contextlib
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from tests.hosting import HOST, SERVERS, Hosting, data_folder, swapped_under_load
+from tests.polling import wait_until
+from workers.sandbox.sandbox import MIB, Sandbox
+from workers.sites import watchdog
+from workers.sites.watchdog import LIMITS, Watchdog, output_path
+from workers.sites.web import Running, running
+
+USERS = range(61_184, 61_200)  # of no worker's: other tests may run meanwhile
+# What it answers is its release; the paths end it in different ways.
+SERVER = """
+const fs = require('fs'), http = require('http'), { PORT, HOST, HOME } = process.env
+const answers = {
+  '/who': () => JSON.stringify({ uid: process.getuid?.(), pid: process.pid, home: HOME, cwd: process.cwd() }),
+  '/write': () => { fs.writeFileSync(HOME + '/note', 'x'); return 'kept' },
+  '/deface': () => { fs.writeFileSync('index.html', 'x'); return 'done' },
+  '/exit': () => process.exit(3),
+  '/kill': () => process.kill(process.pid, 'SIGKILL'),
+  '/eat': () => { const all = []; for (;;) all.push(Buffer.alloc(1 << 24, 1)) },
+}
+const server = http.createServer((request, response) => {
+  if (request.url === '/slow') return setTimeout(() => response.end('slow'), 700)
+  try { response.end((answers[request.url] ?? (() => 'release ' + fs.readFileSync('name')))()) }
+  catch (error) { response.writeHead(500).end(error.code) }
+})
+process.on('SIGTERM', () => { server.close(() => process.exit(0)); server.closeIdleConnections() })
+console.log('starting')
+server.listen(PORT, HOST)
+"""
+
+
+@pytest.fixture
+def hosting() -> Iterator[Hosting]:
+    with data_folder() as folder:
+        yield Hosting(folder)
+
+
+class Watch:
+    """A watchdog at work, and what it told."""
+
+    def __init__(self, hosting: Hosting) -> None:
+        self.hosting = hosting
+        self.crashes: list[tuple[str, str, int | None]] = []
+        self.limits = LIMITS
+        self._task: asyncio.Task[None] | None = None
+
+    async def crashed(self, *what: object) -> None:
+        self.crashes.append(what)  # type: ignore[arg-type]
+
+    def start(self) -> None:
+        sandbox = Sandbox(development=False, users=USERS)
+        sandbox.check(self.hosting.folder)
+        self._task = asyncio.create_task(Watchdog(self.hosting.folder, sandbox, self.crashed, self.limits).run())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def build(self, deploy_id: str, start: str = "node server.js", **which: str) -> None:
+        deploy = self.hosting.deploy(deploy_id, **which)  # type: ignore[arg-type]
+        site = self.hosting.build(deploy, {"server.js": SERVER, "name": deploy_id, "index.html": "mine"}, start)
+        self.hosting.releases.run(site.release(deploy_id))
+
+    def publish(self, deploy_id: str, start: str = "node server.js", **which: str) -> None:
+        self.build(deploy_id, start, **which)
+        self.hosting.releases.site(self.hosting.deploy(deploy_id, **which)).swap(deploy_id)  # type: ignore[arg-type]
+
+    def state(self, deploy_id: str) -> Running:
+        return running(self.hosting.folder, deploy_id)
+
+    async def ask(self, deploy_id: str, path: str = "/") -> str:
+        """Once it listens."""
+        async with aiohttp.ClientSession() as client, asyncio.timeout(15):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with client.get(f"http://127.0.0.1:{self.state(deploy_id).port}{path}") as answer:
+                        return await answer.text()
+                await asyncio.sleep(0.02)
+
+    async def end(self, deploy_id: str, path: str) -> None:
+        await self.ask(deploy_id)
+        with contextlib.suppress(aiohttp.ClientError):
+            async with aiohttp.ClientSession() as client:
+                await client.get(f"http://127.0.0.1:{self.state(deploy_id).port}{path}")
+
+
+@pytest_asyncio.fixture
+async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
+    monkeypatch.setattr(watchdog, "FIRST_PAUSE", 0.1)
+    watch = Watch(hosting)
+    yield watch
+    await watch.stop()
+    assert not [path for path in hosting.releases.running.iterdir() if not path.is_symlink()]
+
+
+async def test_an_app_runs_alone(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    who = eval(await watch.ask("dep_1", "/who"))
+    assert who["cwd"] == str(watch.hosting.releases.site(watch.hosting.deploy("dep_1")).release("dep_1") / "app")
+    assert (who["uid"] in USERS) == (os.geteuid() == 0)
+    assert await watch.ask("dep_1", "/write") == "kept"
+    assert await watch.ask("dep_1", "/deface") == "EACCES"
+    assert output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n"
+
+
+async def test_what_is_served_live_tells_its_crashes(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2", kind="preview")
+    watch.build("dep_3")  # is being checked
+    watch.start()
+    for deploy_id in ("dep_2", "dep_3", "dep_1"):
+        await watch.end(deploy_id, "/exit")
+        await wait_until(lambda deploy_id=deploy_id: watch.state(deploy_id).exits == 1)
+        assert await watch.ask(deploy_id) == f"release {deploy_id}", "started again"
+        assert watch.state(deploy_id).last == "the start command ended with status 3"
+    assert watch.crashes == [("shop", "exit", 3)]
+    await watch.end("dep_1", "/kill")
+    await wait_until(lambda: len(watch.crashes) == 2)
+    assert watch.crashes[1] == ("shop", "exit", 137)
+
+
+async def test_out_of_memory_is_told_as_such(watch: Watch) -> None:
+    watch.limits = LIMITS.__class__(memory=96 * MIB, grace=1)
+    watch.publish("dep_1")
+    watch.start()
+    await watch.end("dep_1", "/eat")
+    await wait_until(lambda: watch.crashes)
+    assert watch.crashes[0][:2] == ("shop", "oom")
+    assert "out of memory" in watch.state("dep_1").last
+    assert await watch.ask("dep_1") == "release dep_1"
+
+
+async def test_the_pause_grows(watch: Watch, hosting: Hosting) -> None:
+    watch.publish("dep_1", "echo once; exit 7")
+    times: list[float] = []
+
+    async def crashed(*_: object) -> None:
+        times.append(asyncio.get_running_loop().time())
+
+    watch.crashed = crashed  # type: ignore[method-assign]
+    watch.start()
+    await wait_until(lambda: len(times) == 4, 10)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
+    assert [pause > least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True)] == [True] * 3
+    assert output_path(hosting.folder, "dep_1").read_text() == "once\n" * 4
+
+
+async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    watch.start()
+    pids = [eval(await watch.ask(deploy_id, "/who"))["pid"] for deploy_id in ("dep_1", "dep_2")]
+    under_way = asyncio.create_task(watch.ask("dep_1", "/slow"))
+    await asyncio.sleep(0.2)
+    watch.hosting.releases.stop("dep_1")
+    assert await under_way == "slow", "it may finish what it is doing"
+    await wait_until(lambda: not Path(f"/proc/{pids[0]}").exists())
+    await wait_until(lambda: watch.state("dep_1") == Running())
+    assert await watch.ask("dep_2") == "release dep_2"
+    await watch.stop()
+    assert not Path(f"/proc/{pids[1]}").exists()
+    assert watch.crashes == []
+
+
+async def test_a_start_command_that_is_lost_harms_no_other(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    site = watch.hosting.releases.site(watch.hosting.deploy("dep_2", "other"))
+    (site.release("dep_2") / "start").unlink()
+    (watch.hosting.releases.running / "dep_9").symlink_to("../releases/gone")
+    watch.start()
+    assert await watch.ask("dep_1") == "release dep_1"
+    await wait_until(lambda: watch.state("dep_2").exits >= 2)
+    assert watch.crashes[0] == ("other", "exit", 126)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_nothing_fails_while_running_releases_are_swapped(watch: Watch, hosting: Hosting, server: str) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2")
+    site = hosting.releases.site(hosting.deploy("dep_1"))
+    hosting.releases.serve_as(HOST, site)
+    watch.start()
+    for deploy_id in ("dep_1", "dep_2"):
+        await watch.ask(deploy_id)
+    async with hosting.served(server):
+        texts = {"release dep_1", "release dep_2"}
+        await swapped_under_load(hosting, site, ("dep_1", "dep_2"), ["/", "/route"], texts, swaps=10)
+    assert watch.crashes == []

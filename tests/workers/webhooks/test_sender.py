@@ -1,0 +1,415 @@
+"""Deliveries by workers as real processes: what arrives, what each failure is called, and who has to wait."""
+
+import asyncio
+import contextlib
+import signal
+import ssl
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.events.catalogue import SAMPLES
+from gateway.store import keys
+from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
+from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
+from tests.polling import wait_until
+from tests.servers import free_port
+from tests.worker import Queue, queue
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+Tls = tuple[ssl.SSLContext, str]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> AsyncIterator[Queue]:
+    """One worker for most tests, which keep apart by their accounts."""
+    async with queue(tmp_path_factory.mktemp("queue")) as running:
+        worker = await running.worker(GATEWAY_CA_FILE=tls[1])
+        yield running
+        assert await worker.stop() == 0
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(tmp_path: Path) -> AsyncIterator[Queue]:
+    """Without a worker yet."""
+    async with queue(tmp_path) as running:
+        yield running
+
+
+# Delivered
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 299])
+async def test_delivered(shared: Queue, receiver: FakeReceiver, status: int) -> None:
+    account = await shared.account(receiver)
+    receiver.plays(f"/{account.id}", answer(status))
+    event_id = await account.emit()
+    assert await account.outcome(event_id) == ("delivered", status)
+    (exchange,) = receiver.got(f"/{account.id}")
+    envelope = verified(exchange, account.secret)
+    assert (envelope["id"], envelope["type"]) == (event_id, "app.crashed")
+    assert envelope["data"] == {
+        "appId": account.app.id,
+        "appName": account.app.name,
+        "reason": "oom",
+        "exitCode": 137,
+        "at": "2026-07-02T10:00:00.000Z",
+    }
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+async def test_every_kind(shared: Queue, receiver: FakeReceiver, kind: str) -> None:
+    account = await shared.account(receiver)
+    event_id = await account.emit(SAMPLES[kind])
+    assert await account.outcome(event_id) == ("delivered", 204)
+    assert verified(receiver.got(f"/{account.id}")[0], account.secret)["type"] == kind
+
+
+async def test_over_tls(shared: Queue, tls: Tls) -> None:
+    async with FakeReceiver(tls[0]) as receiver:
+        account = await shared.account(receiver)
+        ids = await account.emit_many(20)
+        for event_id in ids:
+            assert await account.outcome(event_id) == ("delivered", 204)
+        exchanges = receiver.got(f"/{account.id}")
+        assert sorted(verified(exchange, account.secret)["id"] for exchange in exchanges) == sorted(ids)
+        assert len({exchange.connection for exchange in exchanges}) <= 8, "connections are kept"
+
+
+async def test_the_time_is_that_of_sending(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    await account.emit()
+    await asyncio.sleep(0.5)
+    started = time.time()
+    await own.worker()
+    await wait_until(lambda: receiver.got(f"/{account.id}"))
+    assert verified(receiver.got(f"/{account.id}")[0], account.secret)["timestamp"] / 1000 >= started - 0.001
+
+
+async def test_the_receiver_is_that_of_sending(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver, "/before")
+    event_id = await account.emit()
+    await account.set(receiver.url("/after"))
+    await own.worker()
+    assert await account.outcome(event_id) == ("delivered", 204)
+    assert receiver.got("/before") == []
+    verified(receiver.got("/after")[0], account.secret)
+
+
+# Failed
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308, 400, 404, 410, 429, 500, 503])
+async def test_another_status(shared: Queue, receiver: FakeReceiver, status: int) -> None:
+    account = await shared.account(receiver)
+    receiver.plays(f"/{account.id}", answer(status, headers={"Location": receiver.url("/elsewhere")}))
+    event_id = await account.emit()
+    assert await account.outcome(event_id) == ("failed", "status")
+    (row,) = await account.log()
+    assert row["status"] == status
+    assert len(receiver.got(f"/{account.id}")) == 1, "not tried again"
+    assert receiver.got("/elsewhere") == [], "not followed"
+
+
+@pytest.mark.parametrize(
+    "script", [[CLOSE], [RESET], [Raw(b"HTTP/1.1 20"), CLOSE], [Raw(b"hello\r\n\r\n"), CLOSE]], ids=repr
+)
+async def test_a_broken_answer(shared: Queue, receiver: FakeReceiver, script: Script) -> None:
+    account = await shared.account(receiver)
+    receiver.plays(f"/{account.id}", script)
+    assert await account.outcome(await account.emit()) == ("failed", "connect")
+    assert len(receiver.got(f"/{account.id}")) == 1
+
+
+async def test_five_seconds_are_the_whole_budget(shared: Queue, receiver: FakeReceiver) -> None:
+    """Silent, or a byte a second, or never done with preliminaries; a body counts for nothing once headers came."""
+    expected: list[tuple[Script, tuple[str, str | int]]] = [
+        ([HANG], ("failed", "timeout")),
+        (drip(), ("failed", "timeout")),
+        ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n"), HANG], ("failed", "timeout")),
+        ([Head(200), b"x", HANG], ("delivered", 200)),
+    ]
+    accounts = [await shared.account(receiver) for _ in expected]
+    for account, (script, _) in zip(accounts, expected, strict=True):
+        receiver.plays(f"/{account.id}", script)
+    ids = [await account.emit() for account in accounts]
+    for account, event_id, (_, outcome) in zip(accounts, ids, expected, strict=True):
+        assert await account.outcome(event_id) == outcome
+        (row,) = await account.log()
+        assert 4900 <= row["durationMs"] < 6000
+        assert len(receiver.got(f"/{account.id}")) == 1
+
+
+async def test_nobody_there(shared: Queue) -> None:
+    account = await shared.account(f"http://127.0.0.1:{free_port()}/")
+    assert await account.outcome(await account.emit()) == ("failed", "connect")
+
+
+async def test_no_such_name(shared: Queue) -> None:
+    account = await shared.account("https://nobody.invalid/")
+    assert await account.outcome(await account.emit()) == ("failed", "dns")
+
+
+async def test_a_bad_certificate(shared: Queue, tls: Tls, bad_tls: Tls) -> None:
+    """Expired and of nobody's trust, of another name, or none at all."""
+    async with FakeReceiver(bad_tls[0]) as expired, FakeReceiver(tls[0]) as good, _plain() as plain:
+        for url in (expired.url(), good.url(host="localhost"), plain):
+            account = await shared.account(url)
+            assert await account.outcome(await account.emit()) == ("failed", "tls"), url
+        assert [*expired.exchanges, *good.exchanges] == [], "nothing was told"
+
+
+@contextlib.asynccontextmanager
+async def _plain() -> AsyncIterator[str]:
+    """The address of a server that takes TLS for a bad request."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+
+
+async def test_what_is_not_public(own: Queue, receiver: FakeReceiver) -> None:
+    """Saved when private addresses were allowed, or when the name meant another address."""
+    await own.worker(GATEWAY_ALLOW_PRIVATE_ADDRESSES="false")
+    for url in (receiver.url(), "https://localhost/", "https://127.0.0.1/", "https://[::ffff:127.0.0.1]/"):
+        account = await own.account(url)
+        assert await account.outcome(await account.emit()) == ("failed", "blocked"), url
+    assert receiver.exchanges == []
+
+
+async def test_a_proxy_in_the_environment_is_not_used(own: Queue, receiver: FakeReceiver) -> None:
+    async with FakeReceiver() as proxy:
+        await own.worker(HTTP_PROXY=proxy.url(""), http_proxy=proxy.url(""), ALL_PROXY=proxy.url(""))
+        account = await own.account(receiver)
+        assert await account.outcome(await account.emit()) == ("delivered", 204)
+        assert proxy.exchanges == []
+
+
+async def test_a_secret_that_cannot_be_read(own: Queue, receiver: FakeReceiver) -> None:
+    await own.worker(GATEWAY_ENCRYPTION_KEY="another key of 32 characters or more")
+    account = await own.account(receiver)
+    assert await account.outcome(await account.emit()) == ("failed", "secret")
+    assert receiver.exchanges == []
+
+
+# Dropped
+
+
+async def test_no_receiver(shared: Queue) -> None:
+    account = shared.unset_account()
+    assert await account.outcome(await account.emit()) == ("dropped", "no-receiver")
+
+
+async def test_cleared_in_the_meantime(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    event_id = await account.emit()
+    await own.webhooks.clear(account.id)
+    await own.worker()
+    assert await account.outcome(event_id) == ("dropped", "no-receiver")
+    assert receiver.exchanges == []
+
+
+async def test_older_than_a_day(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    tag, now = keys.tag(account.id), time.time()
+    fields = {"account": account.id, "app": "shop", "type": "app.crashed", "data": "{}"}
+    for name, age in (("old", 86_410), ("young", 86_300)):
+        at = str(int((now - age) * 1000))
+        await own.store.client.xadd(f"{tag}:events", {**fields, "id": name, "at": at})
+    await own.worker()
+    assert await account.outcome("old") == ("dropped", "expired")
+    assert await account.outcome("young") == ("delivered", 204)
+    assert set(receiver.ids(f"/{account.id}")) == {"young"}
+
+
+async def test_a_full_partition_refuses_the_new(own: Queue, receiver: FakeReceiver) -> None:
+    """What waits is never trimmed."""
+    account = await own.account(receiver)
+    key, bound = f"{keys.tag(account.id)}:events", 100_000
+    fill = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'id', n) end"
+    await own.store.client.eval(fill, 1, key, bound)
+    event_id = await account.emit()
+    assert await account.outcome(event_id) == ("dropped", "overflow")
+    assert await own.waiting() == bound
+    assert await own.outcomes() == {"dropped": 1, "dropped:overflow": 1}
+    await own.store.client.delete(key)
+
+
+# Fairness
+
+
+async def test_a_hanging_receiver_delays_nobody_else(own: Queue, receiver: FakeReceiver) -> None:
+    hanging = await own.account(receiver)
+    receiver.hangs(f"/{hanging.id}")
+    await own.worker()
+    ids = await hanging.emit_many(1000)
+    await wait_until(lambda: receiver.got(f"/{hanging.id}"))
+    # One of the same partition and so of the same stream, and one of another.
+    same = own.unset_account()
+    while keys.tag(same.id) != keys.tag(hanging.id):
+        same = own.unset_account()
+    other = own.unset_account()
+    while keys.tag(other.id) == keys.tag(hanging.id):
+        other = own.unset_account()
+    for account in (same, other):
+        path = f"/{account.id}"
+        await account.set(receiver.url(path))
+        for number in range(5):
+            began = time.monotonic()
+            await account.emit()
+            await wait_until(lambda path=path, number=number: len(receiver.got(path)) > number, every=0.005)
+            assert receiver.got(path)[number].at - began < 1
+    assert await own.waiting() >= 998
+    receiver.plays(f"/{hanging.id}", OK)
+    await wait_until(lambda: len(receiver.ids(f"/{hanging.id}")) == 1000, 20)
+    await wait_until(_at_most(own, 0))
+    assert receiver.ids(f"/{hanging.id}") == dict.fromkeys(ids, 1), "in the end every one, and once"
+    assert len(await hanging.log()) == 1000
+
+
+async def test_more_than_a_lane_holds(own: Queue, receiver: FakeReceiver) -> None:
+    """Of an account whose receiver hangs the newest are dropped, and the log says so; others do not notice."""
+    hanging, count = await own.account(receiver), 12_000
+    path = f"/{hanging.id}"
+    receiver.hangs(path)
+    at, tag = str(int(time.time() * 1000)), keys.tag(hanging.id)
+    fields = {"account": hanging.id, "app": "shop", "type": "app.crashed", "data": "{}", "at": at}
+    pipeline = own.store.client.pipeline(transaction=False)
+    for number in range(count):
+        pipeline.xadd(f"{tag}:events", {**fields, "id": f"evt_{number}"})
+    await pipeline.execute()
+    await own.worker()
+
+    async def dropped() -> int:
+        return (await own.outcomes()).get("dropped:overflow", 0)
+
+    await wait_until(lambda: dropped(), 20)
+    other = own.unset_account()
+    while keys.tag(other.id) != tag:
+        other = own.unset_account()
+    await other.set(receiver.url(f"/{other.id}"))
+    await wait_until(_at_most(own, 10_001), 20)
+    began = time.monotonic()
+    await other.emit()
+    await wait_until(lambda: receiver.got(f"/{other.id}"))
+    assert time.monotonic() - began < 1
+    receiver.plays(path, OK)
+    await wait_until(_at_most(own, 0), 30)
+    outcomes = await own.outcomes()
+    assert outcomes["delivered"] + outcomes.get("failed", 0) + outcomes["dropped"] == count + 1
+    sent = set(receiver.ids(path))
+    assert len(sent) == count - outcomes["dropped"]
+    assert {f"evt_{number}" for number in range(5_000)} <= sent, "the oldest are kept"
+    assert outcomes["dropped"] == outcomes["dropped:overflow"] <= count - 5_000
+
+
+async def test_order_of_arrival(own: Queue, receiver: FakeReceiver) -> None:
+    """What waits behind a receiver that hangs leaves in the order in which it came, one by one at first."""
+    account = await own.account(receiver)
+    path, answering = f"/{account.id}", asyncio.Event()
+    receiver.plays(path, HANG)
+    ids = [await account.emit() for _ in range(4)]
+    await own.worker()
+    await wait_until(lambda: receiver.got(path))
+    receiver.plays(path, answering, OK)
+    await wait_until(lambda: len(receiver.got(path)) == 2, 8)
+    await asyncio.sleep(0.2)
+    assert [exchange.header("x-service-delivery") for exchange in receiver.got(path)] == ids[:2]
+    answering.set()
+    await wait_until(_at_most(own, 0))
+    assert [row["outcome"] for row in await account.log()] == ["delivered"] * 3 + ["failed"]
+
+
+async def test_two_workers_send_each_once(own: Queue, receiver: FakeReceiver) -> None:
+    await asyncio.gather(own.worker(), own.worker(), own.worker())
+    accounts = [await own.account(receiver) for _ in range(8)]
+    sent = await asyncio.gather(*(account.emit_many(100) for account in accounts))
+    await wait_until(_at_most(own, 0), 20)
+    for account, ids in zip(accounts, sent, strict=True):
+        assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
+        assert sorted(row["id"] for row in await account.log()) == sorted(ids)
+    assert await own.outcomes() == {"delivered": 800}
+
+
+# Bounds
+
+
+async def test_a_huge_answer_is_not_read(own: Queue, receiver: FakeReceiver) -> None:
+    worker = await own.worker()
+    account = await own.account(receiver)
+    assert await account.outcome(await account.emit()) == ("delivered", 204)
+    receiver.plays(f"/{account.id}", HUGE_ANSWER)
+    before = worker.memory
+    for event_id in await account.emit_many(10):
+        assert await account.outcome(event_id) == ("delivered", 200)
+        assert worker.memory - before < 20 * 2**20
+    huge = receiver.got(f"/{account.id}")[1:]
+    assert len(huge) == 10
+    assert all(exchange.written < 16 * 2**20 for exchange in huge), "what the sockets hold, at most"
+
+
+async def test_the_log_has_a_thousand(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    await own.worker()
+    await account.emit_many(1200)
+    await wait_until(_at_most(own, 0), 20)
+    assert len(await account.log(2000)) == 1000
+    assert await own.outcomes() == {"delivered": 1200}
+
+
+# The end
+
+
+async def test_sigterm_drains_and_gives_back(own: Queue, receiver: FakeReceiver) -> None:
+    """What is under way ends and is logged; what only waited is another worker's at once, not after the claim time."""
+    account = await own.account(receiver)
+    answering = asyncio.Event()
+    receiver.plays(f"/{account.id}", answering, OK)
+    worker = await own.worker()
+    ids = await account.emit_many(50)
+    await wait_until(lambda: receiver.got(f"/{account.id}"))
+    worker.signal(signal.SIGTERM)
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0.3)
+    answering.set()
+    assert await stopping == 0
+    under_way = [exchange.header("x-service-delivery") for exchange in receiver.got(f"/{account.id}")]
+    assert sorted(row["id"] for row in await account.log()) == sorted(map(str, under_way))
+    assert len(under_way) < 50
+    began = time.monotonic()
+    await own.worker()
+    await wait_until(_at_most(own, 0), 8)
+    assert time.monotonic() - began < 6
+    assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
+
+
+async def test_sigterm_does_not_wait_for_a_receiver_that_hangs(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    receiver.hangs(f"/{account.id}")
+    worker = await own.worker()
+    await account.emit_many(10)
+    await wait_until(lambda: receiver.got(f"/{account.id}"))
+    began = time.monotonic()
+    assert await worker.stop() == 0
+    assert time.monotonic() - began < 7
+    assert await own.waiting() == 9
+
+
+async def test_a_worker_without_settings_says_so(own: Queue) -> None:
+    with pytest.raises(AssertionError, match="GATEWAY_WEBHOOK_CLAIM_IDLE"):
+        await own.worker(GATEWAY_WEBHOOK_CLAIM_IDLE="1")
+
+
+def _at_most(own: Queue, count: int) -> Any:
+    async def few() -> bool:
+        return await own.waiting() <= count
+
+    return few

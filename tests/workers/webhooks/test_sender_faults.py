@@ -1,0 +1,297 @@
+"""Workers and Redis killed at every step: nothing is lost, and nothing sent twice but what was under way.
+
+The documented second attempt is the one of an event whose worker died before Redis had its outcome.
+"""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gateway.store import keys
+from tests.fakes.receiver import OK, FakeReceiver, verified
+from tests.polling import wait_until
+from tests.proxy import Proxy
+from tests.worker import Account, Queue, queue
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(tmp_path: Path) -> AsyncIterator[Queue]:
+    async with queue(tmp_path) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def durable(tmp_path: Path) -> AsyncIterator[Queue]:
+    """On a Redis that keeps what it was told."""
+    async with queue(tmp_path, durable=True) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def proxy(own: Queue) -> AsyncIterator[Proxy]:
+    """Between the first worker and Redis."""
+    async with Proxy(own.redis.port) as proxy:
+        yield proxy
+
+
+async def next_worker(own: Queue) -> None:
+    """Takes up the name of the one that was killed, as after its heartbeat's end."""
+    async for key in own.store.client.scan_iter("worker:*"):
+        await own.store.client.delete(key)
+    await own.worker()
+
+
+async def restart_redis(durable: Queue) -> None:
+    durable.redis.start()
+    await durable.store.client.connection_pool.disconnect()  # the test's own connections died as well
+
+
+async def over(own: Queue, timeout: float = 10) -> None:
+    async def nothing_waits() -> bool:
+        return await own.waiting() == 0
+
+    await wait_until(nothing_waits, timeout)
+
+
+async def assert_each_has_one_outcome(own: Queue, account: Account, ids: list[str], outcome: str = "delivered") -> None:
+    for worker in own.workers:
+        assert await worker.stop() in (0, None)  # whatever it still tries it has tried then
+    rows = await account.log()
+    assert sorted(row["id"] for row in rows) == sorted(ids)
+    assert {row["outcome"] for row in rows} == {outcome}
+    assert (await own.outcomes())[outcome] == len(ids)
+
+
+# A worker is killed
+
+
+async def test_before_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    proxy.hold_requests = b":webhook:"  # where to?
+    worker = await own.worker(proxy.url)
+    event_id = await account.emit()
+    await wait_until(lambda: proxy.held)
+    worker.kill()
+    assert receiver.exchanges == []
+    await next_worker(own)
+    assert await account.outcome(event_id) == ("delivered", 204)
+    proxy.let_go()
+    assert receiver.ids(f"/{account.id}") == {event_id: 1}
+    await assert_each_has_one_outcome(own, account, [event_id])
+
+
+async def test_during_the_post(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    receiver.hangs(f"/{account.id}")
+    worker = await own.worker()
+    event_id = await account.emit()
+    await wait_until(lambda: receiver.got(f"/{account.id}"))
+    worker.kill()
+    receiver.plays(f"/{account.id}")
+    await next_worker(own)
+    assert await account.outcome(event_id) == ("delivered", 204)
+    first, second = (verified(exchange, account.secret) for exchange in receiver.got(f"/{account.id}"))
+    assert first["id"] == second["id"] == event_id
+    assert first["data"] == second["data"]
+    assert first["timestamp"] < second["timestamp"]
+    await assert_each_has_one_outcome(own, account, [event_id])
+
+
+async def test_after_the_answer(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    """The acknowledgement is under way when the worker dies, and arrives after another has sent the event again."""
+    account = await own.account(receiver)
+    proxy.hold_requests = b"delivered"
+    worker = await own.worker(proxy.url)
+    event_id = await account.emit()
+    await wait_until(lambda: proxy.held)
+    worker.kill()
+    assert receiver.ids(f"/{account.id}") == {event_id: 1}
+    assert await account.log() == []
+    await next_worker(own)
+    assert await account.outcome(event_id) == ("delivered", 204)
+    assert receiver.ids(f"/{account.id}") == {event_id: 2}
+    calls = await _scripts_run(own)
+    proxy.let_go()
+    await wait_until(lambda: _more_than(own, calls))
+    await assert_each_has_one_outcome(own, account, [event_id])
+
+
+async def _scripts_run(own: Queue) -> int:
+    stats = await own.store.client.info("commandstats")
+    return sum(stat["calls"] for name, stat in stats.items() if name.startswith("cmdstat_xack"))
+
+
+async def _more_than(own: Queue, calls: int) -> bool:
+    return await _scripts_run(own) > calls
+
+
+async def test_after_the_acknowledgement(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    """Redis has it, though the worker died before it could know."""
+    account = await own.account(receiver)
+    worker = await own.worker(proxy.url)
+    first = await account.emit()
+    await account.outcome(first)  # from now on Redis knows the script
+    proxy.hold_answers = b"delivered"
+    event_id = await account.emit()
+    await wait_until(lambda: proxy.held)
+    worker.kill()
+    proxy.let_go()
+    assert await account.outcome(event_id) == ("delivered", 204)
+    await next_worker(own)
+    last = await account.emit()
+    assert await account.outcome(last) == ("delivered", 204)
+    assert receiver.ids(f"/{account.id}") == {first: 1, event_id: 1, last: 1}
+    await assert_each_has_one_outcome(own, account, [first, event_id, last])
+
+
+async def test_with_many_waiting(own: Queue, receiver: FakeReceiver) -> None:
+    """Again and again: what was not under way is sent once."""
+    account = await own.account(receiver)
+    path = f"/{account.id}"
+    receiver.plays(path, 0.005, OK)
+    ids = await account.emit_many(600)
+    worker = await own.worker()
+    for _ in range(3):
+        sent = len(receiver.got(path))
+        await wait_until(lambda sent=sent: len(receiver.got(path)) > sent + 30)
+        worker.kill()
+        await next_worker(own)
+        worker = own.workers[-1]
+    await over(own, 20)
+    times = receiver.ids(path)
+    assert times.keys() == set(ids)
+    # Eight of an account are under way at most.
+    assert sum(times.values()) <= len(ids) + 3 * 8
+    await assert_each_has_one_outcome(own, account, ids)
+
+
+async def test_one_is_killed_and_one_stands_still(own: Queue, receiver: FakeReceiver) -> None:
+    """A third claims what both hold. The one that stood still wakes up, and sends nothing that is no longer its own."""
+    gate = asyncio.Event()
+    receiver.default = [gate, *OK]
+    killed, frozen = await own.worker(), await own.worker()
+    await asyncio.gather(killed.joined(), frozen.joined())
+    accounts = [await own.account(receiver) for _ in range(16)]
+    tags = {keys.tag(account.id) for account in accounts}
+    ids: list[str] = []
+
+    async def both_hold_some() -> bool:
+        for account in accounts:
+            ids.extend(await account.emit_many(2))
+        pending: dict[str, int] = {}
+        for tag in tags:
+            for consumer in await own.store.client.xinfo_consumers(f"{tag}:events", "webhooks"):
+                pending[consumer["name"]] = pending.get(consumer["name"], 0) + consumer["pending"]
+        return len(pending) == 2 and min(pending.values()) > 10
+
+    await wait_until(both_hold_some, 4)
+    await asyncio.sleep(0.5)  # each account has one under way now, and none has two
+    killed.kill()
+    frozen.signal(signal.SIGSTOP)
+    under_way = {exchange.header("x-service-delivery") for exchange in receiver.exchanges}
+    try:
+        gate.set()
+        await own.worker()
+        await over(own, 20)
+    finally:
+        frozen.signal(signal.SIGCONT)
+    ids += [await account.emit() for account in accounts]
+    await over(own)
+    assert await frozen.stop() == 0
+    times = receiver.ids("")
+    for account in accounts:
+        times += receiver.ids(f"/{account.id}")
+    assert times == {event_id: 2 if event_id in under_way else 1 for event_id in ids}
+    rows = [row for account in accounts for row in await account.log()]
+    assert sorted(row["id"] for row in rows) == sorted(ids)
+
+
+# Redis is killed, or the way to it
+
+
+async def test_redis_is_killed(durable: Queue, receiver: FakeReceiver) -> None:
+    """Twice, in the middle of deliveries: the worker lives, and what it sent it writes down when Redis is back."""
+    account = await durable.account(receiver)
+    path = f"/{account.id}"
+    receiver.plays(path, 0.005, OK)
+    ids = await account.emit_many(400)
+    worker = await durable.worker()
+    for number in (50, 200):
+        await wait_until(lambda number=number: len(receiver.got(path)) > number)
+        durable.redis.kill()
+        await wait_until(lambda: "delivery.waiting" in worker.log)
+        await restart_redis(durable)
+    await over(durable, 20)
+    assert receiver.ids(path) == dict.fromkeys(ids, 1)
+    ids.append(await account.emit())
+    assert await account.outcome(ids[-1]) == ("delivered", 204)
+    verified(receiver.got(path)[-1], account.secret)
+    await assert_each_has_one_outcome(durable, account, ids)
+
+
+async def test_redis_and_the_worker_are_killed(durable: Queue, receiver: FakeReceiver) -> None:
+    account = await durable.account(receiver)
+    path = f"/{account.id}"
+    receiver.plays(path, 0.005, OK)
+    ids = await account.emit_many(200)
+    worker = await durable.worker()
+    await wait_until(lambda: len(receiver.got(path)) > 50)
+    durable.redis.kill()
+    worker.kill()
+    await restart_redis(durable)
+    await next_worker(durable)
+    await over(durable, 20)
+    times = receiver.ids(path)
+    assert times.keys() == set(ids)
+    assert sum(times.values()) <= len(ids) + 8
+    await assert_each_has_one_outcome(durable, account, ids)
+
+
+async def test_redis_goes_away_during_the_post(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    answering = asyncio.Event()
+    receiver.plays(f"/{account.id}", answering, OK)
+    await own.worker(proxy.url)
+    event_id = await account.emit()
+    await wait_until(lambda: receiver.got(f"/{account.id}"))
+    proxy.go_down()
+    answering.set()
+    await asyncio.sleep(0.5)
+    assert await account.log() == []
+    proxy.down = False
+    assert await account.outcome(event_id) == ("delivered", 204)
+    assert receiver.ids(f"/{account.id}") == {event_id: 1}
+    await assert_each_has_one_outcome(own, account, [event_id])
+
+
+@pytest.mark.parametrize("step", [b":webhook:", b"delivered"], ids=["begin", "finish"])
+async def test_an_answer_of_redis_is_lost(own: Queue, proxy: Proxy, receiver: FakeReceiver, step: bytes) -> None:
+    """The script ran, and runs once more."""
+    account = await own.account(receiver)
+    await own.worker(proxy.url)
+    ids = [await account.emit()]
+    await account.outcome(ids[0])
+    proxy.lose_answer = step
+    ids.append(await account.emit())
+    await wait_until(lambda: proxy.lose_answer is None)
+    await over(own)
+    assert receiver.ids(f"/{account.id}") == dict.fromkeys(ids, 1)
+    await assert_each_has_one_outcome(own, account, ids)
+
+
+async def test_sigterm_while_redis_is_away(own: Queue, proxy: Proxy, receiver: FakeReceiver) -> None:
+    """It ends all the same; the next one sends what has no outcome."""
+    account = await own.account(receiver)
+    worker = await own.worker(proxy.url)
+    await account.outcome(await account.emit())
+    proxy.go_down()
+    event_id = await account.emit()
+    assert await worker.stop() == 0
+    await next_worker(own)
+    assert await account.outcome(event_id) == ("delivered", 204)
