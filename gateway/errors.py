@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import msgspec
@@ -24,7 +25,7 @@ class ServiceError(Exception):
         super().__init__(message or self.message)
         self.message = message or self.message
         # Whole seconds, rounded up: a caller that waits so long must not be refused again.
-        self.retry_after = None if retry_after is None else max(1, -int(-retry_after // 1))
+        self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
         self.headers: Headers = headers or []
 
     def event(self) -> dict[str, str]:
@@ -137,6 +138,10 @@ class BackboneUnavailable(ServiceError):
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message, retry_after=1)
+
+
+class BackboneRefused(BackboneUnavailable):
+    """Redis answered with an error, so it has changed nothing."""
 
 
 class Unauthorized(ServiceError):

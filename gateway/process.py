@@ -99,14 +99,13 @@ class Gateway:
         work = [
             asyncio.create_task(run, name=str(run))
             for run in (
-                self.registry.follow(),
+                self.registry.follow_changes(),
                 self.provider.sweep(self.metrics.open_streams.set),
-                self.admission.keep_settling(),
+                self.admission.repeat_settlements(),
                 self.availability.keep_probing(),
                 self.counters.keep_flushing(),
                 self.overview.keep_looking(),
                 end_overdue_connections(),
-                self.store.keep_looking(),
             )
         ]
         for task in work:

@@ -7,7 +7,7 @@
 -- KEYS[1]  hash    the partition's reservations: id -> "<account> <day> <nano-euro>"
 -- KEYS[2]  zset    their leases
 -- KEYS[3]  prefix  of the spend hashes, `…:spend`; account and day are appended here, in the same slot
--- ARGV     reservation id, cost (nano-euro; -1: the whole bound)
+-- ARGV     reservation id, cost (nano-euro, or 'bound')
 --
 -- Returns  nano-euro settled, or -1 when the reservation had ended before. Never more than was reserved.
 
@@ -15,7 +15,7 @@ local record = redis.call('HGET', KEYS[1], ARGV[1])
 if not record then return -1 end
 local account, day, reserved = string.match(record, '^(%S+) (%S+) (%d+)$')
 local cost = ARGV[2]
-if tonumber(cost) < 0 or tonumber(cost) > tonumber(reserved) then cost = reserved end
+if cost == 'bound' or tonumber(cost) > tonumber(reserved) then cost = reserved end
 local spend = KEYS[3] .. ':' .. account .. ':' .. day
 
 redis.call('HDEL', KEYS[1], ARGV[1])

@@ -27,9 +27,9 @@ import structlog
 from redis.exceptions import ResponseError
 
 from gateway.cancellation import end_if_cancelled
-from gateway.store import keys
-from gateway.store.client import ATTEMPT, FAULTS, Store
-from gateway.store.scripts import Script
+from gateway.errors import BackboneUnavailable
+from gateway.store import keys, scripts
+from gateway.store.client import ATTEMPT, Store, backbone
 
 logger = structlog.get_logger()
 
@@ -70,7 +70,6 @@ class Consumer:
         self._beaten = asyncio.Event()
         self._held: dict[str, set[str]] = {tag: set() for tag in keys.partition_tags()}
         self._resumed: dict[str, str] = {}  # partition -> where reading goes on; ">" once nothing old is left
-        self._keep_script = Script("keep")
 
     def key(self, tag: str) -> str:
         return keys.stream_key(tag, self._stream)
@@ -115,13 +114,15 @@ class Consumer:
         while True:
             end_if_cancelled()
             try:
-                if await work(*args):
-                    return
+                with backbone():
+                    if await work(*args):
+                        return
                 pause = FIRST_PAUSE
-            except FAULTS as error:
-                if not await self._mend(error):
+            except BackboneUnavailable as error:
+                fault = error.__cause__
+                if not await self._make_lost_groups(fault):
                     if pause == FIRST_PAUSE:
-                        logger.warning("stream.waiting", stream=self._stream, error=f"{type(error).__name__}: {error}")
+                        logger.warning("stream.waiting", stream=self._stream, error=f"{type(fault).__name__}: {fault}")
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, 2.0)
 
@@ -129,19 +130,21 @@ class Consumer:
         while True:
             end_if_cancelled()
             try:
-                await work(*args)
+                with backbone():
+                    await work(*args)
                 await asyncio.sleep(seconds)
-            except FAULTS as error:
-                await self._mend(error)
+            except BackboneUnavailable as error:
+                await self._make_lost_groups(error.__cause__)
                 await asyncio.sleep(min(seconds, 0.5))
 
-    async def _mend(self, error: BaseException) -> bool:
-        """The groups are made again after Redis lost its data."""
-        if not (isinstance(error, ResponseError) and str(error).startswith("NOGROUP")):
+    async def _make_lost_groups(self, fault: BaseException | None) -> bool:
+        """Makes the groups again if the fault says that Redis has lost them."""
+        if not (isinstance(fault, ResponseError) and str(fault).startswith("NOGROUP")):
             return False
         try:
-            return await self._make_groups()
-        except FAULTS:
+            with backbone():
+                return await self._make_groups()
+        except BackboneUnavailable:
             return False
 
     async def _make_groups(self) -> bool:
@@ -230,7 +233,9 @@ class Consumer:
     async def _set_idle(self, tag: str, ids: list[str], idle: int) -> None:
         for first in range(0, len(ids), BATCH):
             batch = ids[first : first + BATCH]
-            await self._store.run(self._keep_script, [self.key(tag)], self.group, self.name, idle, *batch)
+            await scripts.keep(
+                self._store, self.key(tag), group=self.group, consumer=self.name, idle=idle, entries=batch
+            )
 
     async def _claim(self, tag: str) -> bool:
         """Goes on for as long as Redis is there. Before, it may have been away: then what the living hold looks as

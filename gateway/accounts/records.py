@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from typing import Literal
@@ -32,7 +33,7 @@ class SecretAuth(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    secret: str  # sealed in the record
+    secret: str  # encrypted in the record
     issuer: str | None = None
     audience: str | list[str] | None = None
     userClaim: str | None = None
@@ -55,12 +56,12 @@ Auth = JwksAuth | SecretAuth | BackendAuth
 
 
 class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    url: str  # in the record without user name and password
+    url: str  # without user name and password
     branch: str = "main"
-    credentials: str = ""  # those, sealed
+    credentials: str = ""  # user name and password, encrypted
 
     def clone_url(self, vault: Vault) -> str:
-        """With its credentials. Raises NoEncryptionKey."""
+        """The url with its user name and password. Raises NoEncryptionKey."""
         if not self.credentials:
             return self.url
         scheme, _, rest = self.url.partition("://")
@@ -84,21 +85,14 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
     build: Build | None = None
     createdAt: str
 
-    def __post_init__(self) -> None:
-        # What a verified token is remembered under: another app or another way to verify is another token.
-        seed = self.id.encode() + b"\0" + msgspec.json.encode(self.auth)
-        self.__dict__["auth_digest"] = hashlib.sha256(seed).digest()
-        self.__dict__["account_key"] = keys.account_key(self.account)
-
-    @property
+    @functools.cached_property
     def account_key(self) -> str:
-        value: str = self.__dict__["account_key"]
-        return value
+        return keys.account_key(self.account)
 
-    @property
+    @functools.cached_property
     def auth_digest(self) -> bytes:
-        value: bytes = self.__dict__["auth_digest"]
-        return value
+        """Identifies the app and its way to verify tokens: verified tokens are remembered under it."""
+        return hashlib.sha256(self.id.encode() + b"\0" + msgspec.json.encode(self.auth)).digest()
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
 """Accounts and apps: their records in Redis, and this process's copies of them.
 
-A copy is used only while the subscription to the changes is alive, and is dropped when its record changes, so that
-a change is felt in every process at once. When the subscription is lost, or stays silent for a second, every copy
-goes and each look-up reads Redis until it is back.
+A copy is used only while the subscription to changes is alive, and is dropped when its record changes, so that every
+process feels a change at once. When the subscription is lost, or silent for a second, all copies are dropped, and each
+look-up reads Redis until the subscription is back.
 """
 
 from __future__ import annotations
@@ -16,25 +16,19 @@ import msgspec
 import structlog
 
 from gateway.accounts.credentials import digest, new_key
-from gateway.accounts.records import (
-    SLUG,
-    Account,
-    App,
-)
+from gateway.accounts.records import SLUG, Account, App
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
 from gateway.settings import PLANS
-from gateway.store import keys
-from gateway.store.client import ATTEMPT, FAULTS, Store, backbone
-from gateway.store.scripts import Script
+from gateway.store import keys, scripts
+from gateway.store.client import ATTEMPT, Store, backbone
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
-COPIES = 20_000  # records held at the most
-MAX_AGE = 300.0  # seconds after which a copy is read again, were a message ever lost inside a cluster
-HEARTBEAT = 0.3  # seconds between looks at whether the subscription still answers
-
+COPIES = 20_000  # records
+MAX_AGE = 300.0  # seconds after which a copy is read again, in case a cluster lost a message
+HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
 
 R = TypeVar("R")
 
@@ -42,11 +36,10 @@ R = TypeVar("R")
 class Registry:
     def __init__(self, store: Store, vault: Vault) -> None:
         self.store, self.vault = store, vault
-        self._register = Script("register")
-        self.live = False
+        self.live = False  # the subscription answers, so copies may be used
         self._copies: dict[str, tuple[Any, float]] = {}
         self._changes = 0
-        self._watchers: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._subscribers: dict[str, Callable[[], Awaitable[None]]] = {}
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -66,9 +59,9 @@ class Registry:
         before = self._changes
         text = await self.store.get(key)
         if text is None:
-            return None  # not kept: names that do not exist must not push out those that do
+            return None  # not cached: names that do not exist must not push out those that do
         record = msgspec.json.decode(text, type=kind)
-        # A change announced while we read may concern what we just read.
+        # A change announced during the read may concern what was read.
         if self.live and before == self._changes:
             while len(self._copies) >= COPIES:
                 del self._copies[next(iter(self._copies))]
@@ -76,7 +69,7 @@ class Registry:
         return record
 
     async def find(self, app: str) -> App | None:
-        """By the id it was created under, or by name."""
+        """Finds an app by the id it was created under, or by its name."""
         if not SLUG.fullmatch(app):
             return None
         names = await self._names(app)
@@ -85,20 +78,20 @@ class Registry:
         return await self.app(app)
 
     async def _names(self, app_id: str) -> list[str]:
-        """What an app that was renamed is called, and what it was called and is not yet free of."""
+        """The present name of a renamed app, then former names that it still has to give up."""
         return (await self.store.get(keys.alias_key(app_id)) or "").split()
 
     async def by_ids(self, app_ids: Sequence[str]) -> dict[str, tuple[App, Account]]:
-        """Many at a time, past the copies: for who goes through all apps. What is not there is left out."""
+        """Reads many apps with their accounts together, without the copies; leaves out those that do not exist."""
         aliases = await self.store.get_all([keys.alias_key(app_id) for app_id in app_ids])
         names = [(alias or app_id).split()[0] for app_id, alias in zip(app_ids, aliases, strict=True)]
         records = await self.store.get_all([keys.app_key(name) for name in names])
         apps = [msgspec.json.decode(record, type=App) for record in records if record is not None]
-        holders = sorted({app.account for app in apps})
-        texts = await self.store.get_all([keys.account_key(account_id) for account_id in holders])
+        account_ids = sorted({app.account for app in apps})
+        texts = await self.store.get_all([keys.account_key(account_id) for account_id in account_ids])
         accounts = {
             account_id: msgspec.json.decode(text, type=Account)
-            for account_id, text in zip(holders, texts, strict=True)
+            for account_id, text in zip(account_ids, texts, strict=True)
             if text is not None
         }
         wanted = set(app_ids)
@@ -108,30 +101,28 @@ class Registry:
         with backbone():
             names = await self.store.client.smembers(keys.account_apps_key(account_id))
         apps = [await self.app(name) for name in sorted(names)]
-        # A name stands in the set from before its record is written until after it is removed.
+        # The set holds a name from before its record is written until after the record is removed.
         return [app for app in apps if app is not None and app.account == account_id]
 
-    async def holder(self, api_key: str) -> Account | None:
-        """The account an API key belongs to."""
+    async def account_by_key(self, api_key: str) -> Account | None:
         account_id = await self.store.get(keys.api_key_key(digest(api_key)))
         return None if account_id is None else await self.account(account_id)
 
     # -- writing ---------------------------------------------------------------------------------------------
 
     async def create_account(self, name: str, plan: str) -> tuple[Account, str]:
-        """The account and its API key, which is readable only here."""
+        """Creates an account; returns it with its API key, which cannot be read again later."""
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
         api_key = new_key("csk")
         await self._write(keys.account_key(account.id), account)
-        await self.store.change(keys.api_key_key(digest(api_key)), account.id)
+        await scripts.change(self.store, keys.api_key_key(digest(api_key)), account.id)
         return account, api_key
 
-    async def register(self, name: str, a_day: int) -> tuple[Account, str]:
-        """Raises RegistrationsClosed when today's are used up."""
-        with backbone():
-            room, left = await self.store.run(self._register, ["{registrations}"], a_day)
-        if not room:
-            raise RegistrationsClosed(retry_after=int(left))
+    async def register(self, name: str, per_day: int) -> tuple[Account, str]:
+        """Creates a free account. Raises RegistrationsClosed when today's registrations are used up."""
+        registration = await scripts.register(self.store, per_day)
+        if not registration.accepted:
+            raise RegistrationsClosed(retry_after=registration.resets_in)
         return await self.create_account(name, "free")
 
     async def change_plan(self, account_id: str, plan: str) -> Account:
@@ -144,55 +135,58 @@ class Registry:
         return account
 
     async def put_app(self, app: App, before: App | None) -> None:
-        """Writes an app; may be repeated after it was interrupted. Raises RequestMalformed when its name is taken."""
+        """Writes an app; may be repeated after an interruption. Raises RequestMalformed when the name is taken."""
         with backbone():
             await self.store.client.sadd(keys.account_apps_key(app.account), app.name)
         try:
             await self._take_name(app)
         except RequestMalformed:
-            await self._leave(app)
+            await self._remove_from_account(app)
             raise
-        # Names it is to lose are written down first: a renaming that is interrupted is finished by the next put.
+        await self._give_up_former_names(app, before)
+        if before is not None and before.account != app.account:
+            await self._remove_from_account(before)
+            await self._withdraw_from_monitors(before)
+        await self._enroll_with_monitors(app)
+
+    async def _take_name(self, app: App) -> None:
+        """Claims the name by compare-and-set, so that of two apps that want it at once, one gets it."""
+        key, record = keys.app_key(app.name), msgspec.json.encode(app).decode()
+        for _ in range(10):
+            present = await self.store.get(key)
+            if present is not None and msgspec.json.decode(present, type=App).id != app.id:
+                raise RequestMalformed("name: another app has this name.")
+            if await scripts.change(self.store, key, record, expected=present or ""):
+                return self._forget(key)
+        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
+
+    async def _give_up_former_names(self, app: App, before: App | None) -> None:
+        # The alias lists them first, so that the next put finishes a rename that was interrupted.
         names = await self._names(app.id)
         former = {app.id, *names, before.name if before else app.name} - {app.name}
         if former or names:
-            await self.store.change(keys.alias_key(app.id), " ".join([app.name, *sorted(former)]))
+            await scripts.change(self.store, keys.alias_key(app.id), " ".join([app.name, *sorted(former)]))
         for name in former:
             old = await self.app(name)
             if old is not None and old.id == app.id:
                 await self._remove(keys.app_key(name))
-                await self._leave(old)
+                await self._remove_from_account(old)
         if app.id != app.name or names:
-            await self.store.change(keys.alias_key(app.id), "" if app.id == app.name else app.name)
-        if before is not None and before.account != app.account:
-            await self._leave(before)
-            await self._unwatch(before)
-        await self._watch(app)
+            await scripts.change(self.store, keys.alias_key(app.id), "" if app.id == app.name else app.name)
 
-    async def _take_name(self, app: App) -> None:
-        """Two apps that want one name at the same moment: one of them gets it."""
-        key, record = keys.app_key(app.name), msgspec.json.encode(app).decode()
-        for _ in range(10):
-            there = await self.store.get(key)
-            if there is not None and msgspec.json.decode(there, type=App).id != app.id:
-                raise RequestMalformed("name: another app has this name.")
-            if await self.store.change(key, record, expected=there or ""):
-                return self._forget(key)
-        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
-
-    async def _leave(self, app: App) -> None:
+    async def _remove_from_account(self, app: App) -> None:
         with backbone():
             await self.store.client.srem(keys.account_apps_key(app.account), app.name)
 
-    async def _watch(self, app: App) -> None:
-        """The monitors look at it from now on. At the very end: whoever finds no app behind an id forgets the id."""
+    async def _enroll_with_monitors(self, app: App) -> None:
+        """Comes last in `put_app`: a monitor that finds no app behind an id removes the id."""
         tag = keys.tag(app.account)
         with backbone():
             await self.store.client.zadd(keys.probes_key(tag), {app.id: 0}, nx=True)
-            # Its domain may be another: looked at now, whenever the next look was due.
+            # The domain may be a new one: its certificate is due now.
             await self.store.client.zadd(keys.certificates_key(tag), {app.id: 0})
 
-    async def _unwatch(self, app: App) -> None:
+    async def _withdraw_from_monitors(self, app: App) -> None:
         tag = keys.tag(app.account)
         with backbone():
             await self.store.client.zrem(keys.probes_key(tag), app.id)
@@ -202,22 +196,22 @@ class Registry:
     async def delete_app(self, app: App) -> None:
         await self._remove(keys.app_key(app.name))
         await self._remove(keys.alias_key(app.id))
-        await self._leave(app)
-        await self._unwatch(app)
+        await self._remove_from_account(app)
+        await self._withdraw_from_monitors(app)
 
     async def _remove(self, key: str) -> None:
-        await self.store.change(key, "")
+        await scripts.change(self.store, key, "")
         self._forget(key)
 
     async def _write(self, key: str, record: msgspec.Struct) -> None:
-        await self.store.change(key, msgspec.json.encode(record).decode())
+        await scripts.change(self.store, key, msgspec.json.encode(record).decode())
         self._forget(key)  # this process does not wait for its own message
 
     # -- staying current -------------------------------------------------------------------------------------
 
-    def watch(self, key: str, reload: Callable[[], Awaitable[None]]) -> None:
-        """`reload` runs when the record changes, and whenever the subscription begins anew."""
-        self._watchers[key] = reload
+    def subscribe(self, key: str, reload: Callable[[], Awaitable[None]]) -> None:
+        """Runs `reload` when the record changes, and each time the subscription begins."""
+        self._subscribers[key] = reload
 
     def _forget(self, key: str) -> None:
         self._changes += 1
@@ -228,16 +222,17 @@ class Registry:
         self._changes += 1
         self._copies.clear()
 
-    async def follow(self) -> None:
+    async def follow_changes(self) -> None:
         """Runs as long as the process."""
         pause = 0.05
         while True:
             try:
-                async with self.store.subscription() as subscription:
-                    await self._follow(subscription)
-            except (*FAULTS, BackboneUnavailable) as error:
+                with backbone():
+                    async with self.store.subscription() as subscription:
+                        await self._follow(subscription)
+            except BackboneUnavailable as error:
                 if self.live:
-                    log.warning("registry.lost", error=type(error).__name__)
+                    logger.warning("registry.lost", error=type(error.__cause__ or error).__name__)
                     pause = 0.05
             finally:
                 self._forget_all()
@@ -249,22 +244,25 @@ class Registry:
         while True:
             async with asyncio.timeout(ATTEMPT):
                 message = await subscription.get_message(timeout=HEARTBEAT)
-            if message is None:
-                if unanswered == 2:
-                    raise TimeoutError("the subscription does not answer")
-                unanswered += 1
-                async with asyncio.timeout(ATTEMPT):
-                    await subscription.ping()
+            if message is not None:
+                unanswered = 0
+                await self._apply(message)
                 continue
-            unanswered = 0
-            if message["type"] == "subscribe":
-                # What was asked for before we listened may have changed unheard.
-                self._changes += 1
-                self.live = True
-                for reload in self._watchers.values():
-                    await reload()
-            elif message["type"] == "message":
-                key = message["data"]
-                self._forget(key)
-                if key in self._watchers:
-                    await self._watchers[key]()
+            if unanswered == 2:
+                raise TimeoutError("the subscription does not answer")
+            unanswered += 1
+            async with asyncio.timeout(ATTEMPT):
+                await subscription.ping()
+
+    async def _apply(self, message: dict[str, Any]) -> None:
+        if message["type"] == "subscribe":
+            # Whatever was read before may have changed without this process hearing of it.
+            self._changes += 1
+            self.live = True
+            for reload in self._subscribers.values():
+                await reload()
+        elif message["type"] == "message":
+            key = message["data"]
+            self._forget(key)
+            if key in self._subscribers:
+                await self._subscribers[key]()

@@ -40,7 +40,7 @@ async def holder(request: Request[Any, Any, State], gateway: Gateway) -> Account
     """The account of the request's API key, or else of its dashboard session. Raises Unauthorized, CsrfRefused."""
     if "authorization" in request.headers:
         credential = bearer(request)
-        account = await gateway.registry.holder(credential) if credential else None
+        account = await gateway.registry.account_by_key(credential) if credential else None
     else:
         subject = await gateway.sessions.subject_of(request, ACCOUNT)
         account = await gateway.registry.account(subject) if subject else None

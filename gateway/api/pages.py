@@ -105,7 +105,7 @@ async def log_in(request: Request[Any, Any, State], data: JSONBody[LogIn], gatew
     # Another site's page must not log somebody in to an account of its own.
     sessions.require_own_origin(request)
     await sessions.attempt(request)
-    account = await gateway.registry.holder(data.apiKey)
+    account = await gateway.registry.account_by_key(data.apiKey)
     if account is None:
         raise Unauthorized("This API key is not known here.")
     await sessions.succeeded(request)

@@ -34,12 +34,12 @@ from gateway.errors import (
     ServiceError,
     TarballGone,
 )
-from gateway.events.catalogue import DeployFailed, DeploySucceeded, Event, Kind, Phase, encode
+from gateway.events.catalogue import DeployFailed, DeploySucceeded, Event, Kind, Phase, queued_event
 from gateway.ids import new_id, now_iso
 from gateway.settings import Settings
-from gateway.store import keys
+from gateway.store import keys, scripts
 from gateway.store.client import backbone
-from gateway.store.scripts import Script
+from gateway.store.scripts import Advance
 
 STREAM, GROUP = "builds", "deploys"
 LOG_BYTES = 262_144  # of one deploy
@@ -106,7 +106,6 @@ def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
 class Deploys:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
-        self._trigger, self._advance = Script("trigger"), Script("advance")
         self._sources = Path(settings.data_dir) / "sources"
 
     # -- queueing --------------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ class Deploys:
         account = await self._registry.account(app.account)
         if account is None:
             raise NotFound
-        deploy_id, tag = new_id("dep"), keys.tag(account.id)
+        deploy_id = new_id("dep")
         record = {
             "id": deploy_id,
             "account": account.id,
@@ -136,30 +135,20 @@ class Deploys:
             "createdAt": now_iso(),
             **({} if branch is None else {"branch": branch}),
         }
-        with backbone():
-            verdict, wait, _ = await self._store.run(
-                self._trigger,
-                [
-                    keys.hook_window_key(tag, hook.id if hook else ""),
-                    keys.hooks_used_key(account.id),
-                    keys.site_key(app.account, app.id),
-                    keys.deploys_on_prefix(account.id),
-                    keys.deploy_key(account.id, deploy_id),
-                    keys.deploys_key(account.id),
-                    keys.stream_key(tag, STREAM),
-                ],
-                hook.id if hook else "",
-                TRIGGERS_A_MINUTE,
-                self._settings.deploy_quotas[account.plan],
-                source,
-                "1" if app.repository is not None else "",
-                deploy_id,
-                account.id,
-                app.id,
-                *[part for pair in record.items() for part in pair],
-            )
-        if verdict != "queued":
-            raise self._refusal(str(verdict), int(wait))
+        reply = await scripts.trigger(
+            self._store,
+            account.id,
+            app.id,
+            deploy_id,
+            record,
+            hook=hook.id if hook else "",
+            hook_limit=TRIGGERS_A_MINUTE,
+            quota=self._settings.deploy_quotas[account.plan],
+            source=source,
+            has_repository=app.repository is not None,
+        )
+        if reply.verdict != "queued":
+            raise self._refusal(reply.verdict, reply.retry_in)
         return deploy_id
 
     @staticmethod
@@ -376,31 +365,23 @@ class Deploys:
         return {"finishedAt": now_iso(), "durationMs": str(max(0, int((now - began).total_seconds() * 1000)))}
 
     async def _move(self, deploy: Deploy, event: Event | None = None, *, live: bool = False, **fields: Any) -> Deploy:
-        tag = keys.tag(deploy.account)
-        told = ["", "", "", "", ""]
+        queued = None
         if event is not None:
-            data = encode(event, deploy.appId, deploy.app).decode()
-            told = [new_id("evt"), deploy.account, deploy.app, event.type, data]
-        # Our worker acknowledges by itself.
-        taken = self._settings.deploy_engine == "external" and fields.get("state") in ("live", "failed")
-        with backbone():
-            moved = await self._store.run(
-                self._advance,
-                [
-                    keys.deploy_key(deploy.account, deploy.id),
-                    keys.site_key(deploy.account, deploy.appId),
-                    keys.stream_key(tag, STREAM),
-                    *keys.event_keys(tag, deploy.account),
-                ],
-                deploy.state,
-                "1" if taken else "",
-                deploy.id if live else "",
-                # Not of a source that was cleaned up meanwhile.
-                deploy.source if live and deploy.source and self.source_path(deploy).exists() else "",
-                *told,
-                *[part for pair in fields.items() for part in pair],
-            )
-        if not moved:
+            queued = queued_event(event, new_id("evt"), deploy.account, deploy.appId, deploy.app)
+        move = Advance(
+            account=deploy.account,
+            app=deploy.appId,
+            deploy=deploy.id,
+            expected=deploy.state,
+            fields=fields,
+            event=queued,
+            # The worker acknowledges its entry itself.
+            dequeue=self._settings.deploy_engine == "external" and fields.get("state") in ("live", "failed"),
+            live=live,
+            # A source that was cleaned up in the meantime does not come back.
+            source=deploy.source if live and deploy.source and self.source_path(deploy).exists() else "",
+        )
+        if not await scripts.advance(self._store, move):
             raise Moved
         after = await self.get(deploy.id, deploy.account)
         if after is None:

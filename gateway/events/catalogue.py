@@ -9,6 +9,8 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from gateway.store.scripts import QueuedEvent
+
 Kind = Literal["live", "preview"]
 Phase = Literal["build", "health", "canary"]
 Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]
@@ -119,6 +121,11 @@ SAMPLES: dict[str, Event] = {
         ),
     )
 }
+
+
+def queued_event(event: Event, event_id: str, account: str, app_id: str, app_name: str) -> QueuedEvent:
+    """The event as it is queued. Raises msgspec.ValidationError for a value that is not of its field's type."""
+    return QueuedEvent(event_id, account, app_name, event.type, encode(event, app_id, app_name).decode())
 
 
 def encode(event: Event, app_id: str, app_name: str) -> bytes:

@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -24,9 +23,9 @@ from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed, Serv
 from gateway.events import catalogue
 from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
-from gateway.store import keys
+from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
-from gateway.store.scripts import Script
+from gateway.store.scripts import QueuedEvent
 
 logger = structlog.get_logger()
 
@@ -76,7 +75,6 @@ def signed(secret: str, event_id: str, event_type: str, data: str, now: float) -
 class Webhooks:
     def __init__(self, store: Store, vault: Vault, *, allow_private: bool) -> None:
         self._store, self._vault, self._allow_private = store, vault, allow_private
-        self._emit = Script("emit")
 
     # -- the receiver ----------------------------------------------------------------------------------------
 
@@ -97,7 +95,7 @@ class Webhooks:
             secret = new_secret()
             receiver = Receiver(url, self._sealed(secret), now_iso())
             record = msgspec.json.encode(receiver).decode()
-            if await self._store.change(key, record, expected=before or ""):
+            if await scripts.change(self._store, key, record, expected=before or ""):
                 return receiver, secret
         raise BackboneUnavailable("The receiver is being changed from several places at once; try again.")
 
@@ -109,7 +107,7 @@ class Webhooks:
             raise ServiceError("No webhook can be set here until the operator gives the service its key.") from None
 
     async def clear(self, account_id: str) -> None:
-        await self._store.change(keys.webhook_key(account_id), "")
+        await scripts.change(self._store, keys.webhook_key(account_id), "")
 
     async def _checked(self, url: str) -> str:
         """Judged now for a clear answer; judged again at every connection, because a name's addresses change."""
@@ -128,32 +126,26 @@ class Webhooks:
 
     async def emit(self, app: App, event: catalogue.Event, event_id: str = "") -> str:
         """Queues an event of an app; its id. It may be repeated with an `event_id`. Raises BackboneUnavailable."""
-        once = [keys.emitted_key(app.account, event_id)] if event_id else []
-        data = catalogue.encode(event, app.id, app.name)
-        return await self._queue(event_id or new_id("evt"), app.account, app.name, event.type, data, once)
+        queued = catalogue.queued_event(event, event_id or new_id("evt"), app.account, app.id, app.name)
+        await scripts.emit(self._store, queued, once=bool(event_id))
+        return queued.id
 
     async def test(self, account_id: str, event_type: str, app: App | None) -> str:
         sample = catalogue.SAMPLES.get(event_type)
         if sample is None:
             raise RequestMalformed(f"type: choose one of {', '.join(catalogue.SAMPLES)}.")
         app_id, name = (app.id, app.name) if app is not None else ("app_sample", "sample")
-        return await self._queue(new_id("evt"), account_id, name, event_type, catalogue.encode(sample, app_id, name))
+        queued = catalogue.queued_event(sample, new_id("evt"), account_id, app_id, name)
+        await scripts.emit(self._store, queued)
+        return queued.id
 
     async def redeliver(self, account_id: str, event_id: str) -> None:
         """The same event, with the same id, once more."""
         for entry in await self._log(account_id, LOGGED):
             if entry["id"] == event_id:
-                await self._queue(event_id, account_id, entry["app"], entry["type"], entry["data"].encode())
-                return
+                queued = QueuedEvent(event_id, account_id, entry["app"], entry["type"], entry["data"])
+                return await scripts.emit(self._store, queued)
         raise NotFound("There is no delivery of this id in the last 30 days.")
-
-    async def _queue(
-        self, event_id: str, account_id: str, app: str, event_type: str, data: bytes, once: Sequence[str] = ()
-    ) -> str:
-        script_keys = [*keys.event_keys(keys.tag(account_id), account_id), *once]
-        with backbone():
-            await self._store.run(self._emit, script_keys, event_id, account_id, app, event_type, data.decode())
-        return event_id
 
     # -- the log ---------------------------------------------------------------------------------------------
 

@@ -1,13 +1,14 @@
 """Admission: may a request pass, and what may it cost at most. Settlement: what it did cost.
 
-Each is one script and one round trip. A settlement is idempotent by its reservation's id, so that whatever fails it
-(Redis away, a cancelled request, a lost answer) hands it to a queue that repeats it until it is written. One that
-is never written stays at its bound: reserved until its lease ends, then settled in full by the monitors worker.
+Each is one script and one round trip. A settlement is idempotent by its reservation's id, so whatever makes it fail
+(Redis is away, the request was cancelled, an answer was lost) hands it to a queue that repeats it until it is written.
+One that is never written stays reserved at its bound until its lease ends; then the monitors worker settles it in full.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import OrderedDict
 
@@ -15,20 +16,26 @@ import msgspec
 import structlog
 
 from gateway.accounts.records import Account, App
-from gateway.errors import AppRateLimited, BackboneUnavailable, Headers, ServiceError, SpendCapReached, UserRateLimited
+from gateway.errors import (
+    AppRateLimited,
+    BackboneUnavailable,
+    Headers,
+    ServiceError,
+    SpendCapReached,
+    UserRateLimited,
+)
 from gateway.ids import request_id
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import FAULTS, Store
-from gateway.store.scripts import Script
+from gateway.store import keys, scripts
+from gateway.store.client import Store
+from gateway.store.scripts import Decision, Window
 from gateway.telemetry.metrics import Metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
-UNWRITTEN = 10_000  # settlements that may wait for Redis; the oldest beyond it stay at their bound
-FAULTS_A_PASS = 8  # after which a pass over them gives Redis a rest
-IN_TIME = 2.0  # seconds in which an admission must reach Redis: after that nobody waits for it
-WHOLE = -1  # settle at the bound
+UNWRITTEN = 10_000  # settlements that may wait for Redis; beyond it the oldest stay at their bound
+MAX_FAULTS = 8  # in one pass over them, after which Redis gets a rest
+IN_TIME = 2.0  # seconds in which an admission must reach Redis; after that its caller has given up
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -43,9 +50,34 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class Unwritten(msgspec.Struct, frozen=True):
+    """A settlement that Redis has not confirmed."""
+
     reservation: Reservation
     cost: int
-    due: float = 0.0  # monotonic seconds; a lost admission is released when it can no longer arrive
+    due: float = 0.0  # monotonic seconds; a lost admission is released once it can no longer arrive
+
+
+class RedisClock:
+    """Redis's clock as this process knows it from the answers, all in milliseconds."""
+
+    def __init__(self) -> None:
+        self._offset: float | None = None  # Redis's clock less this process's monotonic one
+
+    def at(self, monotonic: float) -> int:
+        """Redis's time at a monotonic time in seconds; 0 before the first answer."""
+        return 0 if self._offset is None else int(monotonic * 1000 + self._offset)
+
+    def learn(self, now: int) -> None:
+        """From an answer that just arrived. A late one lowers the offset falsely, so a lower offset counts little."""
+        offset = now - time.monotonic() * 1000
+        if self._offset is None or offset > self._offset:
+            self._offset = offset
+        else:
+            self._offset = (self._offset * 15 + offset) / 16
+
+    def reset(self, now: int) -> None:
+        """After a jump of Redis's clock, or an answer so late that the offset misled."""
+        self._offset = now - time.monotonic() * 1000
 
 
 class Admission:
@@ -53,116 +85,104 @@ class Admission:
         self._limits, self._caps = settings.rate_limits, settings.daily_caps
         self._lease = int((settings.provider_timeouts.total + 60) * 1000)  # ms
         self._store, self._metrics = store, metrics
-        self._admit, self._settle = Script("admit"), Script("settle")
         self._unwritten: OrderedDict[str, Unwritten] = OrderedDict()
         self._waiting = asyncio.Event()
-        self._ahead: float | None = None  # Redis's clock less ours, ms; learnt from every answer
+        self._clock = RedisClock()
 
-    async def admit(self, app: App, account: Account, user: str, bound: int, *, again: bool = True) -> Admitted:
+    async def admit(self, app: App, account: Account, user: str, bound: int) -> Admitted:
         """`bound`: nano-euro; 0 reserves nothing. Raises the 429s, 402, or BackboneUnavailable."""
-        tag = keys.tag(account.id)
-        reservation = Reservation(request_id(), account.id, bound)
+        for _ in range(2):
+            reservation = Reservation(request_id(), account.id, bound)
+            decision = await self._decide(app, account, user, reservation)
+            if decision.verdict != "late":
+                self._clock.learn(decision.now)
+                return self._admitted(decision, reservation, self._caps[account.plan])
+            self._clock.reset(decision.now)
+        raise BackboneUnavailable
+
+    async def _decide(self, app: App, account: Account, user: str, reservation: Reservation) -> Decision:
         sent = time.monotonic()
-        latest = 0 if self._ahead is None else int((sent + IN_TIME) * 1000 + self._ahead)
         try:
-            reply = await self._store.run(
-                self._admit,
-                [
-                    keys.app_window_key(tag, app.id),
-                    keys.user_window_key(tag, app.id, user),
-                    f"{keys.spend_prefix(tag)}:{account.id}",
-                    *keys.reservation_keys(tag),
-                ],
-                self._limits.app,
-                self._limits.user,
-                bound,
-                self._caps[account.plan],
-                reservation.id,
+            return await scripts.admit(
+                self._store,
                 account.id,
-                self._lease,
-                latest,
+                app.id,
+                user,
+                app_limit=self._limits.app,
+                user_limit=self._limits.user,
+                bound=reservation.bound,
+                cap=self._caps[account.plan],
+                reservation=reservation.id,
+                lease=self._lease,
+                deadline=self._clock.at(sent + IN_TIME),
             )
         except BaseException as error:
-            # The script may have run and only its answer been lost, or may yet run, in time.
-            if bound:
-                self._later(Unwritten(reservation, 0, sent + IN_TIME + 1))
-            if isinstance(error, FAULTS):
-                log.error("admission.failed", error=type(error).__name__)
-                raise BackboneUnavailable from error
+            # The script may have run and only its answer been lost, or it may yet run, in time.
+            if reservation.bound:
+                self._settle_later(Unwritten(reservation, 0, sent + IN_TIME + 1))
+            if isinstance(error, BackboneUnavailable):
+                logger.error("admission.failed", error=type(error.__cause__).__name__)
             raise
-        clock = float(reply[-1]) - time.monotonic() * 1000
-        if reply[0] == "late":
-            # Redis's clock was set, or an answer that took long misled us about it: it is known now.
-            self._ahead = clock
-            if not again:
-                raise BackboneUnavailable
-            return await self.admit(app, account, user, bound, again=False)
-        self._ahead = clock if self._ahead is None or clock > self._ahead else (self._ahead * 15 + clock) / 16
-        return self._read(reply, reservation, self._caps[account.plan])
 
-    def _read(self, reply: list[str | int], reservation: Reservation, cap: int) -> Admitted:
-        verdict, _, app_count, app_frees, user_count, user_frees, now = reply
-        app_left, user_left = self._limits.app - int(app_count), self._limits.user - int(user_count)
-        tightest = (
-            (self._limits.app, app_left, int(app_frees))
-            if app_left < user_left or verdict == "app"
-            else (self._limits.user, user_left, int(user_frees))
-        )
-        limit, left, frees = tightest
-        headers = [
-            (b"ratelimit-limit", b"%d" % limit),
-            (b"ratelimit-remaining", b"%d" % max(left, 0)),
-            (b"ratelimit-reset", b"%d" % -(-frees // 1_000_000)),
-        ]
-        if verdict == "ok":
+    def _admitted(self, decision: Decision, reservation: Reservation, cap: int) -> Admitted:
+        headers = self._rate_headers(decision)
+        if decision.verdict == "ok":
             self._metrics.reserved(reservation.bound)
             return Admitted(reservation if reservation.bound else None, headers)
-        self._metrics.refused(str(verdict))
-        error: ServiceError
-        match verdict:
-            case "app":
-                # Where both windows are full, the later one decides when the next request passes.
-                wait = max(frees, int(user_frees)) if user_left <= 0 else frees
-                error = AppRateLimited(retry_after=wait / 1_000_000, headers=headers)
-            case "user":
-                error = UserRateLimited(retry_after=int(user_frees) / 1_000_000, headers=headers)
-            case _:
-                # A request above a whole day's cap passes on no day.
-                midnight = 86_400 - int(now) // 1000 % 86_400
-                error = SpendCapReached(retry_after=None if reservation.bound > cap else midnight)
-        raise error
+        self._metrics.refused(decision.verdict)
+        raise self._refusal(decision, reservation.bound, cap, headers)
+
+    def _rate_headers(self, decision: Decision) -> Headers:
+        limits, app, user = self._limits, decision.app, decision.user
+        app_is_tighter = limits.app - app.count < limits.user - user.count or decision.verdict == "app"
+        limit, window = (limits.app, app) if app_is_tighter else (limits.user, user)
+        return [
+            (b"ratelimit-limit", b"%d" % limit),
+            (b"ratelimit-remaining", b"%d" % max(limit - window.count, 0)),
+            (b"ratelimit-reset", b"%d" % math.ceil(window.frees_in / 1_000_000)),
+        ]
+
+    def _refusal(self, decision: Decision, bound: int, cap: int, headers: Headers) -> ServiceError:
+        if decision.verdict == "app":
+            # Where both windows are full, the later one decides when the next request can pass.
+            full: list[Window] = [decision.app]
+            if decision.user.count >= self._limits.user:
+                full.append(decision.user)
+            wait = max(window.frees_in for window in full)
+            return AppRateLimited(retry_after=wait / 1_000_000, headers=headers)
+        if decision.verdict == "user":
+            return UserRateLimited(retry_after=decision.user.frees_in / 1_000_000, headers=headers)
+        # A request whose bound is above a whole day's cap can pass on no day.
+        midnight = 86_400 - decision.now // 1000 % 86_400
+        return SpendCapReached(retry_after=None if bound > cap else midnight)
 
     async def settle(self, reservation: Reservation, cost: int) -> None:
-        """Ends the reservation at `cost` nano-euro, 0 for a release, WHOLE for its bound. Never raises a fault.
+        """Ends the reservation at `cost` nano-euro; 0 releases it. Never raises a fault of Redis.
 
-        Returns when it is written, or when the first attempt failed and the queue has it.
+        Returns when the settlement is written, or when the first attempt failed and the queue has it.
         """
         try:
-            settled = await self._write(reservation, cost)
-        except FAULTS as error:
-            log.error("settlement.postponed", reservation=reservation.id, error=type(error).__name__)
-            self._later(Unwritten(reservation, cost))
+            await self._write(reservation, cost)
+        except BackboneUnavailable as error:
+            logger.error("settlement.postponed", reservation=reservation.id, error=type(error.__cause__).__name__)
+            self._settle_later(Unwritten(reservation, cost))
         except BaseException:
-            self._later(Unwritten(reservation, cost))
+            self._settle_later(Unwritten(reservation, cost))
             raise
-        else:
-            self._metrics.settled(max(settled, 0))
 
-    async def _write(self, reservation: Reservation, cost: int) -> int:
-        """Nano-euro settled, or -1 when there is no such reservation."""
-        tag = keys.tag(reservation.account)
-        script_keys = [*keys.reservation_keys(tag), keys.spend_prefix(tag)]
-        return int(await self._store.run(self._settle, script_keys, reservation.id, cost))
+    async def _write(self, reservation: Reservation, cost: int) -> None:
+        settled = await scripts.settle(self._store, keys.tag(reservation.account), reservation.id, cost)
+        self._metrics.settled(settled or 0)
 
-    def _later(self, unwritten: Unwritten) -> None:
-        # The first end of a reservation counts, as it does in Redis.
+    def _settle_later(self, unwritten: Unwritten) -> None:
+        # The first settlement of a reservation counts, as it does in Redis.
         if len(self._unwritten) >= UNWRITTEN:
             self._unwritten.popitem(last=False)
         self._unwritten.setdefault(unwritten.reservation.id, unwritten)
         self._waiting.set()
 
-    async def keep_settling(self) -> None:
-        """Runs as long as the process: repeats what could not be written."""
+    async def repeat_settlements(self) -> None:
+        """Runs as long as the process."""
         while True:
             await self._waiting.wait()
             await self.settle_unwritten()
@@ -171,7 +191,10 @@ class Admission:
                 await asyncio.sleep(0.5)
 
     async def settle_unwritten(self, *, at_last: bool = False) -> bool:
-        """One pass over what is due, oldest first, or `at_last` over everything; False if Redis failed some of it."""
+        """One pass over the settlements that are due, oldest first, or with `at_last` over all.
+
+        Returns False if Redis failed some of them.
+        """
         self._waiting.clear()
         now, faults = time.monotonic(), 0
         for key, unwritten in list(self._unwritten.items()):
@@ -179,14 +202,13 @@ class Admission:
                 continue
             self._metrics.settlement_retries.inc()
             try:
-                settled = await self._write(unwritten.reservation, unwritten.cost)
-            except FAULTS:
-                # The others may belong to another node of a cluster: they come first the next time.
+                await self._write(unwritten.reservation, unwritten.cost)
+            except BackboneUnavailable:
+                # The others may belong to another node of a cluster: they come first in the next pass.
                 self._unwritten.move_to_end(key)
                 faults += 1
-                if faults >= FAULTS_A_PASS:
+                if faults >= MAX_FAULTS:
                     break
-                continue
-            self._unwritten.pop(key, None)
-            self._metrics.settled(max(settled, 0))
+            else:
+                self._unwritten.pop(key, None)
         return faults == 0

@@ -19,7 +19,7 @@ import structlog
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.settings import Settings
-from gateway.store import keys
+from gateway.store import keys, scripts
 from gateway.store.client import backbone
 
 log = structlog.get_logger()
@@ -116,8 +116,8 @@ class Availability:
         self._health = Health()
         self._configured: Status | None = None
         self._running: set[asyncio.Task[None]] = set()
-        registry.watch(keys.INFERENCE, self.reload)
-        registry.watch(keys.PROVIDER, self.reload)
+        registry.subscribe(keys.INFERENCE, self.reload)
+        registry.subscribe(keys.PROVIDER, self.reload)
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Availability:
                 approved=switch.approved if approved is None else approved,
             )
             after = msgspec.json.encode(switch).decode()
-            if await self._store.change(keys.INFERENCE, after, expected=before or ""):
+            if await scripts.change(self._store, keys.INFERENCE, after, expected=before or ""):
                 await self.reload()
                 return self.status()
 
@@ -213,8 +213,8 @@ class Availability:
                 before = await self._store.get(keys.PROVIDER)
                 health = msgspec.json.decode(before or "{}", type=Health)
                 after = learn(health, seen)
-                if after == health or await self._store.change(
-                    keys.PROVIDER, msgspec.json.encode(after).decode(), expected=before or ""
+                if after == health or await scripts.change(
+                    self._store, keys.PROVIDER, msgspec.json.encode(after).decode(), expected=before or ""
                 ):
                     self._health = after
                     self._recompute()

@@ -39,7 +39,7 @@ from gateway.errors import (
 )
 from gateway.ids import request_id
 from gateway.inference import cors
-from gateway.inference.admission import WHOLE, Admission, Reservation
+from gateway.inference.admission import Admission, Reservation
 from gateway.inference.availability import Availability, Seen
 from gateway.inference.doors import NATIVE, Ask, Door, OpenAI, finish_reason, native_ask, openai_ask
 from gateway.inference.prices import PRICED_ON, PRICES, cost, worst_case
@@ -295,7 +295,7 @@ class Inference:
             if self._availability.emergency_off():
                 self._provider.keep(connection)
                 raise InferenceDisabled
-            owed = WHOLE
+            owed = reservation.bound
             call.stream = stream = connection.post(ask.payload)
             watcher = self._watch(call, stream)
             while (choices := await stream.read()) is not None:
@@ -332,7 +332,7 @@ class Inference:
                     owed = self._price(stream, ask, reservation)
                 elif owed:
                     self._metrics.anomalies.labels("no usage").inc()
-            call.nano_euro = reservation.bound if owed == WHOLE else owed
+            call.nano_euro = owed
             # Told only when it is written, so that who reads the end of an answer can read its cost.
             await self._admission.settle(reservation, owed)
         if failure is not None:

@@ -11,21 +11,20 @@ time cannot both tell.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import msgspec
 import structlog
 
 from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable, RequestMalformed
-from gateway.events.catalogue import Finding, SecurityFinding, encode
+from gateway.events.catalogue import Finding, SecurityFinding, queued_event
 from gateway.events.receivers import DATA_BYTES
 from gateway.ids import new_id, now_iso
 from gateway.monitors.scans import RANKS, Reported, Scan, Tier
 from gateway.settings import Settings
-from gateway.store import keys
+from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
-from gateway.store.scripts import Script
+from gateway.store.scripts import Observation
 
 logger = structlog.get_logger()
 
@@ -103,7 +102,6 @@ def events(telling: list[Open]) -> Iterator[SecurityFinding]:
 class Findings:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._deadlines, self._store = settings.finding_deadlines, store
-        self._observe = Script("observe")
 
     async def take_in(self, app: App, scan: Scan) -> Counts:
         """Raises RequestMalformed, or BackboneUnavailable; then nothing has changed."""
@@ -122,25 +120,18 @@ class Findings:
         raise BackboneUnavailable("Several scans of this app arrive at once; send it again.")
 
     async def _write(self, app: App, key: str, version: str, after: list[Open], telling: list[Open]) -> bool:
-        tag = keys.tag(app.account)
         red = sum(each.tier == "red" for each in after)
-        fields: dict[str, Any] = {
-            "open": msgspec.json.encode(after).decode(),
-            "red": red,
-            "yellow": len(after) - red,
-        }
-        told = [
-            part
-            for event in events(telling)
-            for part in (new_id("evt"), app.account, app.name, event.type, encode(event, app.id, app.name).decode())
-        ]
-        script_keys = [key, *keys.event_keys(tag, app.account), keys.awaited_prefix(tag)]
-        written = [part for pair in fields.items() for part in pair]
-        args = [version, new_id("ver"), app.id, 0, len(written), *written, *told]
-        with backbone():
-            done = await self._store.run(self._observe, script_keys, *args)
-        if done and telling:
+        observation = Observation(
+            app=app.id,
+            account=app.account,
+            version=version,
+            next_version=new_id("ver"),
+            fields={"open": msgspec.json.encode(after).decode(), "red": red, "yellow": len(after) - red},
+            events=[queued_event(event, new_id("evt"), app.account, app.id, app.name) for event in events(telling)],
+        )
+        recorded = await scripts.observe(self._store, key, observation)
+        if recorded and telling:
             logger.info(
                 "monitor.told", type=SecurityFinding.type, app=app.id, account=app.account, findings=len(telling)
             )
-        return bool(done)
+        return recorded

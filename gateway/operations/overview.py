@@ -24,11 +24,11 @@ from gateway.inference.availability import Availability
 from gateway.operations.backlog import look
 from gateway.settings import Settings
 from gateway.store import keys
-from gateway.store.client import FAULTS, backbone
+from gateway.store.client import backbone
 from gateway.telemetry.counters import TOTAL, TTFT, TTFT_FIELDS, Counters
 from gateway.telemetry.metrics import Metrics
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 INTERVAL = 10.0  # seconds between looks for the gauges
 WATCH_INTERVAL = 2.0  # seconds between snapshots for the page
@@ -55,11 +55,12 @@ class Overview:
         """Runs as long as the process."""
         while True:
             try:
-                await self._look()
+                with backbone():
+                    await self._look()
                 self._metrics.redis_up.set(1)
-            except (*FAULTS, BackboneUnavailable) as error:
+            except BackboneUnavailable as error:
                 self._metrics.redis_up.set(0)
-                log.debug("overview.waiting", error=type(error).__name__)
+                logger.debug("overview.waiting", error=type(error.__cause__ or error).__name__)
             self._metrics.provider_up.set(self._availability.provider_up())
             await asyncio.sleep(INTERVAL)
 
@@ -82,7 +83,7 @@ class Overview:
             for spend in spends:
                 if spend["settled"] + spend["reserved"] > spend["cap"]:
                     self._metrics.cap_breaches.inc()
-                    log.error("cap.breached", **spend)
+                    logger.error("cap.breached", **spend)
 
     async def _spends(self, accounts: Sequence[str], day: str) -> list[dict[str, Any]]:
         """Those that still exist, in this order; nano-euro."""

@@ -1,42 +1,81 @@
-"""The Redis client: one for every command, and connections of their own for what waits."""
+"""The connections to Redis, and what its failures become."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import hashlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+import structlog
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisClusterException, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
 
-from gateway.errors import BackboneUnavailable
-from gateway.store.keys import (
-    CHANGES,
-)
-from gateway.store.pipeline import Wire
-from gateway.store.scripts import Script
+from gateway.cancellation import end_if_cancelled
+from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.store.keys import CHANGES
+from gateway.store.pipeline import Pipeline
 
+logger = structlog.get_logger()
+
+FIRST_PAUSE = 0.1  # seconds
+LUA = Path(__file__).parents[2] / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
-# redis-py's cluster errors are no RedisError.
-FAULTS = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
+# redis-py's cluster errors do not inherit from RedisError.
+_FAULTS = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
+
+T = TypeVar("T")
 
 
 @contextmanager
 def backbone() -> Iterator[None]:
-    """Whatever Redis fails with leaves as one answer."""
+    """Turns every failure of Redis into BackboneUnavailable, or BackboneRefused if Redis answered with an error."""
     try:
         yield
-    except FAULTS as error:
+    except ResponseError as error:
+        raise BackboneRefused from error
+    except _FAULTS as error:
         raise BackboneUnavailable from error
 
 
+async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: str = "") -> T:
+    """Repeats `attempt` until Redis answers, with pauses of 0.1 to 1 second. The attempt must bear a repetition.
+
+    `waiting` names the log event of the first failure; without it nothing is logged.
+    """
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            result = await attempt()
+        except BackboneUnavailable as error:
+            if waiting and pause == FIRST_PAUSE:
+                logger.warning(waiting, error=repr(error.__cause__))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+        else:
+            end_if_cancelled()
+            return result
+
+
+class Script:
+    """A file of `lua/`, behind the shared files that its lines `-- uses …` name."""
+
+    def __init__(self, name: str) -> None:
+        own = (LUA / f"{name}.lua").read_text()
+        shared = re.findall(r"^-- uses (\w+)$", own, re.MULTILINE)
+        self.source = "\n".join([*((LUA / f"{file}.lua").read_text() for file in shared), own])
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+
 class Store:
-    """One client for every command, and connections of their own for what waits (subscriptions, blocking reads)."""
+    """One client for every command, and separate connections for reads that block (subscriptions, streams)."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -53,23 +92,26 @@ class Store:
             if self.cluster
             else Redis.from_url(url, max_connections=1024, **options)
         )
-        # In a cluster the scripts go the client's way, which knows the nodes and follows what moves.
-        self.wire = None if self.cluster else Wire(url, ATTEMPT)
-        self._change = Script("change")
+        # In a cluster the client runs the scripts: it knows the nodes and follows slots that move.
+        self._pipeline = None if self.cluster else Pipeline(url, ATTEMPT)
 
-    async def run(self, script: Script, keys: list[str], *args: str | int) -> Any:
-        """The token path's way to run a script. Raises one of FAULTS."""
-        if self.wire is None:
-            return await script(self.client, keys, *args)
-        try:
-            return await self.wire.call("EVALSHA", script.sha, len(keys), *keys, *args)
-        except ResponseError as error:
-            if not str(error).startswith("NOSCRIPT"):
-                raise
-            return await self.wire.call("EVAL", script.source, len(keys), *keys, *args)
+    async def run_script(self, script: Script, keys: Sequence[str], *args: str | int) -> Any:
+        """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
+        with backbone():
+            try:
+                return await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+            except ResponseError as error:
+                if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
+                    raise
+                return await self._call("EVAL", script.source, len(keys), *keys, *args)
+
+    async def _call(self, command: str, *args: str | int) -> Any:
+        if self._pipeline is None:
+            return await getattr(self.client, command.lower())(*args)
+        return await self._pipeline.call(command, *args)
 
     def blocking_client(self) -> Any:
-        """For reads that wait: without the deadline of a command. The caller closes it."""
+        """A client for reads that block: it has no deadline for commands. The caller closes it."""
         options: dict[str, Any] = {
             "decode_responses": True,
             "socket_timeout": None,
@@ -80,41 +122,29 @@ class Store:
             return RedisCluster.from_url(self.url.replace("+cluster", ""), **options)
         return Redis.from_url(self.url, max_connections=64, **options)
 
-    async def keep_looking(self) -> None:
-        """Runs as long as the process: ends a connection that does not answer."""
-        if self.wire is not None:
-            await self.wire.keep_looking()
-        else:
-            await asyncio.Event().wait()
-
     async def get(self, key: str) -> str | None:
         with backbone():
             value: str | None = await self.client.get(key)
             return value
 
     async def get_all(self, keys: Sequence[str]) -> list[str | None]:
-        """Of any partitions, in one go. Raises one of FAULTS."""
-        async with self.client.pipeline(transaction=False) as pipeline:
-            for key in keys:
-                pipeline.get(key)
-            values: list[str | None] = await pipeline.execute() if keys else []
-            return values
+        """The values of keys in any partitions, read together. Raises BackboneUnavailable."""
+        with backbone():
+            async with self.client.pipeline(transaction=False) as pipeline:
+                for key in keys:
+                    pipeline.get(key)
+                values: list[str | None] = await pipeline.execute() if keys else []
+                return values
 
     async def info(self) -> list[dict[str, Any]]:
-        """What the server says of itself, or each node of a cluster."""
+        """The INFO of the server, or of each primary of a cluster."""
         if not self.cluster:
             return [await self.client.info()]
         return list((await self.client.info(target_nodes=RedisCluster.PRIMARIES)).values())
 
-    async def change(self, key: str, value: str, *, expected: str | None = None) -> bool:
-        """Writes ('' removes) and announces a record; with `expected`, only while it holds that."""
-        with backbone():
-            check = "any" if expected is None else "same"
-            return bool(await self._change(self.client, [key], CHANGES, check, expected or "", value))
-
     @asynccontextmanager
     async def subscription(self) -> AsyncIterator[PubSub]:
-        """A subscription to the changes, on a connection of its own; messages reach every node of a cluster."""
+        """Subscribes to announced changes on a connection of its own. A cluster passes messages on to every node."""
         parts = urlsplit(self.url.replace("+cluster", ""))
         if self.cluster:
             await self.client.initialize()
@@ -133,6 +163,6 @@ class Store:
             await client.aclose()
 
     async def close(self) -> None:
-        if self.wire is not None:
-            self.wire.close()
+        if self._pipeline is not None:
+            self._pipeline.close()
         await self.client.aclose()

@@ -64,6 +64,7 @@ INFERENCE = "inference"
 PROVIDER = "provider"
 PROBE = "probe"
 BUILDER = "builder"
+REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
 
@@ -123,8 +124,13 @@ def spend_prefix(tag: str) -> str:
     return f"{tag}:spend"
 
 
+def account_spend_prefix(account_id: str) -> str:
+    """The day is appended, in the same slot."""
+    return f"{spend_prefix(tag(account_id))}:{account_id}"
+
+
 def spend_key(account_id: str, day: str) -> str:
-    return f"{tag(account_id)}:spend:{account_id}:{day}"
+    return f"{account_spend_prefix(account_id)}:{day}"
 
 
 def usage_key(account_id: str, hour: str) -> str:

@@ -1,8 +1,8 @@
-"""The token path's connection to Redis: the scripts of all requests share it.
+"""One connection to a single Redis server that the scripts of all requests share.
 
-What is called in one turn of the loop leaves in one write; the answers come in the order of the calls. No call has a
-timer of its own: one look a quarter of a second ends the connection, and every call on it, once the oldest has waited
-too long. A call is sent once: whether a call whose answer was lost has run is for its caller to think about.
+Calls made in one turn of the event loop leave in one write, and Redis answers in the order of the calls. No call has a
+timer of its own: a check four times a second closes the connection once the oldest call has waited too long, and every
+call on it fails. A call is sent once. If its answer is lost, the caller has to consider that it may have run.
 """
 
 from __future__ import annotations
@@ -18,34 +18,33 @@ from redis.asyncio.connection import parse_url
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
-CALLS = 20_000  # that may wait for their answer
-LOOK = 0.25  # seconds
+MAX_PENDING_CALLS = 20_000
+CHECK_INTERVAL = 0.25  # seconds
 
 
-class _Link(asyncio.Protocol):
-    def __init__(self) -> None:
+class _Connection(asyncio.Protocol):
+    def __init__(self, timeout: float) -> None:
         self._loop = asyncio.get_running_loop()
+        self._timeout = timeout
         self._reader = hiredis.Reader(encoding="utf-8", errors="replace")
         self._out: list[bytes] = []
-        self._waiting: deque[asyncio.Future[Any]] = deque()
-        self._moving = True  # an answer has come since the last look, or nothing waits
+        self._pending: deque[asyncio.Future[Any]] = deque()
+        self._quiet_checks = 0  # checks in a row that found calls pending and nothing received
+        self._check: asyncio.TimerHandle | None = None
         self.closed = False
         self._transport: asyncio.Transport
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]  # uvloop's transports only look like asyncio's
-
     def call(self, command: bytes) -> asyncio.Future[Any]:
         answer: asyncio.Future[Any] = self._loop.create_future()
-        if self.closed or len(self._waiting) >= CALLS:
-            answer.set_exception(RedisConnectionError("the connection is lost, or too much waits for it"))
+        if self.closed or len(self._pending) >= MAX_PENDING_CALLS:
+            answer.set_exception(RedisConnectionError("the connection is lost, or too many calls wait for it"))
             return answer
-        if not self._waiting:
-            self._moving = True
+        if not self._pending:
+            self._quiet_checks = -1  # the check now due may come at once
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(command)
-        self._waiting.append(answer)
+        self._pending.append(answer)
         return answer
 
     def _flush(self) -> None:
@@ -53,14 +52,32 @@ class _Link(asyncio.Protocol):
         if not self.closed:
             self._transport.write(b"".join(commands))
 
+    def close(self) -> None:
+        self.closed = True
+        self._transport.abort()
+
+    def _check_progress(self) -> None:
+        if self._pending:
+            self._quiet_checks += 1
+        if self._quiet_checks * CHECK_INTERVAL >= self._timeout:
+            self.close()
+        else:
+            self._check = self._loop.call_later(CHECK_INTERVAL, self._check_progress)
+
+    # -- asyncio's callbacks ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's transports do not inherit from asyncio's
+        self._check = self._loop.call_later(CHECK_INTERVAL, self._check_progress)
+
     def data_received(self, data: bytes) -> None:
-        self._moving = True
-        reader, waiting = self._reader, self._waiting
+        self._quiet_checks = -1
+        reader, pending = self._reader, self._pending
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not False:
-                answer = waiting.popleft()
-                if answer.done():  # whoever called has gone
+                answer = pending.popleft()
+                if answer.done():  # the caller was cancelled
                     continue
                 if isinstance(reply, hiredis.ReplyError):
                     answer.set_exception(ResponseError(str(reply)))
@@ -71,80 +88,73 @@ class _Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
-        while self._waiting:
-            answer = self._waiting.popleft()
+        if self._check is not None:
+            self._check.cancel()
+        while self._pending:
+            answer = self._pending.popleft()
             if not answer.done():
                 answer.set_exception(RedisConnectionError("the connection is lost"))
 
-    def look(self) -> bool:
-        """False when calls wait and nothing has come since the last look."""
-        moving, self._moving = self._moving or not self._waiting, False
-        return moving
 
-    def close(self) -> None:
-        self.closed = True
-        self._transport.abort()
-
-
-class Wire:
-    def __init__(self, url: str, patience: float) -> None:
-        """`patience`: seconds to connect, and without any answer."""
+class Pipeline:
+    def __init__(self, url: str, timeout: float) -> None:
+        """`timeout`: seconds to connect, and seconds without any answer while calls are pending."""
         self._options: dict[str, Any] = dict(parse_url(url))
-        self._patience = patience
-        self._link: _Link | None = None
-        self._connecting: asyncio.Task[_Link] | None = None
+        self._timeout = timeout
+        self._connection: _Connection | None = None
+        self._connecting: asyncio.Task[_Connection] | None = None
 
     async def call(self, *command: str | int | bytes) -> Any:
         """Raises redis's ConnectionError or ResponseError, OSError, or TimeoutError."""
-        link = self._link
-        if link is None or link.closed:
-            link = await self._connected()
-        return await link.call(pack(command))
+        connection = self._connection
+        if connection is None or connection.closed:
+            connection = await self._reconnect()
+        return await connection.call(pack(command))
 
-    async def _connected(self) -> _Link:
+    async def _reconnect(self) -> _Connection:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
         return await asyncio.shield(self._connecting)
 
-    async def _connect(self) -> _Link:
-        options, loop = self._options, asyncio.get_running_loop()
-        link: _Link | None = None
+    async def _connect(self) -> _Connection:
+        connection: _Connection | None = None
         try:
-            async with asyncio.timeout(self._patience):
-                if path := options.get("path"):
-                    _, link = await loop.create_unix_connection(_Link, path)
-                else:
-                    host, port = options.get("host", "localhost"), options.get("port", 6379)
-                    _, link = await loop.create_connection(_Link, host, port, ssl=_tls(options))
-                if password := options.get("password"):
-                    user = [options["username"]] if options.get("username") else []
-                    await link.call(pack(["AUTH", *user, password]))
-                if database := options.get("db"):
-                    await link.call(pack(["SELECT", str(database)]))
+            async with asyncio.timeout(self._timeout):
+                connection = await self._open()
+                await self._log_in(connection)
         except BaseException:
-            if link is not None:
-                link.close()
+            if connection is not None:
+                connection.close()
             raise
         else:
-            self._link = link
-            return link
+            self._connection = connection
+            return connection
         finally:
             self._connecting = None
 
-    async def keep_looking(self) -> None:
-        """Runs as long as the process."""
-        still = 0
-        while True:
-            await asyncio.sleep(LOOK)
-            link = self._link
-            still = 0 if link is None or link.look() else still + 1
-            if link is not None and still * LOOK >= self._patience:
-                link.close()
-                still = 0
+    async def _open(self) -> _Connection:
+        options, loop = self._options, asyncio.get_running_loop()
+
+        def protocol() -> _Connection:
+            return _Connection(self._timeout)
+
+        if path := options.get("path"):
+            _, connection = await loop.create_unix_connection(protocol, path)
+        else:
+            host, port = options.get("host", "localhost"), options.get("port", 6379)
+            _, connection = await loop.create_connection(protocol, host, port, ssl=_tls(options))
+        return connection
+
+    async def _log_in(self, connection: _Connection) -> None:
+        if password := self._options.get("password"):
+            user = [self._options["username"]] if self._options.get("username") else []
+            await connection.call(pack(["AUTH", *user, password]))
+        if database := self._options.get("db"):
+            await connection.call(pack(["SELECT", str(database)]))
 
     def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
+        if self._connection is not None:
+            self._connection.close()
 
 
 def pack(command: Sequence[str | int | bytes]) -> bytes:
@@ -153,7 +163,7 @@ def pack(command: Sequence[str | int | bytes]) -> bytes:
 
 
 def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
-    """The query of a rediss:// address, as redis-py reads it."""
+    """The TLS context that the query of a rediss:// address asks for, read as redis-py reads it."""
     if options.get("connection_class") is None or "SSL" not in options["connection_class"].__name__:
         return None
     context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))

@@ -1,28 +1,327 @@
-"""The Lua scripts."""
+"""The Lua scripts of `lua/`: one typed function for each, and nothing else runs one.
+
+A function builds its script's keys, flattens its arguments and turns the reply into a struct. It raises
+BackboneUnavailable when Redis fails: the script may have run then, and only its answer been lost. BackboneRefused, a
+kind of it, means that Redis answered with an error and changed nothing. What a script decides, and which race it
+prevents, stands at the head of its Lua file.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
-from redis.exceptions import NoScriptError
+import msgspec
 
-LUA = Path(__file__).parents[2] / "lua"
+from gateway.store import keys
+from gateway.store.client import Script, Store
+
+_ADMIT = Script("admit")
+_ADVANCE = Script("advance")
+_BEGIN = Script("begin")
+_CHANGE = Script("change")
+_COUNT = Script("count")
+_DUE = Script("due")
+_EMIT = Script("emit")
+_FINISH = Script("finish")
+_KEEP = Script("keep")
+_OBSERVE = Script("observe")
+_OVERDUE = Script("overdue")
+_REGISTER = Script("register")
+_SETTLE = Script("settle")
+_TRIGGER = Script("trigger")
 
 
-class Script:
-    """One file of `lua/`, with what it uses of the others in front."""
+class QueuedEvent(msgspec.Struct, frozen=True):
+    """An event as it waits in its partition's stream."""
 
-    def __init__(self, name: str) -> None:
-        own = (LUA / f"{name}.lua").read_text()
-        used = re.findall(r"^-- uses (\w+)$", own, re.MULTILINE)
-        self.source = "\n".join([*((LUA / f"{u}.lua").read_text() for u in used), own])
-        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+    id: str
+    account: str
+    app: str  # the app's name
+    type: str
+    data: str  # JSON
 
-    async def __call__(self, client: Any, keys: list[str], *args: str | int) -> Any:
-        try:
-            return await client.evalsha(self.sha, len(keys), *keys, *args)
-        except NoScriptError:
-            return await client.eval(self.source, len(keys), *keys, *args)
+
+def _flat(fields: Mapping[str, str | int]) -> list[str | int]:
+    return [part for pair in fields.items() for part in pair]
+
+
+def _flat_event(event: QueuedEvent) -> tuple[str, str, str, str, str]:
+    return event.id, event.account, event.app, event.type, event.data
+
+
+# -- records -------------------------------------------------------------------------------------------------
+
+
+async def change(store: Store, key: str, value: str, *, expected: str | None = None) -> bool:
+    """Writes a record ('' removes it) and announces the change; with `expected`, only if the record holds that."""
+    check = "any" if expected is None else "same"
+    return bool(await store.run_script(_CHANGE, [key], keys.CHANGES, check, expected or "", value))
+
+
+class Registration(msgspec.Struct, frozen=True):
+    accepted: bool
+    resets_in: int  # seconds until 00:00 UTC
+
+
+async def register(store: Store, per_day: int) -> Registration:
+    """Counts a registration if today has room for one more."""
+    accepted, resets_in = await store.run_script(_REGISTER, [keys.REGISTRATIONS], per_day)
+    return Registration(bool(accepted), int(resets_in))
+
+
+# -- money ---------------------------------------------------------------------------------------------------
+
+
+class Window(msgspec.Struct, frozen=True, gc=False):
+    count: int  # requests that passed in the last 60 seconds, this one included
+    frees_in: int  # microseconds until a slot frees
+
+
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    verdict: Literal["ok", "app", "user", "cap", "late"]
+    app: Window
+    user: Window
+    now: int  # Redis's clock, milliseconds
+
+
+async def admit(
+    store: Store,
+    account: str,
+    app: str,
+    user: str,
+    *,
+    app_limit: int,
+    user_limit: int,
+    bound: int,
+    cap: int,
+    reservation: str,
+    lease: int,
+    deadline: int,
+) -> Decision:
+    """Decides on a request of an app's user and reserves `bound`.
+
+    Limits are requests in 60 seconds, `bound` and `cap` nano-euro (a bound of 0 reserves nothing), `lease` is in
+    milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none) takes nothing.
+    """
+    tag = keys.tag(account)
+    reply = await store.run_script(
+        _ADMIT,
+        [
+            keys.app_window_key(tag, app),
+            keys.user_window_key(tag, app, user),
+            keys.account_spend_prefix(account),
+            *keys.reservation_keys(tag),
+        ],
+        app_limit,
+        user_limit,
+        bound,
+        cap,
+        reservation,
+        account,
+        lease,
+        deadline,
+    )
+    verdict, _, app_count, app_frees, user_count, user_frees, now = reply
+    return Decision(verdict, Window(app_count, int(app_frees)), Window(user_count, int(user_frees)), int(now))
+
+
+async def settle(store: Store, tag: str, reservation: str, cost: int | None) -> int | None:
+    """Ends a reservation of the partition `tag` at `cost` nano-euro, at most its bound; None means the bound.
+
+    Returns the nano-euro settled, or None if the reservation had ended before. It may be repeated.
+    """
+    script_keys = [*keys.reservation_keys(tag), keys.spend_prefix(tag)]
+    settled = int(await store.run_script(_SETTLE, script_keys, reservation, "bound" if cost is None else cost))
+    return None if settled < 0 else settled
+
+
+async def overdue(store: Store, tag: str, limit: int) -> list[str]:
+    """Ids of reservations whose lease is over, the longest overdue first."""
+    _, leases = keys.reservation_keys(tag)
+    reservations: list[str] = await store.run_script(_OVERDUE, [leases], limit)
+    return reservations
+
+
+async def count(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str, int]) -> None:
+    """Adds `counts` to the counters at `key`, a hash or a zset as `kind` says, which then lives `ttl` seconds."""
+    await store.run_script(_COUNT, [key], kind, ttl, *_flat(counts))
+
+
+# -- events --------------------------------------------------------------------------------------------------
+
+
+async def emit(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
+    """Queues an event. With `once`, a repetition under the same id within an hour changes nothing."""
+    marker = [keys.emitted_key(event.account, event.id)] if once else []
+    script_keys = [*keys.event_keys(keys.tag(event.account), event.account), *marker]
+    await store.run_script(_EMIT, script_keys, *_flat_event(event))
+
+
+class Claim(msgspec.Struct, frozen=True):
+    granted: bool  # the event is this worker's to send
+    receiver: str  # the account's receiver, JSON; '' if none is set
+
+
+async def begin(store: Store, tag: str, account: str, *, group: str, consumer: str, entry: str) -> Claim:
+    """Confirms that an entry of the partition's events is this consumer's, and restarts its idle time."""
+    script_keys = [keys.stream_key(tag, "events"), keys.webhook_key(account)]
+    granted, receiver = await store.run_script(_BEGIN, script_keys, group, consumer, entry)
+    return Claim(bool(granted), receiver)
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """How the delivery of an event ended."""
+
+    outcome: Literal["delivered", "failed", "dropped"]
+    at: int  # ms since the epoch
+    duration: int  # ms
+    status: int | None  # of the receiver's answer
+    reason: str  # '' for none
+
+
+async def finish(store: Store, tag: str, event: QueuedEvent, delivery: Delivery, *, group: str, entry: str) -> bool:
+    """Logs the outcome of an event and removes it from the stream; False if another worker had done so before."""
+    script_keys = [*keys.event_keys(tag, event.account), keys.awaited_key(tag, event.id)]
+    status = "" if delivery.status is None else delivery.status
+    outcome = (delivery.outcome, delivery.at, delivery.duration, status, delivery.reason)
+    return bool(await store.run_script(_FINISH, script_keys, group, entry, *_flat_event(event), *outcome))
+
+
+async def keep(store: Store, stream: str, *, group: str, consumer: str, idle: int, entries: Sequence[str]) -> int:
+    """Sets the idle time (ms) of those entries that are pending for the consumer; returns how many are."""
+    return int(await store.run_script(_KEEP, [stream], group, consumer, idle, *entries))
+
+
+# -- monitors ------------------------------------------------------------------------------------------------
+
+
+class DueApp(msgspec.Struct, frozen=True):
+    id: str
+    live: bool
+    known: dict[str, str]  # what the monitor recorded of it
+
+
+class DueApps(msgspec.Struct, frozen=True):
+    now: int  # Redis's clock, milliseconds
+    apps: list[DueApp]
+
+
+async def due(store: Store, tag: str, schedule: str, known: str, *, limit: int, lease: int) -> DueApps:
+    """Takes the apps that are due in the zset `schedule` for `lease` milliseconds; `known` prefixes their records."""
+    script_keys = [schedule, keys.site_prefix(tag), known]
+    now, *found = await store.run_script(_DUE, script_keys, limit, lease)
+    apps = [DueApp(id, bool(live), dict(zip(flat[::2], flat[1::2], strict=True))) for id, live, flat in found]
+    return DueApps(int(now), apps)
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What a monitor records of an app, if nobody has recorded anything since it read `version`."""
+
+    app: str  # id
+    account: str
+    version: str  # '' if there was no record
+    next_version: str
+    fields: Mapping[str, str | int]  # empty: the record stays as it is
+    events: Sequence[QueuedEvent] = ()
+
+
+async def observe(
+    store: Store, record: str, observation: Observation, *, schedule: str | None = None, due_in: int = 0
+) -> bool:
+    """Writes the record and queues its events in one step; the app is due again in `due_in` ms in the zset `schedule`.
+
+    Returns False if the record has changed since it was read, or the app is no longer in the schedule.
+    """
+    tag = keys.tag(observation.account)
+    script_keys = [record, *keys.event_keys(tag, observation.account), keys.awaited_prefix(tag)]
+    fields = _flat(observation.fields)
+    events = [part for event in observation.events for part in _flat_event(event)]
+    head = (observation.version, observation.next_version, observation.app, due_in, len(fields))
+    script_keys += [] if schedule is None else [schedule]
+    return bool(await store.run_script(_OBSERVE, script_keys, *head, *fields, *events))
+
+
+# -- deploys -------------------------------------------------------------------------------------------------
+
+
+class Triggered(msgspec.Struct, frozen=True):
+    verdict: Literal["queued", "rate", "never-live", "source-gone", "quota", "full"]
+    retry_in: int  # microseconds until the hook's next trigger can pass
+
+
+async def trigger(
+    store: Store,
+    account: str,
+    app: str,
+    deploy: str,
+    record: Mapping[str, str],
+    *,
+    hook: str,
+    hook_limit: int,
+    quota: int,
+    source: str,
+    has_repository: bool,
+) -> Triggered:
+    """Queues a deploy of an app, if the hook's rate (triggers in 60 seconds) and the day's quota allow it.
+
+    `hook` is '' for other triggers. `source` names a stored source; '' means the repository or the live source.
+    """
+    tag = keys.tag(account)
+    verdict, retry_in, _ = await store.run_script(
+        _TRIGGER,
+        [
+            keys.hook_window_key(tag, hook),
+            keys.hooks_used_key(account),
+            keys.site_key(account, app),
+            keys.deploys_on_prefix(account),
+            keys.deploy_key(account, deploy),
+            keys.deploys_key(account),
+            keys.stream_key(tag, "builds"),
+        ],
+        hook,
+        hook_limit,
+        quota,
+        source,
+        "1" if has_repository else "",
+        deploy,
+        account,
+        app,
+        *_flat(record),
+    )
+    return Triggered(verdict, int(retry_in))
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """A deploy's move from one state to another, with what follows from it."""
+
+    account: str
+    app: str  # id
+    deploy: str
+    expected: str  # the state it is in
+    fields: Mapping[str, str]  # of the record, the new state included
+    event: QueuedEvent | None = None
+    dequeue: bool = False  # take it from the stream of builds
+    live: bool = False  # the deploy is what the app serves from now on
+    source: str = ""  # its stored source, from which a hook deploys again
+
+
+async def advance(store: Store, move: Advance) -> bool:
+    """Returns False if the deploy is not in the expected state."""
+    tag = keys.tag(move.account)
+    reply = await store.run_script(
+        _ADVANCE,
+        [
+            keys.deploy_key(move.account, move.deploy),
+            keys.site_key(move.account, move.app),
+            keys.stream_key(tag, "builds"),
+            *keys.event_keys(tag, move.account),
+        ],
+        move.expected,
+        "1" if move.dequeue else "",
+        move.deploy if move.live else "",
+        move.source,
+        *(("", "", "", "", "") if move.event is None else _flat_event(move.event)),
+        *_flat(move.fields),
+    )
+    return bool(reply)

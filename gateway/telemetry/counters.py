@@ -29,15 +29,14 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
-from redis.exceptions import ResponseError
 
+from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.inference.prices import Usage
-from gateway.store import keys
-from gateway.store.client import FAULTS, Store, backbone
-from gateway.store.scripts import Script
+from gateway.store import keys, scripts
+from gateway.store.client import Store, backbone
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
 INTERVAL = 2.0  # seconds between two flushes
 PATIENCE = 3600.0  # seconds that a count waits for Redis
@@ -65,7 +64,6 @@ class Tally:
 class Counters:
     def __init__(self, store: Store, streams_open: Callable[[], int], clock: Callable[[], float] = time.time) -> None:
         self._store, self._streams_open, self._clock = store, streams_open, clock
-        self._count = Script("count")
         self._tallies: dict[str, Tally] = {}
         self._usages: dict[str, defaultdict[str, int]] = {}  # of the present hour, by account: parts of the tallies
         self._minute = -1
@@ -139,36 +137,33 @@ class Counters:
         """Adds what is new to Redis; False when it has to wait."""
         async with self._flushing:
             try:
-                await self._show_life()
-            except FAULTS as error:
-                log.debug("counters.waiting", error=type(error).__name__)
+                await self._beat()
+            except BackboneUnavailable as error:
+                logger.debug("counters.waiting", error=type(error.__cause__).__name__)
                 self._drop_old()
                 return False
             tallies = [tally for tally in self._tallies.values() if tally.counts]
             self._tallies, self._minute = {}, -1
             for first in range(0, len(tallies), BATCH):
                 batch = tallies[first : first + BATCH]
-                answers = await asyncio.gather(*map(self._add, batch), return_exceptions=True)
-                for tally, answer in zip(batch, answers, strict=True):
-                    self._note(tally, answer)
+                await asyncio.gather(*map(self._write, batch))
         return True
 
-    async def _add(self, tally: Tally) -> Any:
-        counts = [part for pair in tally.counts.items() for part in pair]
-        return await self._store.run(self._count, [tally.key], tally.kind, tally.life, *counts)
+    async def _write(self, tally: Tally) -> None:
+        try:
+            await scripts.count(self._store, tally.key, tally.kind, tally.life, tally.counts)
+        except BackboneRefused:
+            # Redis took none of it, for want of memory for instance: it waits with what is counted from now on.
+            self._put_back(tally)
+        except BackboneUnavailable as error:
+            logger.warning("counters.lost", key=tally.key, error=type(error.__cause__).__name__)
 
-    def _note(self, tally: Tally, answer: Any) -> None:
-        if isinstance(answer, ResponseError):
-            # Refused as a whole, for want of memory for instance: it waits with what came meanwhile.
-            waiting = self._tallies.setdefault(tally.key, Tally(tally.key, tally.kind, tally.life))
-            waiting.began = tally.began
-            for name, count in tally.counts.items():
-                waiting.counts[name] += count
-            self._drop_old()
-        elif isinstance(answer, FAULTS):
-            log.warning("counters.lost", key=tally.key, error=type(answer).__name__)
-        elif isinstance(answer, BaseException):
-            raise answer
+    def _put_back(self, tally: Tally) -> None:
+        waiting = self._tallies.setdefault(tally.key, Tally(tally.key, tally.kind, tally.life))
+        waiting.began = tally.began
+        for name, count in tally.counts.items():
+            waiting.counts[name] += count
+        self._drop_old()
 
     def _drop_old(self) -> None:
         oldest = time.monotonic() - PATIENCE
@@ -176,21 +171,23 @@ class Counters:
             del self._tallies[key]
             self._minute = -1
 
-    async def _show_life(self) -> None:
-        async with self._store.client.pipeline(transaction=True) as pipe:
-            life = {"streams": self._streams_open(), "startedAt": self._started, "seenAt": now_iso()}
-            pipe.hset(keys.process_key(self._id), mapping=life)
-            pipe.expire(keys.process_key(self._id), PROCESS_LIFE)
-            pipe.sadd(keys.PROCESSES, self._id)
-            pipe.expire(keys.PROCESSES, PROCESS_LIFE)
-            await pipe.execute()
+    async def _beat(self) -> None:
+        """Shows that this process lives, and the streams it has open. Raises BackboneUnavailable."""
+        heartbeat = {"streams": self._streams_open(), "startedAt": self._started, "seenAt": now_iso()}
+        with backbone():
+            async with self._store.client.pipeline(transaction=True) as pipe:
+                pipe.hset(keys.process_key(self._id), mapping=heartbeat)
+                pipe.expire(keys.process_key(self._id), PROCESS_LIFE)
+                pipe.sadd(keys.PROCESSES, self._id)
+                pipe.expire(keys.PROCESSES, PROCESS_LIFE)
+                await pipe.execute()
 
     async def leave(self) -> None:
-        """At the end of the process: nothing stays uncounted, and it is not shown as one that lives."""
+        """Ends the counting of a process that stops: writes what is left, and removes its heartbeat."""
         if not await self.flush():
-            log.warning("counters.left", keys=len(self._tallies))
+            logger.warning("counters.left", keys=len(self._tallies))
             return
-        with contextlib.suppress(*FAULTS):
+        with contextlib.suppress(BackboneUnavailable), backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.srem(keys.PROCESSES, self._id)
                 pipe.delete(keys.process_key(self._id))

@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from gateway.store.scripts import Script
+from gateway.store.client import Script
 
 CLOCK = "test:clock"
 READING = "redis.call('TIME')"
@@ -84,8 +84,9 @@ class Scripts:
         return Reply(verdict.decode(), day.decode(), *map(int, numbers))
 
     def settle(self, reservation: str, cost: int) -> int:
+        """A negative cost stands for the bound."""
         keys = [f"{TAG}:reservations", f"{TAG}:leases", f"{TAG}:spend"]
-        return self._settle(keys, [reservation, cost])
+        return self._settle(keys, [reservation, "bound" if cost < 0 else cost])
 
     def overdue(self, at_most: int = 500) -> list[str]:
         return [each.decode() for each in self._overdue([f"{TAG}:leases"], [at_most])]

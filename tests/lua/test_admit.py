@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.scripts import Script
+from gateway.store.client import Script
 from tests.lua.scripts import MINUTE, SECOND, TAG, Scripts, at
 from tests.servers import BINARIES
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.scripts import Script
+from gateway.store.client import Script
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Redis, ResponseError, Store
-from gateway.store.scripts import Script
 from tests.polling import wait_until
 from tests.proxy import Proxy
 from tests.servers import RedisServer
@@ -33,7 +33,6 @@ class Reader:
         self.has_room.set()
         self.consumer = Consumer(self.store, "events", "webhooks", idle, self._take, self._room)
         self._task: asyncio.Task[None] | None = None
-        self._looking: asyncio.Task[None] | None = None
 
     def _take(self, entry: Entry) -> None:
         self.taken.append(entry.fields["n"])
@@ -44,7 +43,6 @@ class Reader:
 
     async def start(self) -> "Reader":
         self._task = asyncio.create_task(self.consumer.run())
-        self._looking = asyncio.create_task(self.store.keep_looking())
         return self
 
     async def joined(self) -> "Reader":
@@ -53,7 +51,7 @@ class Reader:
 
     async def vanish(self) -> None:
         """As a process that was killed: it gives nothing back."""
-        tasks = [task for task in (self._task, self._looking) if task is not None]
+        tasks = [task for task in (self._task,) if task is not None]
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,10 +178,9 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     await wait_until(lambda: one.name != first and one.consumer._sure_until)
     assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
     assert await events.pending(first) == 1, "and what is pending for it"
-    assert await Script("begin")(one.store.client, [KEY, "{p03}:x"], "webhooks", one.name, one.entries[0].id) == [
-        0,
-        "",
-    ]
+    entry = one.entries[0].id
+    claim = await scripts.begin(one.store, "{p03}", "x", group="webhooks", consumer=one.name, entry=entry)
+    assert claim == scripts.Claim(False, "")
     (number,) = await events.add()
     await wait_until(lambda: number in one.taken, 10)
 

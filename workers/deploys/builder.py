@@ -32,8 +32,8 @@ from gateway.events.catalogue import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import ATTEMPT, FAULTS, Store, backbone
+from gateway.store import keys, scripts
+from gateway.store.client import ATTEMPT, Store, backbone
 from workers.deploys.engine import Engine, Job, LocalEngine
 from workers.deploys.source import Failed
 from workers.sites import sites
@@ -81,7 +81,6 @@ class Builder:
 
     async def run(self) -> None:
         """Until it is cancelled; then what is under way is undone and given back."""
-        looking = asyncio.create_task(self._store.keep_looking())
         try:
             async with self._engine.opened() as place:
                 await self._take_place(place)
@@ -93,7 +92,6 @@ class Builder:
                 finally:
                     await undisturbed(self._stop(place))
         finally:
-            looking.cancel()
             await self._store.close()
 
     async def _take_place(self, place: str) -> None:
@@ -123,11 +121,11 @@ class Builder:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        with contextlib.suppress(*FAULTS):
+        with contextlib.suppress(BackboneUnavailable), backbone():
             async with asyncio.timeout(ATTEMPT):
                 await self._consumer.release()
         with contextlib.suppress(BackboneUnavailable):
-            await self._store.change(keys.BUILDER, "", expected=place)
+            await scripts.change(self._store, keys.BUILDER, "", expected=place)
 
     async def _keep_tidy(self) -> None:
         while True:

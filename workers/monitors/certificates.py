@@ -21,12 +21,13 @@ from cryptography import x509
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_cancelled
+from gateway.errors import BackboneUnavailable
 from gateway.events.catalogue import DomainExpiring
 from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
 from gateway.settings import Settings
 from gateway.store import keys
-from gateway.store.client import FAULTS
+from gateway.store.client import backbone
 from workers.monitors.rounds import Rounds, Seen, Taken
 
 logger = structlog.get_logger()
@@ -76,15 +77,16 @@ class Certificates:
             while True:
                 end_if_cancelled()
                 try:
-                    seconds, micros = await client.time()
-                    at = seconds * 1000 + micros // 1000 + soon
-                    key = keys.certificates_key(tag)
-                    later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH)
-                    if not later:
-                        break
-                    await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
-                except FAULTS as error:
-                    logger.warning("certificates.waiting", partition=tag, error=type(error).__name__)
+                    with backbone():
+                        seconds, micros = await client.time()
+                        at = seconds * 1000 + micros // 1000 + soon
+                        key = keys.certificates_key(tag)
+                        later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH)
+                        if not later:
+                            break
+                        await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
+                except BackboneUnavailable as error:
+                    logger.warning("certificates.waiting", partition=tag, error=type(error.__cause__).__name__)
                     await asyncio.sleep(1.0)
 
     @staticmethod

@@ -16,11 +16,9 @@ from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_cancelled
 from gateway.deploys.states import Deploys
 from gateway.errors import BackboneUnavailable
-from gateway.inference.admission import WHOLE
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import FAULTS, Store
-from gateway.store.scripts import Script
+from gateway.store import keys, scripts
+from gateway.store.client import Store
 from workers.monitors.certificates import Certificates
 from workers.monitors.uptime import Uptime
 
@@ -36,7 +34,6 @@ async def run(settings: Settings) -> None:
     registry = Registry(store, Vault(settings.encryption_key))
     try:
         async with asyncio.TaskGroup() as group:
-            group.create_task(store.keep_looking())
             group.create_task(keep_settling(store))
             group.create_task(Uptime(settings, registry).run())
             group.create_task(Certificates(settings, registry).run())
@@ -47,10 +44,9 @@ async def run(settings: Settings) -> None:
 
 
 async def keep_settling(store: Store) -> None:
-    overdue, settle = Script("overdue"), Script("settle")
     while True:
         end_if_cancelled()
-        await settle_overdue(store, overdue, settle)
+        await settle_overdue(store)
         await asyncio.sleep(LEASE_INTERVAL)
 
 
@@ -64,18 +60,16 @@ async def keep_failing_unreported(deploys: Deploys) -> None:
         await asyncio.sleep(ENGINE_INTERVAL)
 
 
-async def settle_overdue(store: Store, overdue: Script, settle: Script) -> int:
+async def settle_overdue(store: Store) -> int:
     """One look at every partition; how many reservations it ended."""
     ended = 0
     for tag in keys.partition_tags():
-        reservations, leases = keys.reservation_keys(tag)
-        script_keys = [reservations, leases, keys.spend_prefix(tag)]
         try:
-            for reservation in await overdue(store.client, [leases], BATCH):
-                settled = int(await settle(store.client, script_keys, reservation, WHOLE))
-                if settled >= 0:
+            for reservation in await scripts.overdue(store, tag, BATCH):
+                settled = await scripts.settle(store, tag, reservation, None)
+                if settled is not None:
                     ended += 1
                     logger.warning("lease.over", reservation=reservation, nano_euro=settled)
-        except FAULTS as error:  # the other partitions may be on another node
-            logger.warning("leases.postponed", partition=tag, error=type(error).__name__)
+        except BackboneUnavailable as error:  # the other partitions may be on another node
+            logger.warning("leases.postponed", partition=tag, error=type(error.__cause__).__name__)
     return ended

@@ -22,11 +22,12 @@ import structlog
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_cancelled
-from gateway.events.catalogue import Event, encode
+from gateway.errors import BackboneUnavailable
+from gateway.events.catalogue import Event, queued_event
 from gateway.ids import new_id
-from gateway.store import keys
-from gateway.store.client import FAULTS
-from gateway.store.scripts import Script
+from gateway.store import keys, scripts
+from gateway.store.client import backbone
+from gateway.store.scripts import Observation
 
 logger = structlog.get_logger()
 
@@ -74,7 +75,6 @@ class Rounds:
         self._due, self._key, self._wanted, self._look = due, key, wanted, look
         self._interval, self._lease, self._under_way = interval, budget + MARGIN, under_way
         self._running: set[asyncio.Task[None]] = set()
-        self._due_script, self._observe_script = Script("due"), Script("observe")
 
     async def run(self) -> None:
         tags = keys.partition_tags()
@@ -87,9 +87,10 @@ class Rounds:
                     while len(self._running) >= self._under_way:
                         await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                     try:
-                        taken += await self._take(tag, min(BATCH, self._under_way - len(self._running)))
-                    except FAULTS as error:  # the other partitions may be on another node
-                        logger.warning("round.postponed", due=self._due(tag), error=type(error).__name__)
+                        with backbone():
+                            taken += await self._take(tag, min(BATCH, self._under_way - len(self._running)))
+                    except BackboneUnavailable as error:  # the other partitions may be on another node
+                        logger.warning("round.postponed", due=self._due(tag), error=type(error.__cause__).__name__)
                 if not taken:
                     await asyncio.sleep(min(PAUSE, self._interval / 10))
         finally:
@@ -98,27 +99,26 @@ class Rounds:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _take(self, tag: str, at_most: int) -> int:
-        script_keys = [self._due(tag), keys.site_prefix(tag), self._key(tag, "").removesuffix(":")]
         began = time.monotonic()
-        now, *found = await self._store.run(self._due_script, script_keys, at_most, int(self._lease * 1000))
-        if not found:
+        known = self._key(tag, "").removesuffix(":")
+        due = await scripts.due(self._store, tag, self._due(tag), known, limit=at_most, lease=int(self._lease * 1000))
+        if not due.apps:
             return 0
-        records = await self._registry.by_ids([app_id for app_id, _, _ in found])
+        records = await self._registry.by_ids([each.id for each in due.apps])
         resting: dict[str, bool] = {}
-        for app_id, live, flat in found:
-            app, account = records.get(app_id, (None, None))
+        for each in due.apps:
+            app, account = records.get(each.id, (None, None))
             if app is None or account is None or keys.tag(app.account) != tag:
-                await self._forget(tag, app_id)
-            elif self._wanted(app, account, bool(live)):
-                known = dict(zip(flat[::2], flat[1::2], strict=True))
-                task = asyncio.create_task(self._turn(Taken(tag, app, known, int(now), began)))
+                await self._forget(tag, each.id)
+            elif self._wanted(app, account, each.live):
+                task = asyncio.create_task(self._turn(Taken(tag, app, each.known, due.now, began)))
                 self._running.add(task)
                 task.add_done_callback(self._running.discard)
             else:
-                resting[app_id] = bool(flat)
+                resting[each.id] = bool(each.known)
         if resting:
-            await self._rest(tag, int(now), resting)
-        return len(found)
+            await self._rest(tag, due.now, resting)
+        return len(due.apps)
 
     async def _forget(self, tag: str, app_id: str) -> None:
         client = self._store.client
@@ -140,34 +140,30 @@ class Rounds:
 
     async def _turn(self, taken: Taken) -> None:
         try:
-            seen = await self._look(taken)
-            if time.monotonic() - taken.taken < self._lease:  # else it is another's by now
-                await self._observe(taken, seen)
-        except FAULTS as error:
-            logger.warning("look.lost", app=taken.app.id, error=type(error).__name__)
+            with backbone():
+                seen = await self._look(taken)
+                if time.monotonic() - taken.taken < self._lease:  # else it is another's by now
+                    await self._observe(taken, seen)
+        except BackboneUnavailable as error:
+            logger.warning("look.lost", app=taken.app.id, error=type(error.__cause__).__name__)
         except Exception as error:
             # A fault of ours: the app is due again when the lease is over.
             logger.error("look.crashed", app=taken.app.id, exc_info=error)
 
     async def _observe(self, taken: Taken, seen: Seen) -> None:
         tag, app = taken.tag, taken.app
-        script_keys = [
-            self._key(tag, app.id),
-            *keys.event_keys(tag, app.account),
-            keys.awaited_prefix(tag),
-            self._due(tag),
-        ]
-        events = [
-            part
-            for event_id, event in seen.events
-            for part in (event_id, app.account, app.name, event.type, encode(event, app.id, app.name).decode())
-        ]
-        fields = [part for pair in seen.known.items() for part in pair]
+        observation = Observation(
+            app=app.id,
+            account=app.account,
+            version=taken.known.get("version", ""),
+            next_version=new_id("ver"),
+            fields=seen.known,
+            events=[queued_event(event, event_id, app.account, app.id, app.name) for event_id, event in seen.events],
+        )
         # From look to look, however long one takes.
         again = int(max(self._jittered(seen.again) - (time.monotonic() - taken.taken), 0.0) * 1000)
-        version = taken.known.get("version", "")
-        args: list[str | int] = [version, new_id("ver"), app.id, again, len(fields), *fields, *events]
-        if await self._store.run(self._observe_script, script_keys, *args):
+        record, schedule = self._key(tag, app.id), self._due(tag)
+        if await scripts.observe(self._store, record, observation, schedule=schedule, due_in=again):
             for event_id, event in seen.events:
                 logger.info("monitor.told", id=event_id, type=event.type, app=app.id, account=app.account)
 

@@ -134,7 +134,6 @@ class Crashes:
         self._registry = Registry(self._store, vault)
         self._webhooks = Webhooks(self._store, vault, allow_private=settings.allow_private_addresses)
         self._telling: set[asyncio.Task[None]] = set()
-        self._looking = asyncio.create_task(self._store.keep_looking())
 
     async def tell(self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None) -> None:
         """Not waited for: the app is started again meanwhile."""
@@ -160,7 +159,7 @@ class Crashes:
             logger.error("app.crash_not_told", app=app_id, reason=crash.reason)
 
     async def aclose(self) -> None:
-        for task in (self._looking, *self._telling):
+        for task in self._telling:
             task.cancel()
-        await asyncio.gather(self._looking, *self._telling, return_exceptions=True)
+        await asyncio.gather(*self._telling, return_exceptions=True)
         await self._store.close()

@@ -17,19 +17,20 @@ import contextlib
 import resource
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import structlog
 
 from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.errors import BackboneUnavailable
 from gateway.events.receivers import GROUP, STREAM, Receiver, signed
 from gateway.outbound.addresses import CallFailed
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import ATTEMPT, FAULTS, Store
-from gateway.store.scripts import Script
+from gateway.store import scripts
+from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.store.scripts import Claim, Delivery, QueuedEvent
 from workers.stream import Consumer, Entry
 from workers.webhooks.poster import Poster
 
@@ -45,7 +46,6 @@ STILL = 0.5  # seconds without a delivery that ended in time
 TOO_OLD = 86_400.0  # seconds
 FILES = 16_384  # sockets: those under way, and those kept for the next
 
-T = TypeVar("T")
 Outcome = Literal["delivered", "failed", "dropped"]
 
 
@@ -82,7 +82,6 @@ class Sender:
         self._store = Store(settings.redis_url)
         self._vault = Vault(settings.encryption_key)
         self._http = Poster(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
-        self._begin, self._finish = Script("begin"), Script("finish")
         # Seconds after asking in which a delivery may start: it must end before anybody may claim its event.
         self._believed = settings.webhook_claim_idle - BUDGET - 1
         self._lanes: dict[str, Lane] = {}
@@ -94,7 +93,6 @@ class Sender:
 
     async def run(self) -> None:
         """Until it is cancelled; then what is under way ends, within its budget, and the rest is given back."""
-        looking = asyncio.create_task(self._store.keep_looking())
         try:
             await self._consumer.run()
         finally:
@@ -103,11 +101,11 @@ class Sender:
             self._ready.clear()
             await self._finish_running()
             try:
-                async with asyncio.timeout(ATTEMPT):
-                    await self._consumer.release()
-            except FAULTS as error:
-                logger.warning("webhooks.not_released", error=type(error).__name__)
-            looking.cancel()
+                with backbone():
+                    async with asyncio.timeout(ATTEMPT):
+                        await self._consumer.release()
+            except BackboneUnavailable as error:
+                logger.warning("webhooks.not_released", error=type(error.__cause__).__name__)
             await self._http.close()
             await self._store.close()
 
@@ -200,25 +198,24 @@ class Sender:
         while time.monotonic() - asked > self._believed:
             # Again when this process stood still, or the answer did: by now another may have claimed the entry.
             asked = time.monotonic()
-            mine, record = await _patiently(lambda: self._ask(entry))
-            if not mine:
+            claim = await until_redis_answers(lambda: self._begin(entry), waiting="delivery.waiting")
+            if not claim.granted:
                 return
         began = time.time()
         if began - int(entry.fields["at"]) / 1000 > TOO_OLD:
             result = Result("dropped", reason="expired")
-        elif not record:
+        elif not claim.receiver:
             result = Result("dropped", reason="no-receiver")
         else:
-            result = await self._send(entry, msgspec.json.decode(record, type=Receiver), began)
+            result = await self._send(entry, msgspec.json.decode(claim.receiver, type=Receiver), began)
             lane.learn(result)
         await self._log(entry, result, began)
 
-    async def _ask(self, entry: Entry) -> tuple[int, str]:
+    async def _begin(self, entry: Entry) -> Claim:
         """Whether it is this worker's to send, and the receiver's record."""
         await self._consumer.sure()
-        script_keys = [keys.stream_key(entry.tag, STREAM), keys.webhook_key(entry.fields["account"])]
-        mine, record = await self._store.run(self._begin, script_keys, GROUP, self._consumer.name, entry.id)
-        return mine, record
+        account, consumer = entry.fields["account"], self._consumer.name
+        return await scripts.begin(self._store, entry.tag, account, group=GROUP, consumer=consumer, entry=entry.id)
 
     async def _send(self, entry: Entry, receiver: Receiver, now: float) -> Result:
         fields = entry.fields
@@ -247,23 +244,13 @@ class Sender:
 
     async def _log(self, entry: Entry, result: Result, began: float) -> None:
         fields, tag = entry.fields, entry.tag
-        script_keys = [*keys.event_keys(tag, fields["account"]), keys.awaited_key(tag, fields["id"])]
-        outcome = (
-            GROUP,
-            entry.id,
-            fields["id"],
-            fields["account"],
-            fields["app"],
-            fields["type"],
-            fields["data"],
-            result.outcome,
-            int(began * 1000),
-            int((time.time() - began) * 1000),
-            "" if result.status is None else result.status,
-            result.reason,
-        )
-        written = await _patiently(lambda: self._store.run(self._finish, script_keys, *outcome))
-        if written:
+        event = QueuedEvent(fields["id"], fields["account"], fields["app"], fields["type"], fields["data"])
+        duration = int((time.time() - began) * 1000)
+        delivery = Delivery(result.outcome, int(began * 1000), duration, result.status, result.reason)
+        if await until_redis_answers(
+            lambda: scripts.finish(self._store, tag, event, delivery, group=GROUP, entry=entry.id),
+            waiting="delivery.waiting",
+        ):
             logger.info(
                 "delivery",
                 delivery=fields["id"],
@@ -273,19 +260,6 @@ class Sender:
                 status=result.status,
                 reason=result.reason,
             )
-
-
-async def _patiently(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Until Redis has done it. Each script here may run twice without harm."""
-    pause = 0.1
-    while True:
-        try:
-            return await attempt()
-        except FAULTS as error:
-            if pause == 0.1:
-                logger.warning("delivery.waiting", error=repr(error))
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 1.0)
 
 
 async def run(settings: Settings) -> None:

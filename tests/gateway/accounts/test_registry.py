@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -16,6 +17,7 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound
 from gateway.store import client as store_module
+from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.keys import account_key, app_key
 from tests.polling import wait_until
@@ -31,7 +33,7 @@ async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registr
     store = Store(url)
     store.url = subscription_url or url
     registry = Registry(store, Vault(KEY))
-    following = asyncio.create_task(registry.follow())
+    following = asyncio.create_task(registry.follow_changes())
     try:
         await wait_until(lambda: registry.live)
         yield registry
@@ -76,8 +78,8 @@ async def at_rest(registry: Registry) -> None:
     async def reach() -> None:
         reached.set()
 
-    registry.watch("fence", reach)
-    await registry.store.change("fence", "")
+    registry.subscribe("fence", reach)
+    await scripts.change(registry.store, "fence", "")
     await asyncio.wait_for(reached.wait(), 5)
 
 
@@ -318,18 +320,18 @@ async def test_no_old_record_stays(here: Registry, proxy: Proxy, seed: int) -> N
             assert await registry.app("shop") == app
 
 
-async def test_watchers_are_told_of_changes_and_of_every_new_beginning(here: Registry, proxy: Proxy) -> None:
+async def test_subscribers_are_told_of_changes_and_of_every_new_beginning(here: Registry, proxy: Proxy) -> None:
     async with process(proxy.url) as there:
         told: list[str | None] = []
 
         async def reload() -> None:
             told.append(await there.store.get("inference"))
 
-        there.watch("inference", reload)
-        await here.store.change("inference", "1")
+        there.subscribe("inference", reload)
+        await scripts.change(here.store, "inference", "1")
         await wait_until(lambda: told == ["1"], timeout=1)
         proxy.go_down()
-        await here.store.change("inference", "2")
+        await scripts.change(here.store, "inference", "2")
         proxy.down = False
         await wait_until(lambda: told == ["1", "2"], timeout=3)
 
@@ -340,20 +342,20 @@ async def test_watchers_are_told_of_changes_and_of_every_new_beginning(here: Reg
 async def test_an_api_key_is_kept_only_as_its_hash(here: Registry, raw: redis.asyncio.Redis) -> None:
     account, api_key = await here.create_account("One", "starter")
     assert api_key.startswith("csk_")
-    assert await here.holder(api_key) == account
+    assert await here.account_by_key(api_key) == account
     written = list(await raw.keys("*"))
     written += [value for name in written for value in [await raw.get(name)] if value]
     assert all(api_key not in each and api_key[4:] not in each for each in written)
     digests = [name.removeprefix("key:") for name in written if name.startswith("key:")]
     for wrong in ("", api_key[:-1], api_key + "A", api_key.upper(), *digests, "é", "*"):
-        assert await here.holder(wrong) is None
+        assert await here.account_by_key(wrong) is None
 
 
 async def test_every_account_has_a_key_of_its_own(here: Registry) -> None:
     made = [await here.create_account("Same name", "free") for _ in range(20)]
     assert len({account.id for account, _ in made}) == len({key for _, key in made}) == 20
     for account, key in made:
-        assert await here.holder(key) == account
+        assert await here.account_by_key(key) == account
 
 
 async def test_the_plan_of_nobody(here: Registry) -> None:
@@ -465,14 +467,14 @@ async def test_an_interrupted_renaming_can_be_repeated(
     """Redis went away between two of its writes: the operator sends it again, and everything is as it should be."""
     for name in dict.fromkeys(("shop", former)):
         await put(here, "shop", name, "acc_one")
-    change, writes = here.store.change, iter(range(100))
+    change, writes = scripts.change, iter(range(100))
 
-    async def failing(*args: str, **options: str) -> bool:
+    async def failing(*args: Any, **options: str) -> bool:
         if next(writes) == step:
             raise BackboneUnavailable
         return await change(*args, **options)
 
-    monkeypatch.setattr(here.store, "change", failing)
+    monkeypatch.setattr(scripts, "change", failing)
     with pytest.raises(BackboneUnavailable):
         await put(here, "shop", "store", "acc_one")
     monkeypatch.undo()

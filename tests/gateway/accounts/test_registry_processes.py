@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.scripts import Script
+from gateway.store.client import Script
 from tests.expect import counted, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens

@@ -26,7 +26,7 @@ async def inside(url: str) -> AsyncIterator[Gateway]:
     """A gateway's parts without its server."""
     settings = Settings(redis_url=url, inference=True, processing_approved=True, provider_key="key")
     gateway = Gateway(settings)
-    following = asyncio.create_task(gateway.registry.follow())
+    following = asyncio.create_task(gateway.registry.follow_changes())
     await gateway.availability.reload()
     yield gateway
     following.cancel()

@@ -12,12 +12,13 @@ from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, SpendCapReached
-from gateway.inference.admission import WHOLE, Admission
+from gateway.inference.admission import Admission
 from gateway.settings import Settings
 from gateway.store import client as store_module
-from gateway.store.client import FAULTS, Store
+from gateway.store import scripts
+from gateway.store.client import LUA, Store
 from gateway.store.keys import PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
-from gateway.store.scripts import LUA, Script
+from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
 from tests.polling import wait_until
 from tests.servers import RedisServer, cluster
@@ -27,12 +28,9 @@ from workers.monitors.leases import settle_overdue
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Store]:
     store = Store(url)
-    looking = asyncio.create_task(store.wire.keep_looking()) if store.wire else None
     try:
         yield store
     finally:
-        if looking:
-            looking.cancel()
         await store.close()
 
 
@@ -71,30 +69,27 @@ def test_a_script_opens_with_its_contract(name: str) -> None:
 
 async def test_a_script_the_server_forgot_is_sent_again(server_url: str) -> None:
     async with opened(server_url) as store:
-        overdue = Script("overdue")
         for _ in range(2):
             await store.client.script_flush()
-            assert await store.run(overdue, ["{p00}:leases"], 1) == []
-            await store.client.script_flush()
-            assert await overdue(store.client, ["{p00}:leases"], 1) == []
+            assert await scripts.overdue(store, "{p00}", 1) == []
 
 
 async def test_of_many_writers_over_one_record_one_wins(server_url: str) -> None:
     async with opened(server_url) as first, opened(server_url) as second:
-        assert await first.change("inference", "0", expected="")
+        assert await change(first, "inference", "0", expected="")
         for n in range(20):
-            writers = [each.change("inference", f"{n + 1}", expected=f"{n}") for each in (first, second) for _ in "ab"]
+            writers = [change(each, "inference", f"{n + 1}", expected=f"{n}") for each in (first, second) for _ in "ab"]
             assert sorted(await asyncio.gather(*writers)) == [False, False, False, True]
         assert await second.get("inference") == "20"
-        assert not await first.change("inference", "x", expected="")
-        assert await first.change("inference", "")
+        assert not await change(first, "inference", "x", expected="")
+        assert await change(first, "inference", "")
         assert await second.get("inference") is None
 
 
 async def test_a_change_reaches_a_subscription(server_url: str) -> None:
     async with opened(server_url) as store, store.subscription() as subscription:
         assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
-        await store.change("app:shop", "{}")
+        await change(store, "app:shop", "{}")
         message = await subscription.get_message(timeout=1)
         assert (message["type"], message["data"]) == ("message", "app:shop")
 
@@ -118,9 +113,9 @@ async def test_every_way_in_uses_the_password_and_the_database(
 ) -> None:
     async with opened(address(locked, tmp_path)) as store, store.subscription() as subscription:
         assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
-        await store.change("app:shop", "{}")
+        await change(store, "app:shop", "{}")
         assert (await subscription.get_message(timeout=1))["data"] == "app:shop"
-        assert await store.run(Script("overdue"), ["{p00}:leases"], 1) == []
+        assert await scripts.overdue(store, "{p00}", 1) == []
         assert await store.client.dbsize() == 1
         assert store.client.get_connection_kwargs()["db"] == 2
 
@@ -129,8 +124,8 @@ async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
     async with opened(f"redis://:wrong@127.0.0.1:{locked.port}/0") as store:
         with pytest.raises(BackboneUnavailable):
             await store.get("app:shop")
-        with pytest.raises(FAULTS):
-            await store.run(Script("overdue"), ["{p00}:leases"], 1)
+        with pytest.raises(BackboneUnavailable):
+            await scripts.overdue(store, "{p00}", 1)
 
 
 async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServer) -> None:
@@ -139,7 +134,7 @@ async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServe
         await store.client.config_set("maxmemory", "1")
         try:
             with pytest.raises(BackboneUnavailable):
-                await store.change("app:shop", "{}")
+                await change(store, "app:shop", "{}")
             admission = Admission(Settings(), store, Metrics())
             account = Account(id="acc", name="", plan="free", createdAt="")
             with pytest.raises(BackboneUnavailable):
@@ -152,17 +147,16 @@ async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
     server = RedisServer("valkey", folder=tmp_path).start()
     try:
         async with opened(server.url) as store:
-            await store.change("app:shop", "{}")
-            overdue = Script("overdue")
-            await store.run(overdue, ["{p00}:leases"], 1)
+            await change(store, "app:shop", "{}")
+            await scripts.overdue(store, "{p00}", 1)
             server.kill()
             with pytest.raises(BackboneUnavailable):
                 await store.get("app:shop")
-            with pytest.raises(FAULTS):
-                await store.run(overdue, ["{p00}:leases"], 1)
+            with pytest.raises(BackboneUnavailable):
+                await scripts.overdue(store, "{p00}", 1)
             server.start()
             assert await store.get("app:shop") == "{}"
-            assert await store.run(overdue, ["{p00}:leases"], 1) == []
+            assert await scripts.overdue(store, "{p00}", 1) == []
     finally:
         server.stop()
 
@@ -180,7 +174,7 @@ def nodes() -> Iterator[str]:
 async def following(url: str) -> AsyncIterator[Registry]:
     store = Store(url)
     registry = Registry(store, Vault(""))
-    task = asyncio.create_task(registry.follow())
+    task = asyncio.create_task(registry.follow_changes())
     try:
         await wait_until(lambda: registry.live or task.done())
         assert not task.done(), task.exception()
@@ -208,7 +202,7 @@ async def test_admission_in_a_cluster(nodes: str) -> None:
             with pytest.raises(SpendCapReached):
                 await admission.admit(app, account, "ana", 40_000_000)
             await admission.settle(admitted.reservation, 7)
-            await admission.settle(admitted.reservation, WHOLE)
+            await admission.settle(admitted.reservation, admitted.reservation.bound)
             keys = [key async for key in store.client.scan_iter(match=f"*spend:{account.id}:*")]
             assert await store.client.hgetall(keys[0]) == {"settled": "7", "reserved": "0"}
 
@@ -221,7 +215,7 @@ async def test_the_first_thing_a_process_does_in_a_cluster_is_to_subscribe(nodes
 async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:
     async with following(nodes) as here, following(nodes) as there:
         account, api_key = await here.create_account("One", "free")
-        assert await there.holder(api_key) == account
+        assert await there.account_by_key(api_key) == account
         for n in range(12):  # names on all nodes
             before = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="")
             after = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="", customDomain="a.example")
@@ -238,15 +232,23 @@ async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:
 
 async def test_leases_are_found_on_every_node(nodes: str) -> None:
     async with opened(nodes) as store:
-        admit = Script("admit")
         for account in of_every_partition():
-            names = [f"{tag(account.id)}:{each}" for each in ("window:app:b", "window:user:b:u")]
-            names += [f"{tag(account.id)}:spend:{account.id}"]
-            names += [f"{tag(account.id)}:{each}" for each in ("reservations", "leases")]
-            reply = await admit(store.client, names, 30, 20, 5, 50_000_000, f"r-{account.id}", account.id, 0)
-            assert reply[0] == "ok"
-        assert await settle_overdue(store, Script("overdue"), Script("settle")) == PARTITIONS
-        assert await settle_overdue(store, Script("overdue"), Script("settle")) == 0
+            decision = await scripts.admit(
+                store,
+                account.id,
+                "b",
+                "u",
+                app_limit=30,
+                user_limit=20,
+                bound=5,
+                cap=50_000_000,
+                reservation=f"r-{account.id}",
+                lease=0,
+                deadline=0,
+            )
+            assert decision.verdict == "ok"
+        assert await settle_overdue(store) == PARTITIONS
+        assert await settle_overdue(store) == 0
 
 
 @pytest.fixture
@@ -279,7 +281,7 @@ async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.Mon
         await admission.settle(reservation, 7)
         assert await admission.settle_unwritten() is False
         assert reservation.id in admission._unwritten
-        assert await settle_overdue(store, Script("overdue"), Script("settle")) == 0
+        assert await settle_overdue(store) == 0
 
 
 async def test_a_cluster_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +289,7 @@ async def test_a_cluster_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
     async with opened("redis+cluster://127.0.0.1:1") as store:
         registry = Registry(store, Vault(""))
-        task = asyncio.create_task(registry.follow())
+        task = asyncio.create_task(registry.follow_changes())
         with pytest.raises(BackboneUnavailable):
             await store.get("app:shop")
         await asyncio.sleep(0.3)

@@ -10,21 +10,19 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
+from gateway.store import scripts
 from gateway.store.client import Store
-from gateway.store.pipeline import Wire
-from gateway.store.scripts import Script
+from gateway.store.pipeline import Pipeline
 from tests.servers import RedisServer, free_port
 
 
 @asynccontextmanager
-async def connected(url: str, patience: float = 1.0) -> AsyncIterator[Wire]:
-    wire = Wire(url, patience)
-    looking = asyncio.create_task(wire.keep_looking())
+async def connected(url: str, timeout: float = 1.0) -> AsyncIterator[Pipeline]:
+    pipeline = Pipeline(url, timeout)
     try:
-        yield wire
+        yield pipeline
     finally:
-        looking.cancel()
-        wire.close()
+        pipeline.close()
 
 
 @pytest.fixture
@@ -39,36 +37,36 @@ def locked(tmp_path: Path) -> Iterator[RedisServer]:
 
 
 async def test_answers_come_to_who_called(redis_url: str) -> None:
-    async with connected(redis_url) as wire:
-        answers = await asyncio.gather(*[wire.call("ECHO", f"{n}é") for n in range(500)])
+    async with connected(redis_url) as pipeline:
+        answers = await asyncio.gather(*[pipeline.call("ECHO", f"{n}é") for n in range(500)])
         assert answers == [f"{n}é" for n in range(500)]
 
 
 async def test_a_caller_that_leaves_does_not_shift_the_answers(redis_url: str) -> None:
-    async with connected(redis_url) as wire:
-        await wire.call("PING")
-        leaving = [asyncio.create_task(wire.call("ECHO", "gone")) for _ in range(10)]
+    async with connected(redis_url) as pipeline:
+        await pipeline.call("PING")
+        leaving = [asyncio.create_task(pipeline.call("ECHO", "gone")) for _ in range(10)]
         await asyncio.sleep(0)
         for task in leaving:
             task.cancel()
-        assert await wire.call("ECHO", "mine") == "mine"
+        assert await pipeline.call("ECHO", "mine") == "mine"
 
 
 async def test_an_error_concerns_one_call(redis_url: str) -> None:
-    async with connected(redis_url) as wire:
-        bad, good = await asyncio.gather(wire.call("NONSENSE"), wire.call("PING"), return_exceptions=True)
+    async with connected(redis_url) as pipeline:
+        bad, good = await asyncio.gather(pipeline.call("NONSENSE"), pipeline.call("PING"), return_exceptions=True)
         assert isinstance(bad, ResponseError)
         assert good == "PONG"
 
 
 async def test_password_database_and_unix_socket(locked: RedisServer, tmp_path: Path) -> None:
-    async with connected(f"redis://:secret@127.0.0.1:{locked.port}/3") as wire:
-        await wire.call("SET", "k", "v")
-    async with connected(f"unix://:secret@{tmp_path / 's'}?db=3") as wire:
-        assert await wire.call("GET", "k") == "v"
-    async with connected(f"redis://default:wrong@127.0.0.1:{locked.port}/0") as wire:
+    async with connected(f"redis://:secret@127.0.0.1:{locked.port}/3") as pipeline:
+        await pipeline.call("SET", "k", "v")
+    async with connected(f"unix://:secret@{tmp_path / 's'}?db=3") as pipeline:
+        assert await pipeline.call("GET", "k") == "v"
+    async with connected(f"redis://default:wrong@127.0.0.1:{locked.port}/0") as pipeline:
         with pytest.raises(ResponseError, match="WRONGPASS"):
-            await wire.call("PING")
+            await pipeline.call("PING")
 
 
 async def test_tls(tmp_path: Path) -> None:
@@ -92,11 +90,11 @@ async def test_tls(tmp_path: Path) -> None:
         "no",
     ).start()
     try:
-        async with connected(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}") as wire:
-            assert await wire.call("PING") == "PONG"
-        async with connected(f"rediss://localhost:{tls_port}/0") as wire:
+        async with connected(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}") as pipeline:
+            assert await pipeline.call("PING") == "PONG"
+        async with connected(f"rediss://localhost:{tls_port}/0") as pipeline:
             with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-                await wire.call("PING")
+                await pipeline.call("PING")
     finally:
         server.stop()
 
@@ -108,8 +106,8 @@ async def test_a_server_that_stops_answering_ends_every_call(redis_url: str) -> 
 
     listener = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    async with listener, connected(f"redis://127.0.0.1:{port}/0", patience=0.5) as wire:
-        calls = [asyncio.create_task(wire.call("PING")) for _ in range(5)]
+    async with listener, connected(f"redis://127.0.0.1:{port}/0", timeout=0.5) as pipeline:
+        calls = [asyncio.create_task(pipeline.call("PING")) for _ in range(5)]
         ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 3)
         assert [type(e) for e in ended] == [RedisConnectionError] * 5
 
@@ -117,21 +115,20 @@ async def test_a_server_that_stops_answering_ends_every_call(redis_url: str) -> 
 async def test_it_connects_again(tmp_path: Path) -> None:
     server = RedisServer("valkey", folder=tmp_path).start()
     try:
-        async with connected(server.url) as wire:
-            await wire.call("SET", "k", "v")
+        async with connected(server.url) as pipeline:
+            await pipeline.call("SET", "k", "v")
             server.kill()
             with pytest.raises((RedisConnectionError, OSError)):
-                await wire.call("GET", "k")
+                await pipeline.call("GET", "k")
             server.start()
-            assert await wire.call("GET", "k") == "v"
+            assert await pipeline.call("GET", "k") == "v"
     finally:
         server.stop()
 
 
 async def test_a_script_the_server_forgot_is_sent_again(redis_url: str) -> None:
     store = Store(redis_url)
-    overdue = Script("overdue")
-    assert await store.run(overdue, ["{p00}:leases"], 5) == []
+    assert await scripts.overdue(store, "{p00}", 5) == []
     await store.client.script_flush()
-    assert await store.run(overdue, ["{p00}:leases"], 5) == []
+    assert await scripts.overdue(store, "{p00}", 5) == []
     await store.close()

@@ -12,11 +12,11 @@ from itertools import count
 
 import pytest
 
-from gateway.inference.admission import WHOLE, Admission, Reservation
+from gateway.inference.admission import Admission, Reservation
 from gateway.settings import Settings
+from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.keys import partition_tags, spend_key, tag
-from gateway.store.scripts import Script
 from gateway.telemetry.metrics import Metrics
 from tests.polling import wait_until
 from tests.servers import RedisServer
@@ -28,18 +28,27 @@ ids = map("r{}".format, count())
 class Worker:
     def __init__(self, url: str) -> None:
         self.store = Store(url)
-        self.scripts = Script("overdue"), Script("settle")
 
     async def look(self) -> int:
-        return await leases.settle_overdue(self.store, *self.scripts)
+        return await leases.settle_overdue(self.store)
 
     async def reserve(self, account: str, bound: int, lease: int) -> str:
         """As a gateway does; `lease` in milliseconds, below zero for one that is over."""
-        reservation, at = next(ids), tag(account)
-        keys = [f"{at}:window:app:a", f"{at}:window:user:a:u", f"{at}:spend:{account}"]
-        keys += [f"{at}:reservations", f"{at}:leases"]
-        reply = await Script("admit")(self.store.client, keys, 10**6, 10**6, bound, 10**9, reservation, account, lease)
-        assert reply[0] == "ok"
+        reservation = next(ids)
+        decision = await scripts.admit(
+            self.store,
+            account,
+            "a",
+            "u",
+            app_limit=10**6,
+            user_limit=10**6,
+            bound=bound,
+            cap=10**9,
+            reservation=reservation,
+            lease=lease,
+            deadline=0,
+        )
+        assert decision.verdict == "ok"
         return reservation
 
     async def spend(self, account: str) -> tuple[int, int]:
@@ -101,7 +110,7 @@ async def test_the_gateway_that_comes_back_after_its_lease_changes_nothing(here:
     late = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
     admission = Admission(Settings(), here.store, Metrics())
     await asyncio.gather(here.look(), here.look())
-    for cost in (0, 5, WHOLE):
+    for cost in (0, 5, 100):
         await admission.settle(late, cost)
     assert await here.spend("acc_1") == (100, 0)
 

@@ -15,7 +15,7 @@ from gateway.accounts.records import App
 from gateway.ids import now_iso
 from gateway.outbound import client as outbound
 from gateway.settings import Settings
-from gateway.store import keys
+from gateway.store import keys, scripts
 from gateway.store.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
@@ -213,7 +213,7 @@ def _with(watched: Watched, **fields: str) -> App:
 async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> None:
     app = await shared.app()
     await app.until("healthy")
-    await shared.queue.store.change(keys.app_key(app.app.name), "")
+    await scripts.change(shared.queue.store, keys.app_key(app.app.name), "")
     tag = keys.tag(app.account.id)
     client = shared.queue.store.client
     await client.hset(keys.findings_key(tag, app.app.id), "version", "x")
