@@ -1,4 +1,4 @@
-"""Everything one gateway process holds, and the work that runs beside its requests."""
+"""What one gateway process consists of, and the tasks that run beside its requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 
 import structlog
@@ -40,8 +39,6 @@ logger = structlog.get_logger()
 
 
 class Gateway:
-    """Everything one process holds."""
-
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
@@ -74,31 +71,59 @@ class Gateway:
         self.draining = False
 
     def drain(self) -> None:
-        """SIGTERM: nothing new; what runs gets its time, then ends at its bound."""
+        """Takes no new requests. Running streams get `GATEWAY_DRAIN` seconds, then end at their bound."""
         if not self.draining:
             self.draining = True
             logger.info("gateway.draining", streams=len(self.provider.streams))
             asyncio.get_running_loop().call_later(self.settings.drain, self.provider.interrupt)
 
-    def _drain_on_sigterm(self) -> Callable[[], object]:
-        """In front of the server's own handler, whichever server it is; returns what takes it away again."""
+    @contextmanager
+    def _draining_on_sigterm(self) -> Iterator[None]:
+        """Drains before the server's own handler for SIGTERM runs, whichever server it is."""
         if threading.current_thread() is not threading.main_thread():
-            return bool
-        loop, servers = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+            yield  # only the main thread can handle signals; a server in another thread is a test's
+            return
+        loop, server_handler = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
 
         def handle(number: int, frame: FrameType | None) -> None:
             loop.call_soon_threadsafe(self.drain)
-            if callable(servers):
-                servers(number, frame)
+            if callable(server_handler):
+                server_handler(number, frame)
 
         signal.signal(signal.SIGTERM, handle)
-        return partial(signal.signal, signal.SIGTERM, servers)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, server_handler)
 
     @asynccontextmanager
     async def running(self, _: Litestar) -> AsyncIterator[None]:
-        work = [
-            asyncio.create_task(run, name=str(run))
-            for run in (
+        """The lifespan of the application: starts what runs beside the requests, and ends it."""
+        tasks = self._start_background_tasks()
+        await self._wait_for_the_switch()
+        # What exists now stays: the garbage collector need not visit it again.
+        gc.freeze()
+        try:
+            with self._draining_on_sigterm():
+                yield
+        finally:
+            await self._settle_at_last()
+            await self.counters.leave()
+            await self._close(tasks)
+
+    async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.remove_done_callback(_end_process)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.provider.close()
+        await self.http.aclose()
+        await self.store.close()
+
+    def _start_background_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [
+            asyncio.create_task(coroutine, name=str(coroutine))
+            for coroutine in (
                 self.registry.follow_changes(),
                 self.provider.sweep(self.metrics.open_streams.set),
                 self.admission.repeat_settlements(),
@@ -108,40 +133,30 @@ class Gateway:
                 end_overdue_connections(),
             )
         ]
-        for task in work:
-            task.add_done_callback(_must_not_end)
-        # A process that takes requests before it has read the switch would refuse them.
-        for _attempt in range(40):
+        for task in tasks:
+            task.add_done_callback(_end_process)
+        return tasks
+
+    async def _wait_for_the_switch(self) -> None:
+        """Waits up to two seconds: a process that takes requests before it has read the switch refuses them."""
+        for _ in range(40):
             if self.registry.live:
-                break
+                return
             await asyncio.sleep(0.05)
-        # What is there now stays: the collector need not look at it again.
-        gc.freeze()
-        terminate = self._drain_on_sigterm()
+
+    async def _settle_at_last(self) -> None:
         try:
-            yield
-        finally:
-            terminate()
-            try:
-                async with asyncio.timeout(5):
-                    await self.admission.settle_unwritten(at_last=True)
-            except TimeoutError:
-                logger.error("settlement.left", action="their leases end them at their bound")
-            await self.counters.leave()
-            for task in work:
-                task.remove_done_callback(_must_not_end)
-                task.cancel()
-            await asyncio.gather(*work, return_exceptions=True)
-            self.provider.close()
-            await self.http.aclose()
-            await self.store.close()
+            async with asyncio.timeout(5):
+                await self.admission.settle_unwritten(at_last=True)
+        except TimeoutError:
+            logger.error("settlement.left", action="the monitors worker settles them at their bound")
 
 
-Injected = NamedDependency[Gateway]  # how a route asks for it
+Injected = NamedDependency[Gateway]  # the type by which a route asks for it
 
 
-def _must_not_end(task: asyncio.Task[None]) -> None:
-    """The process cannot do without this task; it says so and ends, and its supervisor starts another."""
+def _end_process(task: asyncio.Task[None]) -> None:
+    """A background task has ended, and the process cannot work without it. Its supervisor starts another process."""
     error = None if task.cancelled() else task.exception()
     logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
     os._exit(70)
