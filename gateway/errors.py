@@ -1,4 +1,4 @@
-"""The errors that leave the service: one class a code, one rendering."""
+"""The errors that callers see: one class per code, and one way to render them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class ServiceError(Exception):
-    """An answer to the caller. `message` says what to do next; it never holds content or a secret."""
+    """An error for the caller. The message says what to do next, and never holds content or a secret."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "INTERNAL"
@@ -24,12 +24,12 @@ class ServiceError(Exception):
     ) -> None:
         super().__init__(message or self.message)
         self.message = message or self.message
-        # Whole seconds, rounded up: a caller that waits so long must not be refused again.
+        # Rounded up to whole seconds: a caller that waits as told must not be refused again.
         self.retry_after = None if retry_after is None else max(1, math.ceil(retry_after))
         self.headers: Headers = headers or []
 
     def event(self) -> dict[str, str]:
-        """The error inside a running stream."""
+        """The error as an event of a running stream."""
         return {"code": self.code, "message": self.message}
 
     def render(self, request_id: str) -> tuple[Headers, bytes]:
@@ -78,18 +78,18 @@ class AppBackendUnreachable(ServiceError):
 
 class AppRateLimited(ServiceError):
     status, code = 429, "APP_RATE_LIMITED"
-    message = "The app has used its requests of this minute; try again after the time in Retry-After."
+    message = "The app has used all its requests of this minute; try again after the time in Retry-After."
 
 
 class UserRateLimited(ServiceError):
     status, code = 429, "USER_RATE_LIMITED"
-    message = "You have used your requests of this minute; try again after the time in Retry-After."
+    message = "You have used all your requests of this minute; try again after the time in Retry-After."
 
 
 class SpendCapReached(ServiceError):
     status, code = 402, "SPEND_CAP_REACHED"
     message = (
-        "This request could pass the account's spend for today; ask for fewer tokens, "
+        "This request could exceed the account's spending cap for today; ask for fewer tokens, "
         "wait for the reset at 00:00 UTC, or choose a larger plan."
     )
 
@@ -154,17 +154,17 @@ class Unauthorized(ServiceError):
 
 class CsrfRefused(ServiceError):
     status, code = 403, "CSRF_REFUSED"
-    message = "A session's cookie changes things for the service's own pages only; use the API key instead."
+    message = "With a session cookie, only the service's own pages may change something; use the API key instead."
 
 
 class LoginsLimited(ServiceError):
     status, code = 429, "LOGINS_LIMITED"
-    message = "Too many failed log-ins from your address; try again after the time in Retry-After."
+    message = "Too many failed logins from your address; try again after the time in Retry-After."
 
 
 class ViewersLimited(ServiceError):
     status, code = 429, "VIEWERS_LIMITED"
-    message = "Too many watch this page already; close one of them."
+    message = "Too many viewers have this page open; close one of them."
 
 
 class NotFound(ServiceError):
@@ -182,7 +182,7 @@ class MethodNotAllowed(ServiceError):
 
 class HookRateLimited(ServiceError):
     status, code = 429, "HOOK_RATE_LIMITED"
-    message = "A hook takes 6 triggers a minute; try again after the time in Retry-After."
+    message = "A hook accepts 6 triggers per minute; try again after the time in Retry-After."
 
 
 class NoDeployYet(ServiceError):
@@ -197,7 +197,7 @@ class TarballGone(ServiceError):
 
 class DeployQuotaReached(ServiceError):
     status, code = 429, "DEPLOY_QUOTA_REACHED"
-    message = "The plan's deploys of today are used up; they reset at 00:00 UTC."
+    message = "The plan's deploys for today are used up; the count resets at 00:00 UTC."
 
 
 class RegistrationsClosed(ServiceError):

@@ -1,6 +1,6 @@
-"""Every setting, read once from the environment and a `.env` file into one frozen struct.
+"""All settings, read once from the environment and a `.env` file into one frozen struct.
 
-Nothing else in the project reads the environment. A field `redis_url` is the variable `GATEWAY_REDIS_URL`.
+Nothing else in the project reads the environment. The field `redis_url` holds the variable `GATEWAY_REDIS_URL`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PLANS = ("free", "starter", "maker", "max")
 
 
 class BadSettings(Exception):
-    """Names every variable that is wrong, one a line."""
+    """The message has one line for each variable that is wrong."""
 
 
 class RateLimits(msgspec.Struct, frozen=True):
@@ -44,25 +44,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_url: str = ""  # {api_url}: the address in deploy hook URLs; empty: the base URL
     apps_domain: str = "apps.localhost"  # {apps_domain}
 
-    inference: bool = False  # what the runtime switch says until somebody sets it
+    inference: bool = False  # the runtime switch, until somebody sets it
     provider_url: str = "https://api.scaleway.ai/v1"
     provider_key: str = ""  # the first gate
     provider_key_file: str = ""  # read instead of provider_key, again whenever the provider refuses it
-    processing_approved: bool = False  # the second gate, until somebody sets it
-    emergency_off_file: str = "/run/capsule/inference.off"  # the file existing means off
+    processing_approved: bool = False  # the second gate; the default until somebody sets the approval
+    emergency_off_file: str = "/run/capsule/inference.off"  # if this file exists, inference is off
     provider_timeouts: ProviderTimeouts = ProviderTimeouts()
 
     operator_token: str = ""  # empty closes the platform surface
     allow_private_addresses: bool = False  # development and tests: loopback, plain http
     encryption_key: str = ""  # several, comma separated: the first encrypts, all decrypt
-    ca_file: str = ""  # more trusted certificates for outgoing TLS
+    ca_file: str = ""  # certificates to trust for outgoing TLS, beside the public ones
 
     registrations_per_day: int = 50
-    deploy_quotas: dict[str, int] = msgspec.field(  # deploys an account and UTC day
+    deploy_quotas: dict[str, int] = msgspec.field(  # deploys per account and UTC day
         default_factory=lambda: {"free": 10, "starter": 50, "maker": 200, "max": 1000}
     )
-    rate_limits: RateLimits = RateLimits()  # requests in a sliding minute
-    daily_caps: dict[str, int] = msgspec.field(  # nano-euro an account and UTC day; euro in the variable
+    rate_limits: RateLimits = RateLimits()  # requests per sliding minute
+    daily_caps: dict[str, int] = msgspec.field(  # nano-euro per account and UTC day; the variable is in euro
         default_factory=lambda: {
             "free": NANO // 20,
             "starter": NANO // 2,
@@ -76,11 +76,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     probe_interval: float = 60  # seconds between uptime probes of an app
     probe_timeout: float = 10  # seconds
     probe_url: str = "https://{app}.{apps_domain}/"
-    probe_check_url: str = ""  # answers whenever this worker has a network; empty: no such check
+    probe_check_url: str = ""  # an address that answers whenever the worker has a network; empty: no check
     unhealthy_cooldown: float = 900  # seconds
     certificate_interval: float = 86_400  # seconds
-    certificate_address: str = ""  # host:port to connect to instead of the custom domain's own
-    finding_deadlines: dict[str, int] = msgspec.field(  # days from the first scan that has it
+    certificate_address: str = ""  # host:port to connect to instead of the custom domain
+    finding_deadlines: dict[str, int] = msgspec.field(  # days from the first scan that reports it
         default_factory=lambda: {"red": 7, "yellow": 30}
     )
     webhook_claim_idle: float = 15  # seconds
@@ -106,7 +106,7 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         if not text:
             continue
         try:
-            values[field.name] = _READERS.get(field.name, _BY_TYPE.get(str(field.type), str))(text)
+            values[field.name] = _READERS.get(field.name, _BY_TYPE.get(field.type, str))(text)
         except (ValueError, InvalidOperation) as error:
             wrong.append(f"{name}: {error}")
     if wrong:
@@ -221,11 +221,7 @@ def _readable(text: str) -> str:
     return text
 
 
-_BY_TYPE: dict[str, Callable[[str], Any]] = {
-    str(bool): _switch,
-    str(int): _whole,
-    str(float): _seconds,
-}
+_BY_TYPE: dict[Any, Callable[[str], Any]] = {bool: _switch, int: _whole, float: _seconds}
 _READERS: dict[str, Callable[[str], Any]] = {
     "redis_url": _redis_url,
     "base_url": _url,
