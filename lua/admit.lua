@@ -16,9 +16,10 @@
 --          server's clock, milliseconds; 0: none): a call that the network kept longer must not take money, because
 --          its caller has given up and has released what it may have taken
 --
--- Returns  {verdict, day, app count, app oldest, user count, user oldest, now}
+-- Returns  {verdict, day, app count, app oldest, user count, user oldest, now, settled}
 --          verdict 'ok' | 'app' | 'user' | 'cap' | 'late'; counts include this request if it passed; oldest = microseconds
---          until the window's next slot frees (0: none is taken); now = milliseconds
+--          until the window's next slot frees (0: none is taken); now = milliseconds; settled = nano-euro of the day,
+--          '0' where the cap was not asked
 
 local time = redis.call('TIME')
 local seconds = tonumber(time[1])
@@ -30,7 +31,7 @@ local app_count, app_oldest = look(KEYS[1], tonumber(ARGV[1]), now)
 local user_count, user_oldest = look(KEYS[2], tonumber(ARGV[2]), now)
 local spend = KEYS[3] .. ':' .. day
 
-local verdict = 'ok'
+local verdict, settled = 'ok', '0'
 local latest = tonumber(ARGV[8] or 0)
 if latest > 0 and now > latest * 1000 then
   verdict = 'late'
@@ -40,7 +41,8 @@ elseif user_count >= tonumber(ARGV[2]) then
   verdict = 'user'
 else
   local spent = redis.call('HMGET', spend, 'settled', 'reserved')
-  local used = tonumber(spent[1] or 0) + tonumber(spent[2] or 0)
+  settled = spent[1] or '0'
+  local used = tonumber(settled) + tonumber(spent[2] or 0)
   if used + bound > cap or used >= cap then verdict = 'cap' end
 end
 
@@ -64,5 +66,5 @@ end
 
 return {
   verdict, day, app_count, string.format('%.0f', app_oldest), user_count, string.format('%.0f', user_oldest),
-  string.format('%.0f', math.floor(now / 1000)),
+  string.format('%.0f', math.floor(now / 1000)), settled,
 }

@@ -16,7 +16,13 @@ local function utc_day(seconds)
 end
 
 -- Drops what has left the window; returns how many remain and when the next slot frees under `limit`.
+-- After the clock was set back, entries of the future count as of now: dropping them would let more pass than the
+-- limit, keeping them would block the window for the step and a minute.
 local function look(key, limit, now)
+  for n = -1, -redis.call('LLEN', key), -1 do
+    if tonumber(redis.call('LINDEX', key, n)) <= now then break end
+    redis.call('LSET', key, n, string.format('%.0f', now))
+  end
   local oldest = redis.call('LINDEX', key, 0)
   while oldest and tonumber(oldest) <= now - WINDOW do
     redis.call('LPOP', key)

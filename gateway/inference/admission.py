@@ -35,6 +35,11 @@ logger = structlog.get_logger()
 
 UNWRITTEN = 10_000  # settlements that may wait for Redis; beyond it the oldest stay at their bound
 MAX_FAULTS = 8  # in one pass over them, after which Redis gets a rest
+RESERVED_WAIT = 2.0  # seconds after which to ask again when only requests under way fill the cap
+RESERVED_MESSAGE = (
+    "Requests that are still running hold what is left of the account's spending cap for today; "
+    "try again after the time in Retry-After."
+)
 IN_TIME = 2.0  # seconds in which an admission must reach Redis; after that its caller has given up
 
 
@@ -152,9 +157,12 @@ class Admission:
             return AppRateLimited(retry_after=wait / 1_000_000, headers=headers)
         if decision.verdict == "user":
             return UserRateLimited(retry_after=decision.user.frees_in / 1_000_000, headers=headers)
-        # A request whose bound is above a whole day's cap can pass on no day.
+        if bound > cap:  # it can pass on no day
+            return SpendCapReached()
         midnight = 86_400 - decision.now // 1000 % 86_400
-        return SpendCapReached(retry_after=None if bound > cap else midnight)
+        if decision.settled + max(bound, 1) > cap:
+            return SpendCapReached(retry_after=midnight)
+        return SpendCapReached(RESERVED_MESSAGE, retry_after=min(RESERVED_WAIT, midnight))
 
     async def settle(self, reservation: Reservation, cost: int) -> None:
         """Ends the reservation at `cost` nano-euro; 0 releases it. Never raises a fault of Redis.
@@ -162,7 +170,10 @@ class Admission:
         Returns when the settlement is written, or when the first attempt failed and the queue has it.
         """
         try:
-            await self._write(reservation, cost)
+            if await self._write(reservation, cost) is None:
+                # It had not ended: a failover lost it, or its lease was over before the request was.
+                self._metrics.lost_reservations.inc()
+                logger.error("settlement.lost", reservation=reservation.id, nano_euro=cost)
         except BackboneUnavailable as error:
             logger.error("settlement.postponed", reservation=reservation.id, error=type(error.__cause__).__name__)
             self._settle_later(Unwritten(reservation, cost))
@@ -170,9 +181,10 @@ class Admission:
             self._settle_later(Unwritten(reservation, cost))
             raise
 
-    async def _write(self, reservation: Reservation, cost: int) -> None:
+    async def _write(self, reservation: Reservation, cost: int) -> int | None:
         settled = await scripts.settle(self._store, keys.tag(reservation.account), reservation.id, cost)
         self._metrics.settled(settled or 0)
+        return settled
 
     def _settle_later(self, unwritten: Unwritten) -> None:
         # The first settlement of a reservation counts, as it does in Redis.
@@ -205,7 +217,8 @@ class Admission:
                 await self._write(unwritten.reservation, unwritten.cost)
             except BackboneUnavailable:
                 # The others may belong to another node of a cluster: they come first in the next pass.
-                self._unwritten.move_to_end(key)
+                if key in self._unwritten:  # an overflow may have removed it during the attempt
+                    self._unwritten.move_to_end(key)
                 faults += 1
                 if faults >= MAX_FAULTS:
                     break

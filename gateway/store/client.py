@@ -16,11 +16,19 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import NoScriptError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    MasterDownError,
+    NoScriptError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
-from gateway.store.keys import CHANGES
+from gateway.store import keys
 from gateway.store.pipeline import Pipeline
 
 logger = structlog.get_logger()
@@ -30,6 +38,10 @@ LUA = Path(__file__).parents[2] / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
 # redis-py's cluster errors do not inherit from RedisError.
 _FAULTS = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
+
+# Errors of a server that takes no writes. Without retries, naming them as worth one only closes the connection: its
+# address may lead to a new primary by now.
+NOT_PRIMARY: list[type[Exception]] = [ReadOnlyError, MasterDownError, BusyLoadingError]
 
 T = TypeVar("T")
 
@@ -90,20 +102,20 @@ class Store:
         self.client: Any = (
             RedisCluster.from_url(url.replace("+cluster", ""), **options)
             if self.cluster
-            else Redis.from_url(url, max_connections=1024, **options)
+            else Redis.from_url(url, max_connections=1024, retry_on_error=NOT_PRIMARY, **options)
         )
         # In a cluster the client runs the scripts: it knows the nodes and follows slots that move.
         self._pipeline = None if self.cluster else Pipeline(url, ATTEMPT)
 
-    async def run_script(self, script: Script, keys: Sequence[str], *args: str | int) -> Any:
+    async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
         """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
         with backbone():
             try:
-                return await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+                return await self._call("EVALSHA", script.sha, len(script_keys), *script_keys, *args)
             except ResponseError as error:
                 if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
                     raise
-                return await self._call("EVAL", script.source, len(keys), *keys, *args)
+                return await self._call("EVAL", script.source, len(script_keys), *script_keys, *args)
 
     async def _call(self, command: str, *args: str | int) -> Any:
         if self._pipeline is None:
@@ -127,14 +139,19 @@ class Store:
             value: str | None = await self.client.get(key)
             return value
 
-    async def get_all(self, keys: Sequence[str]) -> list[str | None]:
+    async def get_all(self, names: Sequence[str]) -> list[str | None]:
         """The values of keys in any partitions, read together. Raises BackboneUnavailable."""
         with backbone():
             async with self.client.pipeline(transaction=False) as pipeline:
-                for key in keys:
-                    pipeline.get(key)
-                values: list[str | None] = await pipeline.execute() if keys else []
+                for name in names:
+                    pipeline.get(name)
+                values: list[str | None] = await pipeline.execute() if names else []
                 return values
+
+    async def check_writes(self) -> None:
+        """Writes a key that nobody reads. Raises BackboneUnavailable where Redis is away, full, or a replica."""
+        with backbone():
+            await self.client.set(keys.WRITE_CHECK, "1", ex=60)
 
     async def info(self) -> list[dict[str, Any]]:
         """The INFO of the server, or of each primary of a cluster."""
@@ -157,7 +174,7 @@ class Store:
         )
         try:
             async with client.pubsub() as subscription:
-                await subscription.subscribe(CHANGES)
+                await subscription.subscribe(keys.CHANGES)
                 yield subscription
         finally:
             await client.aclose()

@@ -8,6 +8,7 @@
 | `inference` | string | the runtime switch and the approval, JSON | never: one record |
 | `provider` | string | what was learnt of the provider, JSON | never: one record |
 | `probe` | string | which process probes the provider now | 20 s |
+| `write-check` | string | nothing: that Redis takes writes is seen by writing it | 60 s |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of its apps | with the account |
 | `{pNN}:window:app:<id>` | list | when the requests of the last minute passed, µs | 60 s |
@@ -63,6 +64,7 @@ CHANGES = "changes"
 INFERENCE = "inference"
 PROVIDER = "provider"
 PROBE = "probe"
+WRITE_CHECK = "write-check"
 BUILDER = "builder"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"

@@ -20,6 +20,7 @@ from redis.exceptions import ResponseError
 
 MAX_PENDING_CALLS = 20_000
 CHECK_INTERVAL = 0.25  # seconds
+NOT_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING")  # errors of a server that cannot take writes now
 
 
 class _Connection(asyncio.Protocol):
@@ -81,6 +82,8 @@ class _Connection(asyncio.Protocol):
                     continue
                 if isinstance(reply, hiredis.ReplyError):
                     answer.set_exception(ResponseError(str(reply)))
+                    if str(reply).startswith(NOT_PRIMARY):
+                        self.close()  # the address may lead to the new primary by now
                 else:
                     answer.set_result(reply)
         except (hiredis.ProtocolError, IndexError):

@@ -83,6 +83,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     app: Window
     user: Window
     now: int  # Redis's clock, milliseconds
+    settled: int  # of the day, nano-euro; 0 where the cap was not asked
 
 
 async def admit(
@@ -122,8 +123,9 @@ async def admit(
         lease,
         deadline,
     )
-    verdict, _, app_count, app_frees, user_count, user_frees, now = reply
-    return Decision(verdict, Window(app_count, int(app_frees)), Window(user_count, int(user_frees)), int(now))
+    verdict, _, app_count, app_frees, user_count, user_frees, now, settled = reply
+    app_window, user_window = Window(app_count, int(app_frees)), Window(user_count, int(user_frees))
+    return Decision(verdict, app_window, user_window, int(now), int(settled))
 
 
 async def settle(store: Store, tag: str, reservation: str, cost: int | None) -> int | None:

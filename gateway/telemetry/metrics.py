@@ -57,6 +57,11 @@ class Metrics:
         self.settlement_retries = Counter(
             "gateway_settlement_retries", "Settlements written again after a failure", registry=registry
         )
+        self.lost_reservations = Counter(
+            "gateway_reservations_lost",
+            "Settlements whose reservation Redis did not have: a failover lost it, or its lease was over",
+            registry=registry,
+        )
         self.anomalies = Counter(
             "gateway_usage_anomalies",
             "Answers whose usage was missing, nonsense or above the bound",

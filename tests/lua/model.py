@@ -19,26 +19,20 @@ class Window:
     passed: list[int] = field(default_factory=list)
 
     def recent(self, now: int) -> list[int]:
-        """What lies in the 60 seconds that end now; a stamp of a clock since set back counts as well."""
+        """What lies in the 60 seconds that end now. After the clock was set back, stamps of the future are of now."""
+        self.passed = [min(stamp, now) for stamp in self.passed]
         return [stamp for stamp in self.passed if stamp > now - MINUTE]
-
-    def told(self, now: int) -> bool:
-        """Whether the clock has only gone forward: then the answer is exact, else at the safe side."""
-        return self.passed == sorted(self.passed)
 
     def frees(self, now: int, limit: int) -> int:
         """Microseconds until a request can pass again, or until the first slot frees."""
-        recent = sorted(self.recent(now))
+        recent = self.recent(now)
         return recent[max(len(recent) - limit, 0)] + MINUTE - now if recent else 0
 
     def add(self, now: int) -> None:
         self.passed.append(now)
 
     def forget(self, now: int) -> None:
-        """What no longer matters to anybody; out of order, only all at once."""
-        recent = self.recent(now)
-        if self.told(now) or not recent:
-            self.passed = recent
+        self.passed = self.recent(now)
 
 
 @dataclass

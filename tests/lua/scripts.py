@@ -45,6 +45,7 @@ class Reply(NamedTuple):
     user_count: int
     user_frees: int
     now: int  # milliseconds
+    settled: int  # nano-euro of the day, where the cap was asked
 
 
 class Scripts:

@@ -102,6 +102,29 @@ def test_the_cap_to_the_nano_euro(scripts: Scripts) -> None:
     assert scripts.admit(1, cap=50_000_000).verdict == "cap"
 
 
+def test_a_clock_that_is_set_back_blocks_a_full_window_for_a_minute_at_most(scripts: Scripts) -> None:
+    """An hour's step blocked it for an hour and a minute. No more may pass than the limit."""
+    scripts.set_clock(NOON)
+    assert [scripts.admit(limits=(3, 3)).verdict for _ in range(4)] == ["ok"] * 3 + ["app"]
+    back = NOON - 3600 * SECOND
+    scripts.set_clock(back)
+    reply = scripts.admit(limits=(3, 3))
+    assert (reply.verdict, reply.app_frees) == ("app", MINUTE)
+    scripts.set_clock(back + MINUTE - 1)
+    assert scripts.admit(limits=(3, 3)).verdict == "app"
+    scripts.set_clock(back + MINUTE)
+    assert [scripts.admit(limits=(3, 3)).verdict for _ in range(4)] == ["ok"] * 3 + ["app"]
+
+
+def test_a_full_cap_says_how_much_of_it_is_settled(scripts: Scripts) -> None:
+    scripts.admit(60, reservation="a", cap=100)
+    scripts.admit(30, reservation="b", cap=100)
+    scripts.settle("b", 30)
+    reply = scripts.admit(20, cap=100)
+    assert (reply.verdict, reply.settled) == ("cap", 30)
+    scripts.settle("a", 0)
+
+
 def test_a_call_that_comes_too_late_takes_nothing(scripts: Scripts) -> None:
     """Its caller has given up; not even a refusal by a limit may be told instead."""
     latest = NOON // 1000 + 2000

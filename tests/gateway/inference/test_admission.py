@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from gateway.accounts.records import Account, App
 from gateway.errors import AppRateLimited, BackboneUnavailable, ServiceError, SpendCapReached, UserRateLimited
 from gateway.inference import admission as admission_module
-from gateway.inference.admission import Admission, Admitted, Reservation
+from gateway.inference.admission import Admission, Admitted, Reservation, Unwritten
 from gateway.settings import RateLimits, Settings
 from gateway.store import client as store_module
 from gateway.store import scripts
@@ -317,6 +317,7 @@ async def test_a_full_day_ends_at_midnight(redis_url: str, clock: Clock, books: 
     async with slow_motion(redis_url, (30, 20)) as running:
         await clock.to(at("2026-11-21T23:59:00.000001"))
         reservation = await running.reserve(CAP)
+        await running.settle(reservation, reservation.bound)
         error = await refusal(running)
         assert isinstance(error, SpendCapReached)
         assert error.retry_after == 60
@@ -325,9 +326,38 @@ async def test_a_full_day_ends_at_midnight(redis_url: str, clock: Clock, books: 
         assert isinstance(error, SpendCapReached)
         assert error.retry_after == 1
         await clock.forward(1)
-        assert await refusal(running, 1) is None
-        await running.settle(reservation, reservation.bound)
+        assert await refusal(running) is None
         assert await books.spend(day="2026-11-21") == (CAP, 0)
+
+
+async def test_a_cap_full_of_running_requests_invites_to_try_soon(redis_url: str, clock: Clock, books: Books) -> None:
+    """The audit's 24 requests at once: what is only reserved comes free when those end, not at midnight."""
+    async with slow_motion(redis_url, (30, 20)) as running:
+        settled = await running.reserve(CAP // 4)
+        await running.settle(settled, settled.bound)
+        reserved = await running.reserve(CAP // 2)
+        error = await refusal(running, CAP // 2)
+        assert isinstance(error, SpendCapReached)
+        assert error.retry_after == 2
+        assert "still running" in error.message
+        error = await refusal(running, CAP)  # what is settled alone is in its way
+        assert error is not None
+        assert error.retry_after == 86_400 - 12 * 3600
+        await running.settle(reserved, 0)
+        await clock.forward(2 * SECOND)
+        await running.settle(await running.reserve(CAP // 2), 0)
+
+
+async def test_a_settlement_without_its_reservation_is_counted(here: Desk, books: Books) -> None:
+    """A failover that lost the reservation must not pass in silence."""
+    reservation = await here.reserve(1000)
+    await books.client.hdel(f"{tag('acc_one')}:reservations", reservation.id)
+    await here.settle(reservation, 10)
+    assert here.counted("gateway_reservations_lost_total") == 1
+    await books.client.zrem(f"{tag('acc_one')}:leases", reservation.id)
+    fine = await here.reserve(1000)
+    await here.settle(fine, 10)
+    assert here.counted("gateway_reservations_lost_total") == 1
 
 
 async def test_no_wait_is_promised_where_waiting_does_not_help(redis_url: str, clock: Clock) -> None:
@@ -486,6 +516,28 @@ async def test_the_first_end_counts_while_redis_is_away(proxy: Proxy, remote: De
     proxy.down = False
     await wait_until(books.closed)
     assert await books.spend() == (300, 0)
+
+
+async def test_an_overflow_during_a_repetition_ends_nothing(
+    proxy: Proxy, remote: Desk, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The overflow removes the very settlement that is being repeated; the task that repeats them used to die."""
+    monkeypatch.setattr(admission_module, "UNWRITTEN", 2)
+    reservations = [await remote.reserve(1000) for _ in range(6)]
+    proxy.go_down()
+    for reservation in reservations[:2]:
+        await remote.settle(reservation, 10)
+    proxy.hold_requests, proxy.down = EVALSHA, False
+    await wait_until(lambda: proxy.held)
+    for reservation in reservations[2:]:
+        remote.admission._settle_later(Unwritten(reservation, 10))
+    proxy.go_down()
+    proxy.let_go()
+    proxy.down = False
+    await wait_until(lambda: not remote.admission._unwritten)
+    assert (await books.spend())[0] >= 20
+    for reservation in reservations:
+        await remote.settle(reservation, reservation.bound)
 
 
 async def test_what_waits_is_bounded(proxy: Proxy, remote: Desk, books: Books, monkeypatch: pytest.MonkeyPatch) -> None:

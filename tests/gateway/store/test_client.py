@@ -21,6 +21,7 @@ from gateway.store.keys import PARTITIONS, account_apps_key, account_key, partit
 from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
 from tests.polling import wait_until
+from tests.proxy import Proxy
 from tests.servers import RedisServer, cluster
 from workers.monitors.leases import settle_overdue
 
@@ -141,6 +142,32 @@ async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServe
                 await admission.admit(App(id="a", name="a", account="acc", createdAt=""), account, "ana", 1)
         finally:
             await store.client.config_set("maxmemory", "0")
+
+
+async def test_a_demoted_primary_is_left(tmp_path: Path) -> None:
+    """A failover behind one address: connections to the old primary live on, and it refuses every write."""
+    old, new = RedisServer("valkey").start(), RedisServer("valkey").start()
+    try:
+        async with Proxy(old.port) as proxy, opened(proxy.url) as store:
+            assert await change(store, "app:shop", "{}")
+            await store.client.set("warm", 1)
+            with old.client() as client:
+                client.execute_command("REPLICAOF", "127.0.0.1", str(new.port))
+            proxy.target = new.port
+            refusals = 0
+            for attempt in (lambda: change(store, "app:shop", "{}"), lambda: store.check_writes()):
+                for _ in range(2):
+                    try:
+                        await attempt()
+                    except BackboneUnavailable:
+                        refusals += 1
+                assert await attempt() is not False
+            assert refusals <= 2, "each kind of connection meets the old primary once"
+            with new.client() as client:
+                assert client.get("app:shop") == b"{}"
+    finally:
+        old.stop()
+        new.stop()
 
 
 async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
