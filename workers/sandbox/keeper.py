@@ -18,8 +18,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from workers.deploys import unpack
-from workers.sandbox import landlock
+from workers.sandbox import landlock, unpack
 
 PARENT_DIED, SUBREAPER, AMBIENT, CLEAR = 1, 36, 47, 4  # prctl
 ENTRY = 1_024  # bytes that an empty file counts: removing a million of them takes long

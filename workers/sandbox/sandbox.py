@@ -261,9 +261,11 @@ class Sandbox:
         return found
 
 
-# The module is named to a Python that looks at neither the environment nor the working folder, both the customer's.
+# The keeper's Python ignores the environment and the working folder (-I), because both belong to the customer: it has
+# to be told where its module is.
+KEEPER_MODULE = "workers.sandbox.keeper"
 _KEEPER = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r}); from workers.keeper import main; main()"
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from {KEEPER_MODULE} import main; main()"
 )
 
 

@@ -21,7 +21,7 @@ import structlog
 
 from gateway.cancellation import undisturbed
 from workers.deploys.releases import Releases, Site, remove
-from workers.sandbox.sandbox import MIB, Command, Ended, Limits, Sandbox
+from workers.sandbox.sandbox import KEEPER_MODULE, MIB, Command, Ended, Limits, Sandbox
 from workers.sites.web import Running, running_path
 
 logger = structlog.get_logger()
@@ -178,7 +178,7 @@ def _kept_below(folder: Path) -> bool:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with suppress(OSError):
             words = Path(f"/proc/{name}/cmdline").read_bytes()
-            if b"workers.keeper" in words and os.fsencode(folder) in words:
+            if KEEPER_MODULE.encode() in words and os.fsencode(folder) in words:
                 return True
     return False
 

@@ -183,7 +183,7 @@ def test_what_a_build_closed_is_removed_too(tmp_path: Path) -> None:
 
 async def test_one_process_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    holder = "import asyncio, sys, pathlib\nfrom workers.releases import alone\nasync def hold():\n"
+    holder = "import asyncio, sys, pathlib\nfrom workers.deploys.releases import alone\nasync def hold():\n"
     holder += (
         f" async with alone(pathlib.Path({str(lock)!r})):\n  print('held', flush=True)\n  await asyncio.sleep(60)\n"
     )

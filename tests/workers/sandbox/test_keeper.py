@@ -101,7 +101,7 @@ async def test_it_dies_with_its_worker_and_with_its_keeper(room: Room, victim: s
     script = textwrap.dedent(f"""
         import asyncio, os, sys
         from pathlib import Path
-        from workers.sandbox import *
+        from workers.sandbox.sandbox import *
         sandbox = Sandbox(development=False, users=BUILD_USERS)
         async def main():
             with sandbox.user() as uid:
