@@ -93,7 +93,7 @@ def _take_ownership(top: Path, owner: int, *, runs: bool) -> None:
         if status.st_ino in owned:
             continue
         if status.st_uid != owner:
-            # A hard link to somebody else's file. Setting its mode would open it to everyone.
+            # A hard link to a file of another user. Setting its mode would open that file to everyone.
             raise DeployError(f"the output contains {name!r}, which the build does not own")
         if stat.S_ISDIR(status.st_mode):
             _own(path, 0o755)

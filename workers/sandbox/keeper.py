@@ -35,7 +35,7 @@ def confine(spec: dict[str, Any]) -> None:
     """Restricts this process, and with it everything it starts."""
     limits = spec["limits"]
     os.setsid()
-    for fd in spec["keeps"]:
+    for fd in spec["open_fds"]:
         os.close(fd)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and children would inherit that
@@ -279,4 +279,4 @@ def main() -> None:
         why = "disk"
     if not why and code in KILLED and _out_of_memory_kills() > kills:
         why = "memory"
-    os.write(spec["keeps"][0], json.dumps({"code": code, "why": why}).encode())
+    os.write(spec["open_fds"][0], json.dumps({"code": code, "why": why}).encode())

@@ -2,7 +2,7 @@
 
 Three mechanisms confine it, as far as the machine supports them:
 
-- Users: when the worker is root, each build runs as its own user, who cannot reach the data folder or other builds.
+- Users: when the worker is root, each build runs as its own user, which cannot reach the data folder or other builds.
 - Landlock: only the listed folders and TCP ports are open, so Redis and port 80 of a cloud's metadata service are not.
   Other processes cannot be traced or signalled.
 - Limits: resource limits, and a keeper (`keeper.py`) that kills everything the code started, background jobs included.
@@ -224,15 +224,15 @@ class Sandbox:
         with contextlib.ExitStack() as ours:
             with contextlib.ExitStack() as theirs:
                 (output, output_to), (report, report_to) = _pipe(ours, theirs), _pipe(ours, theirs)
-                keeps = [report_to.fileno(), *([] if uid is None else [self._user_locks[uid]])]
+                open_fds = [report_to.fileno(), *([] if uid is None else [self._user_locks[uid]])]
                 keeper = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-IS", "-c", _KEEPER, msgspec.json.encode(self._spec(command, uid, keeps))),
+                    *(sys.executable, "-IS", "-c", _KEEPER, msgspec.json.encode(self._spec(command, uid, open_fds))),
                     stdin=stdin or asyncio.subprocess.DEVNULL,
                     stdout=output_to,
                     stderr=asyncio.subprocess.STDOUT,
                     env=dict(command.environment),
                     cwd="/",
-                    pass_fds=keeps,
+                    pass_fds=open_fds,
                     start_new_session=True,
                 )
             ending = asyncio.create_task(_follow(keeper, output, report, on_line))
@@ -241,7 +241,7 @@ class Sandbox:
             finally:
                 await finish_despite_cancellation(_end(keeper, ending, command.limits.grace + KILL_SECONDS))
 
-    def _spec(self, command: Command, uid: int | None, keeps: Sequence[int]) -> dict[str, Any]:
+    def _spec(self, command: Command, uid: int | None, open_fds: Sequence[int]) -> dict[str, Any]:
         write = [os.fspath(path) for path in command.write]
         return {
             "command": command.arguments,
@@ -257,7 +257,7 @@ class Sandbox:
             "connect": command.connect,
             "uid": uid,
             "parent": os.getpid(),
-            "keeps": keeps,
+            "open_fds": open_fds,
         }
 
     def _readable(self) -> list[str]:
@@ -268,8 +268,8 @@ class Sandbox:
         return found
 
 
-# The keeper's Python ignores the environment and the working folder (-I), because both belong to the customer: it has
-# to be told where its module is.
+# The keeper's Python ignores the environment and the working folder (-I), because both belong to the customer. So
+# its command line contains the path of its module.
 KEEPER_MODULE = "workers.sandbox.keeper"
 _KEEPER = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from {KEEPER_MODULE} import main; main()"

@@ -110,8 +110,25 @@ class Watchdog:
 
     async def _run(self, release: Path, uid: int | None, scratch: Path, state: AppState) -> Outcome:
         port = free_port()
-        command = Command(
-            # The shell ignores SIGTERM and its children don't. If the shell ended first, they would be killed at once.
+        command = self._command(release, port, scratch)
+        path, left = output_path(self._folder, release.name), OUTPUT_BYTES
+        mode = "ab" if path.exists() and path.stat().st_size < OUTPUT_BYTES else "wb"
+        path.touch(mode=0o600)
+        with path.open(mode) as output:
+
+            def write_line(line: str) -> None:
+                nonlocal left
+                if left > 0:
+                    left -= output.write(line.encode() + b"\n")
+                    output.flush()
+
+            async with self._sandbox.start(command, uid, write_line) as ending:
+                self._write_state(release, AppState(port, state.exits, state.last))
+                return await asyncio.shield(ending)
+
+    def _command(self, release: Path, port: int, scratch: Path) -> Command:
+        return Command(
+            # The shell survives SIGTERM and its children don't. If the shell ended first, they would be killed at once.
             arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
             folder=release / "app",
             environment={
@@ -128,20 +145,6 @@ class Watchdog:
             connect=[port, *PORTS],
             limits=self._limits,
         )
-        path, left = output_path(self._folder, release.name), OUTPUT_BYTES
-        mode = "ab" if path.exists() and path.stat().st_size < OUTPUT_BYTES else "wb"
-        path.touch(mode=0o600)
-        with path.open(mode) as output:
-
-            def write_line(line: str) -> None:
-                nonlocal left
-                if left > 0:
-                    left -= output.write(line.encode() + b"\n")
-                    output.flush()
-
-            async with self._sandbox.start(command, uid, write_line) as ending:
-                self._write_state(release, AppState(port, state.exits, state.last))
-                return await asyncio.shield(ending)
 
     def _write_state(self, release: Path, state: AppState) -> None:
         path = state_path(self._folder, release.name)
