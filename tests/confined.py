@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.sandbox import landlock
-from workers.sandbox.sandbox import BUILD_USERS, Command, Ended, Limits, Sandbox
+from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Outcome, Sandbox
 
 ROOT = os.geteuid() == 0
 LANDLOCK = landlock.version() > 0
@@ -38,7 +38,7 @@ class Room:
             **more,
         )
 
-    async def run(self, script: str, *, connect: Sequence[int] = (), **limits: Any) -> Ended:
+    async def run(self, script: str, *, connect: Sequence[int] = (), **limits: Any) -> Outcome:
         command = self.command(script, Limits(**{"seconds": 20, **limits}), connect=connect)
         return await self.sandbox.run(command, self.uid, self.lines.append)
 
@@ -73,11 +73,11 @@ def room_of(*, landlock: bool = True) -> Iterator[Room]:
     sandbox = Sandbox(development=False, users=BUILD_USERS)
     if not landlock:
         sandbox._landlock = 0
-    with passable() as top, sandbox.user() as uid:
+    with passable() as top, sandbox.reserve_user() as uid:
         room = Room(sandbox, uid, top)
         for folder in (top / "builds", room.build):
             folder.mkdir(mode=0o711)
         room.folder.mkdir(mode=0o700)
-        sandbox.give(room.folder, uid)
+        sandbox.give_to_user(room.folder, uid)
         sandbox.check(room.build)
         yield room

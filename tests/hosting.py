@@ -25,7 +25,7 @@ SERVERS = ("embedded", "nginx")
 class Hosting:
     def __init__(self, folder: Path) -> None:
         self.releases = Releases(folder)
-        self.releases.open()
+        self.releases.create_folders()
         self.folder = self.releases.folder
         self.port = 0
 
@@ -69,10 +69,10 @@ class Hosting:
         async with contextlib.AsyncExitStack() as stack:
             if server == "nginx":
                 needs_nginx(self.folder)
-                await stack.enter_async_context(web.serving(self.folder, socket=self.folder / "web" / "apps.sock"))
-                await stack.enter_async_context(nginx.serving(self.folder, "127.0.0.1", self.port))
+                await stack.enter_async_context(web.serve(self.folder, socket=self.folder / "web" / "apps.sock"))
+                await stack.enter_async_context(nginx.serve(self.folder, "127.0.0.1", self.port))
             else:
-                await stack.enter_async_context(web.serving(self.folder, host="127.0.0.1", port=self.port))
+                await stack.enter_async_context(web.serve(self.folder, host="127.0.0.1", port=self.port))
             yield self
 
     def runs(self, site: Site) -> bool:
@@ -116,7 +116,7 @@ class Said:
 
 def needs_nginx(folder: Path) -> None:
     """A person without it skips; CI must have it."""
-    if not nginx.usable(folder):
+    if not nginx.is_usable(folder):
         if os.environ.get("CI"):
             raise RuntimeError("nginx is missing, and CI must run every test")
         pytest.skip("nginx is not installed")

@@ -95,7 +95,7 @@ async def show_account(request: Request[Any, Any, State], gateway: Injected) -> 
             "reserved": int(reserved or 0),
             "cap": gateway.settings.daily_caps[account.plan],
         },
-        "deploysToday": await gateway.deploys.today(account.id, day),
+        "deploysToday": await gateway.deploys.count_today(account.id, day),
     }
 
 
@@ -265,7 +265,7 @@ async def register(data: JSONBody[Registration], gateway: Injected) -> dict[str,
 @post("/hooks/deploy/{token:str}", status_code=202)
 async def trigger_hook(token: FromPath[str], gateway: Injected) -> dict[str, str]:
     """The token is the credential. The body is ignored, and no path of this kind is ever logged."""
-    hook = await gateway.hooks.of_token(token)
+    hook = await gateway.hooks.find_by_token(token)
     app = await gateway.registry.find(hook.appId) if hook is not None else None
     if hook is None or app is None or app.account != hook.account:
         raise NotFoundException

@@ -18,7 +18,7 @@ from gateway.accounts.records import DOMAIN, SLUG, App, Auth, BackendAuth, Build
 from gateway.accounts.sessions import OPERATOR
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.api.account import bearer, is_operator
-from gateway.deploys.states import Moved
+from gateway.deploys.states import StaleDeploy
 from gateway.errors import NotFound, RequestMalformed, Unauthorized
 from gateway.events.catalogue import AppCrashed, Kind, Phase
 from gateway.ids import now_iso
@@ -206,7 +206,7 @@ async def get_app(app: FromPath[str], gateway: Injected) -> dict[str, Any]:
 async def delete_app(app: FromPath[str], gateway: Injected) -> None:
     record = await _existing(app, gateway)
     await gateway.registry.delete_app(record)
-    await gateway.deploys.forget(record)
+    await gateway.deploys.forget_app(record)
 
 
 @post("/apps/{app:str}/crashes", status_code=202)
@@ -247,7 +247,7 @@ async def list_queued(
 ) -> list[dict[str, Any]]:
     """For an outside engine: the deploys that wait, with what it needs to build them."""
     shown = []
-    for deploy in await gateway.deploys.queued():
+    for deploy in await gateway.deploys.list_queued():
         app = await gateway.registry.find(deploy.appId)
         build: dict[str, Any] = {}
         if app is not None and app.account == deploy.account:
@@ -265,7 +265,7 @@ async def list_queued(
 @get("/deploys/{deploy_id:str}/source", media_type="application/gzip")
 async def fetch_source(deploy_id: FromPath[str], gateway: Injected) -> File:
     """The tar.gz that a deploy is built from, when it is not from a repository."""
-    deploy = await gateway.deploys.anyones(deploy_id)
+    deploy = await gateway.deploys.find(deploy_id)
     if deploy is None or not deploy.source or not (path := gateway.deploys.source_path(deploy)).exists():
         raise NotFound
     return File(path, filename="source.tar.gz", media_type="application/gzip")
@@ -276,12 +276,12 @@ async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], ga
     """An outside engine ended a phase of a deploy; the record after it."""
     if gateway.settings.deploy_engine != "external":
         raise RequestMalformed("Deploys are built here; set GATEWAY_DEPLOY_ENGINE=external to report their phases.")
-    deploy = await gateway.deploys.anyones(deploy_id)
+    deploy = await gateway.deploys.find(deploy_id)
     if deploy is None:
         raise NotFound
     try:
         after = await gateway.deploys.advance(deploy, data.phase, data.ok, data.reason or "")
-    except Moved:
+    except StaleDeploy:
         raise RequestMalformed("phase: the deploy has moved on; read its state and go on from there.") from None
     return after.shown()
 

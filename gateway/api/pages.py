@@ -18,7 +18,7 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, JSONBody
 
 from gateway.accounts.sessions import ACCOUNT
-from gateway.deploys.hooks import HOOKS, TRIGGERS_A_MINUTE
+from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
 from gateway.errors import Unauthorized
 from gateway.inference.prices import PRICED_ON, PRICES
 from gateway.process import Injected
@@ -64,8 +64,8 @@ def render(settings: Settings) -> str:
         plans=_rows(plans),
         app_rate=settings.rate_limits.app,
         user_rate=settings.rate_limits.user,
-        hooks=HOOKS,
-        triggers=TRIGGERS_A_MINUTE,
+        hooks=MAX_HOOKS,
+        triggers=TRIGGERS_PER_MINUTE,
         registrations=settings.registrations_per_day,
         base_url=html.escape(settings.base_url),
     )

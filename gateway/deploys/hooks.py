@@ -1,3 +1,5 @@
+"""Deploy hooks: secret URLs that queue a deploy of one app. Redis holds only the digest of a hook's token."""
+
 from __future__ import annotations
 
 import secrets
@@ -7,17 +9,14 @@ import msgspec
 
 from gateway.accounts.credentials import digest
 from gateway.accounts.registry import Registry
-from gateway.errors import (
-    NotFound,
-    RequestMalformed,
-)
+from gateway.errors import NotFound, RequestMalformed
 from gateway.ids import new_id, now_iso
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
 
-TRIGGERS_A_MINUTE = 6
-HOOKS = 100  # of one account
+TRIGGERS_PER_MINUTE = 6  # of one hook
+MAX_HOOKS = 100  # of one account
 
 
 class Hook(msgspec.Struct, frozen=True):
@@ -34,7 +33,7 @@ class Hooks:
         self._settings, self._registry, self._store = settings, registry, registry.store
 
     async def create(self, account_id: str, app: str, name: str) -> dict[str, Any]:
-        """The hook, with its URL: the only time that shows."""
+        """The hook with its URL, which is shown only this once."""
         found = await self._registry.find(app)
         if found is None or found.account != account_id:
             raise NotFound("There is no such app in this account.")
@@ -44,9 +43,9 @@ class Hooks:
         hook = Hook(new_id("hook"), name.strip(), found.name, found.id, account_id, now_iso())
         record, key = msgspec.json.encode(hook).decode(), keys.hooks_key(account_id)
         with backbone():
-            if await self._store.client.hlen(key) >= HOOKS:
-                raise RequestMalformed(f"An account has at most {HOOKS} hooks; revoke one first.")
-            # Listed before it works, so that a hook that works can always be found and revoked.
+            if await self._store.client.hlen(key) >= MAX_HOOKS:
+                raise RequestMalformed(f"An account has at most {MAX_HOOKS} hooks; revoke one first.")
+            # Listed first and enabled second, so that every hook that works can be found and revoked.
             await self._store.client.hset(key, hook.id, msgspec.json.encode([digest(token), hook]).decode())
             await self._store.client.set(keys.hook_key(digest(token)), record)
         return {**self._shown(hook), "url": f"{self._settings.api_url}/hooks/deploy/{token}"}
@@ -73,7 +72,7 @@ class Hooks:
             await self._store.client.hdel(keys.hooks_key(account_id), hook_id)
             await self._store.client.hdel(keys.hooks_used_key(account_id), hook_id)
 
-    async def of_token(self, token: str) -> Hook | None:
+    async def find_by_token(self, token: str) -> Hook | None:
         record = await self._store.get(keys.hook_key(digest(token)))
         return None if record is None else msgspec.json.decode(record, type=Hook)
 

@@ -1,17 +1,17 @@
-"""What is built, on disk, and which of it is served. The file system is the record: each step is one rename.
+"""The releases on disk, and which of them is served. The file system is the record; each step is one rename.
 
-    releases/<app id>/<variant>/<deploy id>/     one release: `files` to serve, or `app` to run; never changed after
-    releases/<app id>/<variant>/current          link to the one that is served
-    releases/<app id>/<variant>/previous         link to the one that `current` replaced
+    releases/<app id>/<variant>/<deploy id>/     a release: `files` to serve, or `app` to run; it never changes
+    releases/<app id>/<variant>/current          link to the release that is served
+    releases/<app id>/<variant>/previous         link to the release that `current` replaced
     addresses/<host>                             link to releases/<app id>/<variant>
-    running/<deploy id>                          link to a release whose start command shall run
+    running/<deploy id>                          link to a release whose start command the watchdog runs
 
-A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` at every request, so that a swap is the
-rename of `current`, and a rollback the same the other way round.
+A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request, so a swap renames
+`current`, and a rollback renames it back.
 
-Addresses follow from the apps' records: they are made so at each deploy and every now and then, because apps are
-renamed and deleted elsewhere. An app that is gone is served no more at once, but its files stay for a week: the
-records may have been lost rather than deleted.
+Addresses are derived from the apps' records, at each deploy and regularly, because other processes rename and delete
+apps. A deleted app is no longer served at once, but its files stay for a week, because its record may have been lost
+by accident.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from gateway.deploys.states import Deploy, slug
 
 logger = structlog.get_logger()
 
-KEPT = 5  # releases of a site
-PREVIEWS = 20  # sites of an app beside the live one
-GONE_SECONDS = 7 * 86_400
+KEPT_RELEASES = 5  # per site
+KEPT_PREVIEWS = 20  # sites per app, besides the live one
+KEPT_AFTER_DELETION = 7 * 86_400  # seconds
+LOCK_INTERVAL = 0.5  # seconds between two attempts
 
 
 class Site:
-    """One address of an app, and the releases that it had."""
+    """A variant of an app: its releases, and which of them is served."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +47,7 @@ class Site:
 
     @property
     def account(self) -> str:
-        """Whose it is: an app's name may become another account's."""
+        """The account that deployed these releases. The app may since belong to another account."""
         try:
             return (self.folder.parent / "account").read_text()
         except OSError:
@@ -55,8 +56,8 @@ class Site:
     def release(self, deploy_id: str) -> Path:
         return self.folder / deploy_id
 
-    def linked(self, name: str) -> str | None:
-        """The deploy that `current` or `previous` leads to."""
+    def read_link(self, name: str) -> str | None:
+        """The id of the deploy that `current` or `previous` points to."""
         try:
             return os.readlink(self.folder / name)
         except OSError:
@@ -64,36 +65,36 @@ class Site:
 
     @property
     def current(self) -> str | None:
-        return self.linked("current")
+        return self.read_link("current")
 
     def swap(self, deploy_id: str) -> None:
         before = self.current
         if before == deploy_id:
             return
         if before is not None:
-            link(self.folder / "previous", before)
-        link(self.folder / "current", deploy_id)
+            replace_link(self.folder / "previous", before)
+        replace_link(self.folder / "current", deploy_id)
 
     def undo(self, deploy_id: str) -> bool:
-        """Back to what this deploy replaced; False when it is not what is served."""
+        """Serves again what this deploy replaced. Returns False when this deploy is not being served."""
         if self.current != deploy_id:
             return False
-        previous = self.linked("previous")
+        previous = self.read_link("previous")
         if previous is not None and previous != deploy_id and self.release(previous).is_dir():
-            link(self.folder / "current", previous)
+            replace_link(self.folder / "current", previous)
         else:
             (self.folder / "current").unlink()
         return True
 
     def releases(self) -> list[Path]:
-        """Newest first: an id begins with the time."""
-        return sorted(_folders(self.folder), key=lambda path: path.name, reverse=True)
+        """Newest first; an id begins with the time."""
+        return sorted(_subfolders(self.folder), key=lambda path: path.name, reverse=True)
 
     def prune(self) -> None:
-        kept = {self.current, self.linked("previous")}
-        for path in self.releases()[KEPT:]:
+        kept = {self.current, self.read_link("previous")}
+        for path in self.releases()[KEPT_RELEASES:]:
             if path.name not in kept:
-                remove(path)
+                remove_folder(path)
 
 
 class Releases:
@@ -102,19 +103,19 @@ class Releases:
         self.builds, self.running = folder / "builds", folder / "running"
         self._sites, self._addresses = folder / "releases", folder / "addresses"
 
-    def open(self) -> None:
-        """What is ours alone is closed; the rest can be passed, but not listed, by builds' users and by nginx."""
-        os.umask(0o022)  # a tighter one would close what they are to read
+    def create_folders(self) -> None:
+        """Users of builds and nginx may pass through these folders, but not list them. `sources` stays private."""
+        os.umask(0o022)  # a stricter mask would close what they have to read
         for folder in (self.folder, self.builds, self.running, self._sites, self._addresses, self.folder / "sources"):
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             self.folder.chmod(0o711)
             owner, sources = self.folder.stat(), self.folder / "sources"
-            os.chown(sources, owner.st_uid, owner.st_gid)  # the gateway writes there, as a user of its own perhaps
+            os.chown(sources, owner.st_uid, owner.st_gid)  # the gateway writes there, perhaps as another user
             sources.chmod(0o700)
 
-    def id(self) -> str:
-        """The folder's own, made once."""
+    def folder_id(self) -> str:
+        """Identifies this data folder; created once."""
         path = self.folder / "id"
         if not path.exists():
             path.write_text(secrets.token_hex(8))
@@ -123,45 +124,45 @@ class Releases:
     def site(self, deploy: Deploy) -> Site:
         variant = deploy.kind if deploy.branch is None else f"p-{slug(deploy.branch)}"
         folder = self._sites / deploy.appId / (variant if deploy.kind == "preview" else "live")
-        for made in (folder.parent, folder):
-            made.mkdir(mode=0o711, exist_ok=True)
+        for missing in (folder.parent, folder):
+            missing.mkdir(mode=0o711, exist_ok=True)
         site = Site(folder)
         if not site.account:
             (folder.parent / "account").write_text(deploy.account)
         return site
 
-    def claim(self, deploy: Deploy) -> None:
-        """What another account left of an app of this name goes."""
+    def claim_folder(self, deploy: Deploy) -> None:
+        """Removes the releases that another account, which had this app before, left behind."""
         folder = self._sites / deploy.appId
         if Site(folder / "live").account not in ("", deploy.account):
-            remove(folder)
+            remove_folder(folder)
 
     def sites(self) -> Iterator[Site]:
-        for app in _folders(self._sites):
-            for folder in _folders(app):
+        for app in _subfolders(self._sites):
+            for folder in _subfolders(app):
                 yield Site(folder)
 
     # -- addresses -------------------------------------------------------------------------------------------
 
     def serve_as(self, host: str, site: Site) -> None:
         target = os.path.relpath(site.folder, self._addresses)
-        if _read(self._addresses / host) != target:
-            link(self._addresses / host, target)
+        if _read_link(self._addresses / host) != target:
+            replace_link(self._addresses / host, target)
 
-    def serve_no_others(self, hosts: Iterable[str]) -> None:
+    def serve_only(self, hosts: Iterable[str]) -> None:
         for address in {path.name for path in self._addresses.iterdir()} - set(hosts):
             (self._addresses / address).unlink(missing_ok=True)
 
     # -- apps that run ---------------------------------------------------------------------------------------
 
     def run(self, release: Path) -> None:
-        link(self.running / release.name, os.path.relpath(release, self.running))
+        replace_link(self.running / release.name, os.path.relpath(release, self.running))
 
     def stop(self, deploy_id: str) -> None:
         (self.running / deploy_id).unlink(missing_ok=True)
 
-    def shall_run(self) -> dict[str, Path]:
-        """By deploy id. What else is in the folder is the watchdog's."""
+    def releases_to_run(self) -> dict[str, Path]:
+        """By deploy id. Everything but the links in `running` belongs to the watchdog."""
         return {path.name: path.resolve() for path in self._links() if path.is_dir()}
 
     def _links(self) -> list[Path]:
@@ -169,42 +170,45 @@ class Releases:
 
     # -- tidying ---------------------------------------------------------------------------------------------
 
-    def tidy(self, apps: Collection[str], under_way: Set[str]) -> None:
-        """What is of no more use. `apps`: the ids of those that there are; `under_way`: of deploys, as it changes."""
-        for build in _folders(self.builds):
-            if build.name not in under_way:
-                remove(build)
-        for app in _folders(self._sites):
+    def tidy(self, apps: Collection[str], in_progress: Set[str]) -> None:
+        """Removes what is no longer needed.
+
+        `apps`: ids of all existing apps. `in_progress`: ids of deploys; the set changes while this runs.
+        """
+        for build in _subfolders(self.builds):
+            if build.name not in in_progress:
+                remove_folder(build)
+        for app in _subfolders(self._sites):
             gone = app / "gone"
             if app.name in apps:
                 gone.unlink(missing_ok=True)
                 self._tidy_previews(app)
             elif not gone.exists():
                 gone.touch()
-            elif time.time() - gone.stat().st_mtime > GONE_SECONDS:
-                remove(app)
+            elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION:
+                remove_folder(app)
         for path in self._links():
-            if path.name in under_way:
+            if path.name in in_progress:
                 continue
-            site = Site(path.resolve().parent)  # what it serves is final: this deploy is over
-            served = {site.current}
-            if site.current in under_way:
-                served.add(site.linked("previous"))  # which comes back when the canary fails
-            if site.app_id not in apps or path.name not in served:
+            site = Site(path.resolve().parent)  # this deploy has ended, so it no longer swaps
+            needed = {site.current}
+            if site.current in in_progress:
+                needed.add(site.read_link("previous"))  # served again if the canary fails
+            if site.app_id not in apps or path.name not in needed:
                 self.stop(path.name)
 
     @staticmethod
     def _tidy_previews(app: Path) -> None:
-        previews = [folder for folder in _folders(app) if folder.name != "live"]
+        previews = [folder for folder in _subfolders(app) if folder.name != "live"]
         previews.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
-        for folder in previews[PREVIEWS:]:
-            remove(folder)
+        for folder in previews[KEPT_PREVIEWS:]:
+            remove_folder(folder)
 
 
 @asynccontextmanager
-async def alone(lock: Path) -> AsyncIterator[None]:
-    """One process of this folder at a time; another waits, and goes on when this one ends, however it does."""
-    with lock.open("a") as file:
+async def exclusive_lock(path: Path) -> AsyncIterator[None]:
+    """Waits for the lock file. The kernel frees it when its process ends, even if that process is killed."""
+    with path.open("a") as file:
         waiting = False
         while True:
             try:
@@ -212,23 +216,23 @@ async def alone(lock: Path) -> AsyncIterator[None]:
                 break
             except BlockingIOError:
                 if not waiting:
-                    logger.info("worker.standing_by", lock=lock.name)
+                    logger.info("worker.standing_by", lock=path.name)
                 waiting = True
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(LOCK_INTERVAL)
         yield
 
 
-def link(path: Path, target: str) -> None:
-    """In one step, over whatever it led to before."""
+def replace_link(path: Path, target: str) -> None:
+    """Points the link to the target in one step, so that readers never find it missing."""
     fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)  # of a worker that was killed
+    fresh.unlink(missing_ok=True)  # left by a worker that was killed
     fresh.symlink_to(target)
     fresh.replace(path)
 
 
-def remove(path: Path) -> None:
+def remove_folder(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-    if path.exists():  # folders that the build closed to their owner, who is also us
+    if path.exists():  # the build took away the owner's permissions on some folders
         os.chmod(path, 0o700)
         for folder, names, _ in os.walk(path):
             for name in names:
@@ -237,12 +241,12 @@ def remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _read(path: Path) -> str | None:
+def _read_link(path: Path) -> str | None:
     try:
         return os.readlink(path)
     except OSError:
         return None
 
 
-def _folders(folder: Path) -> list[Path]:
+def _subfolders(folder: Path) -> list[Path]:
     return [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()] if folder.is_dir() else []

@@ -10,7 +10,7 @@ import pytest
 from gateway.cli import source
 from gateway.cli.service import Refused
 from gateway.cli.source import packed
-from gateway.deploys import states
+from gateway.deploys import sources
 
 
 def lay(folder: Path, *paths: str, **texts: str) -> None:
@@ -121,7 +121,7 @@ def test_nothing_to_publish(tmp_path: Path) -> None:
 
 
 def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source.LIMIT == states.SOURCE_BYTES
+    assert source.LIMIT == sources.SOURCE_BYTES
     monkeypatch.setattr(source, "LIMIT", 1 << 20)
     (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
     with pytest.raises(Refused, match="packed, the source is over 1 MB"), packed(tmp_path):

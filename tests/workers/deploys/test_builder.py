@@ -151,7 +151,7 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host
     deploy = await host.over(killed)
     assert (deploy["state"], deploy["error"]) == (
         "failed",
-        "build: the worker stopped in the middle of it; deploy again",
+        "build: the worker stopped during the deploy; deploy again",
     )
     assert (await host.over(waits))["state"] == "live"
     assert [event for event, _ in await host.events(waits)] == ["deploy.succeeded"]

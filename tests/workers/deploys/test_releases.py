@@ -6,13 +6,22 @@ import os
 import stat
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.hosting import Hosting, data_folder
-from workers.deploys.releases import GONE_SECONDS, KEPT, PREVIEWS, Site, alone, link, remove
+from workers.deploys.releases import (
+    KEPT_AFTER_DELETION,
+    KEPT_PREVIEWS,
+    KEPT_RELEASES,
+    Site,
+    exclusive_lock,
+    remove_folder,
+    replace_link,
+)
 
 
 @pytest.fixture
@@ -36,14 +45,14 @@ def test_swaps_and_undos(hosting: Hosting) -> None:
     assert not site.undo("dep_0")
     assert site.current == "dep_1", "another one is served"
     site.swap("dep_1")
-    assert (site.current, site.linked("previous")) == ("dep_1", None)
+    assert (site.current, site.read_link("previous")) == ("dep_1", None)
     hosting.publish("dep_2", {"index.html": "2"})
-    assert (site.current, site.linked("previous")) == ("dep_2", "dep_1")
+    assert (site.current, site.read_link("previous")) == ("dep_2", "dep_1")
     for undone in (True, False):
         assert site.undo("dep_2") == undone
         assert site.current == "dep_1"
     site.swap("dep_2")
-    remove(site.release("dep_1"))
+    remove_folder(site.release("dep_1"))
     site.undo("dep_2")
     assert site.current is None, "there is nothing to go back to"
 
@@ -55,13 +64,13 @@ def test_a_swap_that_was_cut_short_is_made_again(hosting: Hosting) -> None:
     site.undo("dep_2")
     assert site.current == "dep_1"
     site.swap("dep_2")
-    assert (site.current, site.linked("previous")) == ("dep_2", "dep_1")
+    assert (site.current, site.read_link("previous")) == ("dep_2", "dep_1")
     assert not (site.folder / ".current.new").is_symlink()
 
 
 def test_a_link_is_never_missing(hosting: Hosting) -> None:
     """Another process reads it all the while."""
-    link(hosting.folder / "current", "a")
+    replace_link(hosting.folder / "current", "a")
     reader = (
         "import os, sys\nseen = set()\n"
         "while len(seen) < 2: seen.add(os.readlink('current'))\n"
@@ -69,7 +78,7 @@ def test_a_link_is_never_missing(hosting: Hosting) -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", reader], cwd=hosting.folder, stdout=subprocess.PIPE)
     for target in itertools.cycle("ab"):
-        link(hosting.folder / "current", target)
+        replace_link(hosting.folder / "current", target)
         if process.poll() is not None:
             break
     assert process.communicate()[0] == b"a b\n"
@@ -82,24 +91,24 @@ def test_the_last_five_are_kept(hosting: Hosting) -> None:
     hosting.publish("dep_9", {"index.html": "x"})
     site.prune()
     assert [path.name for path in site.releases()] == [f"dep_{number}" for number in (9, 8, 7, 6, 5)]
-    link(site.folder / "current", "dep_5")
-    for number in range(10, 10 + KEPT):
+    replace_link(site.folder / "current", "dep_5")
+    for number in range(10, 10 + KEPT_RELEASES):
         hosting.build(hosting.deploy(f"dep_9{number}"), {"index.html": "x"})
     site.prune()
-    assert {site.current, site.linked("previous")} == {"dep_5", "dep_7"}
-    assert len(site.releases()) == KEPT + 2, "what is served, and what it replaced, stay whatever their age"
+    assert {site.current, site.read_link("previous")} == {"dep_5", "dep_7"}
+    assert len(site.releases()) == KEPT_RELEASES + 2, "what is served, and what it replaced, stay whatever their age"
 
 
 def test_addresses_follow_the_apps(hosting: Hosting) -> None:
     site = hosting.publish("dep_1", {"index.html": "1"}, "old.apps.test")
     hosting.releases.serve_as("new.apps.test", site)
     hosting.releases.serve_as("new.apps.test", site)
-    hosting.releases.serve_no_others(["new.apps.test", "other.apps.test"])
+    hosting.releases.serve_only(["new.apps.test", "other.apps.test"])
     assert [path.name for path in (hosting.folder / "addresses").iterdir()] == ["new.apps.test"]
     assert (hosting.folder / "addresses" / "new.apps.test").resolve() == site.folder
 
 
-def test_what_shall_run(hosting: Hosting) -> None:
+def test_the_releases_to_run(hosting: Hosting) -> None:
     site = hosting.build(hosting.deploy("dep_1"), {"a": "1"}, start="node a")
     hosting.releases.run(site.release("dep_1"))
     running = hosting.releases.running
@@ -107,10 +116,10 @@ def test_what_shall_run(hosting: Hosting) -> None:
     (running / "dep_1.state").write_text("{}")
     (running / ".dep_2.new").symlink_to(site.release("dep_1"))
     (running / "dep_3").symlink_to("../releases/none")
-    assert hosting.releases.shall_run() == {"dep_1": site.release("dep_1")}
+    assert hosting.releases.releases_to_run() == {"dep_1": site.release("dep_1")}
     hosting.releases.stop("dep_1")
     hosting.releases.stop("dep_1")
-    assert hosting.releases.shall_run() == {}
+    assert hosting.releases.releases_to_run() == {}
 
 
 def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,19 +148,19 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     hosting.releases.tidy(["here", "gone"], set())
     assert not marker.exists(), "it is back"
     hosting.releases.tidy(["here"], set())
-    os.utime(marker, (since - GONE_SECONDS - 1,) * 2)
+    os.utime(marker, (since - KEPT_AFTER_DELETION - 1,) * 2)
     hosting.releases.tidy(["here"], set())
     assert not gone.folder.parent.exists()
 
 
 def test_an_app_has_so_many_previews(hosting: Hosting) -> None:
     hosting.publish("dep_0", {"index.html": "live"})
-    for number in range(PREVIEWS + 2):
+    for number in range(KEPT_PREVIEWS + 2):
         site = hosting.releases.site(hosting.deploy(f"dep_{number}", kind="preview", branch=f"b{number}"))
         os.utime(site.folder, (number, number))
     hosting.releases.tidy(["shop"], set())
     variants = {site.variant for site in hosting.releases.sites()}
-    assert variants == {"live", *(f"p-b{number}" for number in range(2, PREVIEWS + 2))}
+    assert variants == {"live", *(f"p-b{number}" for number in range(2, KEPT_PREVIEWS + 2))}
 
 
 def test_others_can_pass_but_not_look(tmp_path: Path) -> None:
@@ -177,23 +186,28 @@ def test_what_a_build_closed_is_removed_too(tmp_path: Path) -> None:
     (inner / "link").symlink_to(outside)
     for folder in (inner, inner.parent, tmp_path / "build"):
         folder.chmod(0)
-    remove(tmp_path / "build")
+    remove_folder(tmp_path / "build")
     assert [path.name for path in tmp_path.iterdir()] == ["outside"]
 
 
 async def test_one_process_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
-    holder = "import asyncio, sys, pathlib\nfrom workers.releases import alone\nasync def hold():\n"
-    holder += (
-        f" async with alone(pathlib.Path({str(lock)!r})):\n  print('held', flush=True)\n  await asyncio.sleep(60)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", f"{holder}asyncio.run(hold())"], stdout=subprocess.PIPE)
+    script = textwrap.dedent(f"""
+        import asyncio, pathlib
+        from workers.deploys.releases import exclusive_lock
+        async def hold():
+            async with exclusive_lock(pathlib.Path({str(lock)!r})):
+                print("held", flush=True)
+                await asyncio.sleep(60)
+        asyncio.run(hold())
+    """)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert await asyncio.to_thread(process.stdout.readline) == b"held\n"
     taken = asyncio.Event()
 
     async def take() -> None:
-        async with alone(lock):
+        async with exclusive_lock(lock):
             taken.set()
 
     waiting = asyncio.create_task(take())

@@ -10,7 +10,7 @@ import pytest
 
 from tests.confined import Room
 from workers.deploys import source
-from workers.deploys.source import Failed
+from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import MIB, Limits
 
 FILE, FOLDER, LINK, HARD, DEVICE, FIFO = (
@@ -87,10 +87,10 @@ async def test_an_archive_comes_out_as_it_went_in(each_room: Room) -> None:
         ([member("l", LINK, "a"), member("l/x")], "through a link"),
         ([member("l", LINK, "a"), member("l")], "through a link"),
         ([member("l", LINK, "a"), member("l", HARD, "l")], "through a link"),
-        ([member("a", HARD, "/etc/passwd")], "no file before it"),
-        ([member("a", HARD, "../../key")], "no file before it"),
+        ([member("a", HARD, "/etc/passwd")], "no earlier file"),
+        ([member("a", HARD, "../../key")], "no earlier file"),
         # A hard link to a link moves what its `..` leads up from.
-        ([member("d/x"), member("d/x", LINK, "../t"), member("y", HARD, "d/x"), member("y/z")], "no file before it"),
+        ([member("d/x"), member("d/x", LINK, "../t"), member("y", HARD, "d/x"), member("y/z")], "no earlier file"),
         ([member("d", DEVICE)], "neither a file, a folder nor a link"),
         ([member("d", FIFO)], "neither a file, a folder nor a link"),
         ([member("a"), member("a/b")], "can't be unpacked"),
@@ -98,7 +98,7 @@ async def test_an_archive_comes_out_as_it_went_in(each_room: Room) -> None:
     ],
 )
 async def test_what_leaves_its_folder_is_refused(room: Room, members: Any, reason: str) -> None:
-    with pytest.raises(Failed, match=reason):
+    with pytest.raises(DeployError, match=reason):
         await unpack(room, packed(*members))
     assert sorted(path.name for path in room.top.iterdir()) == ["builds", "stored.tar.gz"]
     assert sorted(path.name for path in room.build.iterdir()) == ["source", "work"]
@@ -121,31 +121,31 @@ GOOD = packed(member("page", data=random.Random(1).randbytes(100_000)), member("
     ids=["nothing", "another format", "no tar", "half", "a byte short", "another checksum", "half inside"],
 )
 async def test_what_is_damaged_is_refused(room: Room, archive: bytes, reason: str) -> None:
-    with pytest.raises(Failed, match=reason):
+    with pytest.raises(DeployError, match=reason):
         await unpack(room, archive)
 
 
 async def test_too_many_files_and_bytes_are_refused(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "ARCHIVE_FILES", 10)
     monkeypatch.setattr(source, "ARCHIVE_BYTES", 3 * MIB)
-    with pytest.raises(Failed, match="more than 10 files"):
+    with pytest.raises(DeployError, match="more than 10 files"):
         await unpack(room, packed(*(member(f"{n}") for n in range(11))))
     (room.build / "source").rename(room.build / "before")
-    with pytest.raises(Failed, match="more than 3 MiB"):
+    with pytest.raises(DeployError, match="more than 3 MiB"):
         await unpack(room, packed(*(member(f"{n}", data=b"\0" * MIB) for n in range(4))))
     assert sum(path.stat().st_size for path in (room.build / "source").iterdir()) <= 3 * MIB
 
 
 async def test_a_bomb_behind_the_archive_and_in_a_header_ends_at_a_limit(room: Room) -> None:
     zeros = gzip.compress(b"\0" * 10 * MIB) * 1_000
-    with pytest.raises(Failed, match="took longer than 1 seconds"):
+    with pytest.raises(DeployError, match="took longer than 1 seconds"):
         await unpack(room, GOOD + zeros, limits=Limits(seconds=1))
     (room.build / "source").rename(room.build / "before")
     header = member("x", data=b"", pax_headers={"comment": "x" * 80 * MIB})
-    with pytest.raises(Failed, match=r"ran out of memory; it may use 50 MiB|can't be unpacked"):
+    with pytest.raises(DeployError, match=r"ran out of memory; it may use 50 MiB|can't be unpacked"):
         await unpack(room, packed(header), limits=Limits(seconds=20, memory=50 * MIB))
 
 
 async def test_a_source_that_is_gone_is_told(room: Room) -> None:
-    with pytest.raises(Failed, match="publish again"):
+    with pytest.raises(DeployError, match="publish it again"):
         await source.unpack(room.sandbox, room.uid, room.build, room.top / "gone", room.lines.append)
