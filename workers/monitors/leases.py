@@ -21,6 +21,7 @@ from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import FAULTS, Store
 from gateway.store.scripts import Script
+from workers.heartbeat import keep_heartbeat
 from workers.monitors.certificates import Certificates
 from workers.monitors.uptime import Uptime
 
@@ -37,6 +38,7 @@ async def run(settings: Settings) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(store.keep_looking())
+            group.create_task(keep_heartbeat(store, "monitors"))
             group.create_task(keep_settling(store))
             group.create_task(Uptime(settings, registry).run())
             group.create_task(Certificates(settings, registry).run())
