@@ -118,7 +118,7 @@ def hook_revoke(hook_id: str, as_json: bool) -> None:
 
 @click.group()
 def webhook() -> None:
-    """Manage the webhook: the URL that receives the account's events."""
+    """Manage the webhook: the URL that receives events."""
 
 
 @webhook.command("show")

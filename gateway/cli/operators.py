@@ -28,7 +28,7 @@ plans = click.Choice(PLANS)
 
 @click.group()
 def apps() -> None:
-    """List the account's apps. Operators also put, show and delete apps."""
+    """List your apps; operators put, show and delete any."""
 
 
 @apps.command("list")
@@ -161,7 +161,7 @@ def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
 @click.argument("action", type=click.Choice(["status", "on", "off", "approve", "unapprove"]))
 @as_json
 def inference(action: str, as_json: bool) -> None:
-    """Operators: show or change the inference switch and the approval.
+    """Operators: manage the inference switch and approval.
 
     \b
     status               show both

@@ -58,7 +58,9 @@ def _error_message(answer: httpx.Response) -> str:
 @click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(WORKERS))
 @click.option("--check", is_flag=True, help="Check that these workers run on this host, and exit.")
 def worker(names: tuple[str, ...], check: bool) -> None:
-    """Run background workers: those named, or webhooks, deploys and monitors.
+    """Run background workers.
+
+    Without a NAME, these are webhooks, deploys and monitors.
 
     \b
     webhooks   delivers events
