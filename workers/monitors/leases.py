@@ -19,6 +19,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import Store
+from workers.heartbeat import keep_heartbeat
 from workers.monitors.certificates import Certificates
 from workers.monitors.uptime import Uptime
 
@@ -34,6 +35,7 @@ async def run(settings: Settings) -> None:
     registry = Registry(store, Vault(settings.encryption_key))
     try:
         async with asyncio.TaskGroup() as group:
+            group.create_task(keep_heartbeat(store, "monitors"))
             group.create_task(keep_settling(store))
             group.create_task(Uptime(settings, registry).run())
             group.create_task(Certificates(settings, registry).run())
