@@ -48,7 +48,7 @@ def new_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def signed(secret: str, event_id: str, event_type: str, data: str, now: float) -> tuple[bytes, dict[str, str]]:
+def sign_event(secret: str, event_id: str, event_type: str, data: str, now: float) -> tuple[bytes, dict[str, str]]:
     """The exact bytes to send, and their headers. `now`: seconds since the epoch."""
     timestamp = int(now * 1000)
     body = b'{"type":%b,"id":%b,"timestamp":%d,"data":%b}' % (

@@ -21,15 +21,15 @@ from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.ids import new_id
 from gateway.monitors import health
-from gateway.outbound import addresses
-from gateway.outbound import client as outbound
+from gateway.outbound.addresses import BlockedAddress, CallFailed
+from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import keys
 from workers.monitors.rounds import Rounds, Seen, Taken
 
 logger = structlog.get_logger()
 
-UNDER_WAY = 500  # probes of one worker
+PROBES = 500  # at a time, per worker
 REASONS: dict[str, health.Reason] = {"dns": "dns", "tls": "tls", "timeout": "timeout"}
 
 
@@ -40,11 +40,12 @@ class NoNetwork(Exception):
 class Uptime:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._store = settings, registry.store
-        self._http = outbound.client(
+        self._http = Client(
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file or None,
-            timeout=settings.probe_timeout,
-            connections=UNDER_WAY,
+            connections=PROBES,
+            connections_per_origin=0,  # all apps may share one address
+            keep_alive=False,  # a kept connection hides that the name, the proxy or the certificate is gone
             own=True,
         )
         self._network = Network(settings, self._http)
@@ -56,14 +57,14 @@ class Uptime:
             self.look,
             interval=settings.probe_interval,
             budget=2 * settings.probe_timeout,  # the app's, and the check's
-            under_way=UNDER_WAY,
+            under_way=PROBES,
         )
 
     async def run(self) -> None:
         try:
             await self._rounds.run()
         finally:
-            await self._http.aclose()
+            await self._http.close()
 
     @staticmethod
     def _wanted(_: App, account: Account, live: bool) -> bool:
