@@ -153,6 +153,17 @@ async def test_a_post_on_a_connection_that_dies_is_not_repeated(client: Client, 
     assert len(receiver.exchanges) == 2
 
 
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, method: str) -> None:
+    """aiohttp repeats idempotent requests whose connection breaks."""
+    await post(client, receiver.url())
+    receiver.plays("/events", CLOSE)
+    with pytest.raises(CallFailed) as failed:
+        await client.send(method, receiver.url(), budget=5)
+    assert failed.value.reason == "connect"
+    assert len(receiver.exchanges) == 2
+
+
 async def test_neither_cookies_nor_proxies_nor_netrc(
     receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -275,6 +286,15 @@ async def test_the_last_look_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -
     client = Client(allow_private=False)
     assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
     await client.close()
+
+
+async def test_a_name_whose_every_address_is_refused_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
+        return [("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)]
+
+    monkeypatch.setattr(outbound, "resolve", resolve)
+    async with Client(allow_private=False) as client:
+        assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
 
 
 # TLS
