@@ -144,7 +144,7 @@ async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker
 
 
 async def test_it_outlives_a_redis_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "LEASE_INTERVAL", 0.05)
+    monkeypatch.setattr(leases, "INTERVAL", 0.05)
     server = RedisServer()
     task = asyncio.create_task(run_monitors(Settings(redis_url=server.url)))
     try:
