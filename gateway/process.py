@@ -46,7 +46,7 @@ class Gateway:
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.sessions = Sessions(self.store, settings.base_url)
-        self.http = outbound.client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
+        self.http = outbound.Client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
         self.users = Users(settings, self.vault, self.http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
@@ -117,7 +117,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.provider.close()
-        await self.http.aclose()
+        await self.http.close()
         await self.store.close()
 
     def _start_background_tasks(self) -> list[asyncio.Task[None]]:

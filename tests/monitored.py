@@ -44,7 +44,7 @@ class Watched:
         until = self.probes + times
         await wait_until(lambda: self.probes >= until, timeout)
 
-    async def health(self) -> health.Health:
+    async def health(self) -> health.AppHealth:
         client = self.fleet.queue.store.client
         return health.read(await client.hget(keys.health_key(keys.tag(self.account.id), self.app.id), "state"))
 

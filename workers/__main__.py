@@ -14,7 +14,7 @@ import uvloop
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
 from workers.deploys import builder
-from workers.monitors import leases
+from workers.monitors.run import run_monitors
 from workers.sites import sites
 from workers.webhooks import sender
 
@@ -23,8 +23,8 @@ logger = structlog.get_logger()
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": sender.run,
     "deploys": builder.run,
-    "sites": sites.run,  # `deploys` includes it
-    "monitors": leases.run,
+    "sites": sites.run,  # alone; it is in `deploys` as well
+    "monitors": run_monitors,
 }
 ALL = ["webhooks", "deploys", "monitors"]
 

@@ -46,8 +46,6 @@ HMAC = ("HS256", "HS384", "HS512")
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 
-_UNREACHABLE = (httpx.HTTPError, addresses.BlockedAddress, outbound.ResponseTooLarge, OSError, TimeoutError)
-
 
 def algorithms(jwk: dict[str, Any]) -> tuple[str, ...]:
     """What a key may verify: its type decides, never the token."""
@@ -130,8 +128,7 @@ class KeySet:
 
     async def _fetch_once(self) -> None:
         try:
-            answer = await outbound.fetch(
-                self._http,
+            answer = await self._http.fetch(
                 "GET",
                 self._url,
                 headers={"accept": "application/json"},
@@ -142,7 +139,7 @@ class KeySet:
                 raise ValueError(f"status {answer.status}")
             self._keys = read_keys(answer.body)
             self._fetched = time.monotonic()
-        except (*_UNREACHABLE, ValueError, msgspec.MsgspecError, RecursionError) as error:
+        except (addresses.CallFailed, ValueError, msgspec.MsgspecError, RecursionError) as error:
             log.warning("jwks.failed", host=httpx.URL(self._url).host, error=type(error).__name__)
         finally:
             self._fetching = None
@@ -229,15 +226,14 @@ class Users:
         except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise TokenInvalid from None
         try:
-            answer = await outbound.fetch(
-                self._http,
+            answer = await self._http.fetch(
                 auth.method,
                 auth.url,
                 headers={"authorization": f"Bearer {token}", "accept": "application/json"},
                 budget=FETCH_BUDGET,
                 max_bytes=FETCH_BYTES,
             )
-        except _UNREACHABLE as error:
+        except addresses.CallFailed as error:
             log.warning("backend.failed", host=httpx.URL(auth.url).host, error=type(error).__name__)
             raise AppBackendUnreachable(retry_after=RETRY) from None
         if answer.status in (400, 401, 403, 404, 422):

@@ -68,7 +68,7 @@ async def test_more_than_memory_holds(own: Queue, receiver: FakeReceiver) -> Non
     for account in hanging:
         receiver.hangs(f"/{account.id}")
     healthy = await own.account(receiver)
-    each = sender.HELD // 10
+    each = sender.EVENTS // 10
     await write_events(own, hanging, each)
     worker = await own.worker()
 

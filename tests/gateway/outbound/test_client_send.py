@@ -1,7 +1,6 @@
-"""One POST to a customer's address: its outcome, its budget, and what it must never do."""
+"""Calls that need the status only, such as deliveries: outcome, budget, and what must never happen."""
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import time
@@ -11,43 +10,38 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from gateway.outbound import addresses
 from gateway.outbound import client as outbound
 from gateway.outbound.addresses import CallFailed
+from gateway.outbound.client import Client
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Exchange, Head, Raw, Script, answer
 from tests.polling import wait_until
-from workers.webhooks.poster import Poster
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BODY = b'{"type":"app.crashed"}'
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def poster() -> AsyncIterator[Poster]:
-    async with contextlib.aclosing(closing(Poster(allow_private=True))) as made:
-        yield await anext(made)
+async def client() -> AsyncIterator[Client]:
+    async with Client(allow_private=True) as client:
+        yield client
 
 
-async def closing(poster: Poster) -> AsyncIterator[Poster]:
-    try:
-        yield poster
-    finally:
-        await poster.close()
+async def post(client: Client, url: str, *, budget: float = 5, drain: int = 65536) -> int:
+    headers = {"Content-Type": "application/json", "X-Service-Event": "app.crashed"}
+    return await client.send("POST", url, headers=headers, content=BODY, budget=budget, drain=drain)
 
 
-async def post(poster: Poster, url: str, *, budget: float = 5, most: int = 65536) -> int:
-    return await poster.post(url, {"X-Service-Event": "app.crashed"}, BODY, budget=budget, most=most)
-
-
-async def failure(poster: Poster, url: str, *, budget: float = 5) -> str:
+async def failure(client: Client, url: str, *, budget: float = 5) -> str:
     with pytest.raises(CallFailed) as failed:
-        await post(poster, url, budget=budget)
+        await post(client, url, budget=budget)
     assert "s3cret" not in str(failed.value)
     return failed.value.reason
 
 
-async def test_the_very_bytes(poster: Poster, receiver: FakeReceiver) -> None:
-    assert await post(poster, receiver.url("/a%2Fb/%7Bx%7D?q=%20+&r=é")) == 204
+async def test_the_very_bytes(client: Client, receiver: FakeReceiver) -> None:
+    assert await post(client, receiver.url("/a%2Fb/%7Bx%7D?q=%20+&r=é")) == 204
     (exchange,) = receiver.exchanges
     assert (exchange.method, exchange.path) == ("POST", "/a%2Fb/%7Bx%7D?q=%20+&r=%C3%A9")
     assert exchange.body == BODY
@@ -59,19 +53,19 @@ async def test_the_very_bytes(poster: Poster, receiver: FakeReceiver) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 204, 299, 301, 302, 307, 400, 401, 404, 410, 429, 500, 502, 503, 599])
-async def test_a_status_is_an_answer(poster: Poster, receiver: FakeReceiver, status: int) -> None:
+async def test_a_status_is_an_answer(client: Client, receiver: FakeReceiver, status: int) -> None:
     other = receiver.url("/elsewhere")
     receiver.plays("/events", answer(status, b"x" if status != 204 else b"", {"Location": other}))
-    assert await post(poster, receiver.url()) == status
+    assert await post(client, receiver.url()) == status
     assert len(receiver.exchanges) == 1, "neither followed nor tried again"
 
 
 @pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[", "//", "\xff", "http://127.0.0.1:1/"])
-async def test_a_redirect_is_not_even_parsed(poster: Poster, receiver: FakeReceiver, location: str) -> None:
+async def test_a_redirect_is_not_even_parsed(client: Client, receiver: FakeReceiver, location: str) -> None:
     receiver.plays(
         "/events", [Raw(f"HTTP/1.1 302 F\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode("latin-1"))]
     )
-    assert await post(poster, receiver.url()) == 302
+    assert await post(client, receiver.url()) == 302
 
 
 @pytest.mark.parametrize(
@@ -90,10 +84,10 @@ async def test_a_redirect_is_not_even_parsed(poster: Poster, receiver: FakeRecei
         (drip(pause=0.05), "timeout"),
     ],
 )
-async def test_no_answer(poster: Poster, receiver: FakeReceiver, script: Script, reason: str) -> None:
+async def test_no_answer(client: Client, receiver: FakeReceiver, script: Script, reason: str) -> None:
     receiver.plays("/s3cret", script)
     began = time.monotonic()
-    assert await failure(poster, receiver.url("/s3cret"), budget=0.5) == reason
+    assert await failure(client, receiver.url("/s3cret"), budget=0.5) == reason
     assert time.monotonic() - began < 1.5
     await asyncio.sleep(0.05)
     assert len(receiver.exchanges) == 1, "tried once"
@@ -109,55 +103,64 @@ async def test_no_answer(poster: Poster, receiver: FakeReceiver, script: Script,
         [Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno")],
     ],
 )
-async def test_the_headers_decide(poster: Poster, receiver: FakeReceiver, body: Script) -> None:
+async def test_the_headers_decide(client: Client, receiver: FakeReceiver, body: Script) -> None:
     """A body that is late, cut or broken changes nothing, and costs no more than the budget."""
     receiver.plays("/events", body)
     began = time.monotonic()
-    assert await post(poster, receiver.url(), budget=0.5) == 200
+    assert await post(client, receiver.url(), budget=0.5) == 200
     assert time.monotonic() - began < 1.5
 
 
-async def test_a_drip_is_hung_up_on(poster: Poster, receiver: FakeReceiver) -> None:
+async def test_a_drip_is_hung_up_on(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/s3cret", drip(pause=0.05))
-    await failure(poster, receiver.url("/s3cret"), budget=0.2)
+    await failure(client, receiver.url("/s3cret"), budget=0.2)
     await asyncio.wait_for(receiver.exchanges[0].cancelled.wait(), 2)
 
 
-async def test_a_huge_answer_is_cut_with_flat_memory(poster: Poster, receiver: FakeReceiver) -> None:
+async def test_a_huge_answer_is_cut_with_flat_memory(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/events", HUGE_ANSWER)
-    await post(poster, receiver.url())
+    await post(client, receiver.url())
     tracemalloc.start()
     try:
         for _ in range(3):
-            assert await post(poster, receiver.url()) == 200
+            assert await post(client, receiver.url()) == 200
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
     assert all(exchange.written < 20_000_000 for exchange in receiver.exchanges)
 
 
-async def test_connections_are_kept_and_one_that_was_closed_is_not_used(poster: Poster, receiver: FakeReceiver) -> None:
+async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:
     for _ in range(5):
-        await post(poster, receiver.url())
+        await post(client, receiver.url())
     assert receiver.connections == 1
     receiver.exchanges[-1].writer.close()
     await asyncio.sleep(0.05)
-    assert await post(poster, receiver.url()) == 204
+    assert await post(client, receiver.url()) == 204
     assert receiver.connections == 2
     assert len(receiver.exchanges) == 6
 
 
 async def test_idle_connections_go_before_servers_end_them() -> None:
     """Node, uvicorn and Apache close after 5 seconds; a POST that meets the closing is lost."""
-    from workers.webhooks import poster
-
-    assert poster.KEEP_ALIVE < 5
+    assert outbound.KEEP_ALIVE < 5
 
 
-async def test_a_post_on_a_connection_that_dies_is_not_repeated(poster: Poster, receiver: FakeReceiver) -> None:
-    await post(poster, receiver.url())
+async def test_a_post_on_a_connection_that_dies_is_not_repeated(client: Client, receiver: FakeReceiver) -> None:
+    await post(client, receiver.url())
     receiver.plays("/events", RESET)
-    assert await failure(poster, receiver.url()) == "connect"
+    assert await failure(client, receiver.url()) == "connect"
+    assert len(receiver.exchanges) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, method: str) -> None:
+    """aiohttp repeats idempotent requests whose connection breaks."""
+    await post(client, receiver.url())
+    receiver.plays("/events", CLOSE)
+    with pytest.raises(CallFailed) as failed:
+        await client.send(method, receiver.url(), budget=5)
+    assert failed.value.reason == "connect"
     assert len(receiver.exchanges) == 2
 
 
@@ -171,18 +174,18 @@ async def test_neither_cookies_nor_proxies_nor_netrc(
     netrc.chmod(0o600)
     monkeypatch.setenv("NETRC", str(netrc))
     receiver.default = answer(200, b"", {"Set-Cookie": "a=b"})
-    poster = Poster(allow_private=True)
+    client = Client(allow_private=True)
     for _ in range(2):
-        assert await post(poster, receiver.url()) == 200
-    await poster.close()
+        assert await post(client, receiver.url()) == 200
+    await client.close()
     names = {name for exchange in receiver.exchanges for name, _ in exchange.headers}
     assert not names & {"cookie", "authorization", "proxy-authorization"}
 
 
-async def test_nobody_listens(poster: Poster) -> None:
+async def test_nobody_listens(client: Client) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        assert await failure(poster, f"http://127.0.0.1:{taken.getsockname()[1]}/s3cret") == "connect"
+        assert await failure(client, f"http://127.0.0.1:{taken.getsockname()[1]}/s3cret") == "connect"
 
 
 # Names
@@ -202,28 +205,28 @@ def names(monkeypatch: pytest.MonkeyPatch, *answers: list[str] | Exception) -> l
             await asyncio.Event().wait()
         return found
 
-    monkeypatch.setattr(outbound, "look_up", look_up)
+    monkeypatch.setattr(addresses, "look_up", look_up)
     return asked
 
 
-async def test_a_name_that_is_not_there(poster: Poster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_that_is_not_there(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"), [])
-    assert await failure(poster, "http://nowhere.example.com/s3cret") == "dns"
-    assert await failure(poster, "http://nowhere.example.com/s3cret") == "dns"
+    assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
+    assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
 
 
-async def test_a_look_up_that_hangs_is_in_the_budget(poster: Poster, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_up_that_hangs_is_in_the_budget(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     names(monkeypatch, ["hangs"])
     began = time.monotonic()
-    assert await failure(poster, "http://slow.example.com/s3cret", budget=0.3) == "timeout"
+    assert await failure(client, "http://slow.example.com/s3cret", budget=0.3) == "timeout"
     assert time.monotonic() - began < 1
 
 
 async def test_all_addresses_of_a_name_are_tried(
-    poster: Poster, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
+    client: Client, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names(monkeypatch, ["127.0.0.2", "::1", "127.0.0.1"])
-    assert await post(poster, receiver.url(host="three.example.com")) == 204
+    assert await post(client, receiver.url(host="three.example.com")) == 204
     assert receiver.exchanges[0].header("host") == f"three.example.com:{receiver.port}"
 
 
@@ -242,8 +245,8 @@ async def test_all_addresses_of_a_name_are_tried(
     ],
 )
 async def test_an_address_that_is_not_public_is_blocked(url: str) -> None:
-    async with contextlib.aclosing(closing(Poster(allow_private=False))) as made:
-        assert await failure(await anext(made), url) == "blocked"
+    async with Client(allow_private=False) as client:
+        assert await failure(client, url) == "blocked"
 
 
 async def test_a_name_that_changes_gains_nothing(
@@ -262,13 +265,13 @@ async def test_a_name_that_changes_gains_nothing(
             await connect(sock, ("127.0.0.1", address[1]))
 
         monkeypatch.setattr(loop, "sock_connect", to_loopback)
-        poster = Poster(allow_private=False, ca_file=tls[1])
+        client = Client(allow_private=False, ca_file=tls[1])
         url = receiver.url("/s3cret", host="receiver.example.com")
-        assert await post(poster, url) == 200
+        assert await post(client, url) == 200
         assert (asked, dialled) == (["receiver.example.com."], ["93.184.215.14"])
-        assert await failure(poster, url) == "blocked", "one private address refuses the name"
-        assert await failure(poster, url) == "blocked"
-        await poster.close()
+        assert await failure(client, url) == "blocked", "one private address refuses the name"
+        assert await failure(client, url) == "blocked"
+        await client.close()
     assert dialled == ["93.184.215.14"], "not even a connection"
     assert len(receiver.exchanges) == 1
 
@@ -279,10 +282,19 @@ async def test_the_last_look_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -
     async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
         return [("127.0.0.1", 443)]
 
-    monkeypatch.setattr("workers.poster.resolve", resolve)
-    poster = Poster(allow_private=False)
-    assert await failure(poster, "https://receiver.example.com/s3cret") == "blocked"
-    await poster.close()
+    monkeypatch.setattr(outbound, "resolve", resolve)
+    client = Client(allow_private=False)
+    assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
+    await client.close()
+
+
+async def test_a_name_whose_every_address_is_refused_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
+        return [("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)]
+
+    monkeypatch.setattr(outbound, "resolve", resolve)
+    async with Client(allow_private=False) as client:
+        assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
 
 
 # TLS
@@ -300,8 +312,8 @@ async def test_tls(
 
     plain = await asyncio.start_server(speak_plainly, "127.0.0.1", 0)
     async with plain, FakeReceiver(tls[0]) as good, FakeReceiver(bad_tls[0]) as bad:
-        trusting, stranger = Poster(allow_private=True, ca_file=tls[1]), Poster(allow_private=True)
-        expired = Poster(allow_private=True, ca_file=bad_tls[1])
+        trusting, stranger = Client(allow_private=True, ca_file=tls[1]), Client(allow_private=True)
+        expired = Client(allow_private=True, ca_file=bad_tls[1])
         try:
             assert await post(trusting, good.url(host="receiver.example.com")) == 204
             assert await post(trusting, good.url(host="receiver.example.com")) == 204
@@ -311,8 +323,8 @@ async def test_tls(
             assert await failure(expired, bad.url(host="receiver.example.com")) == "tls"
             assert await failure(trusting, f"https://127.0.0.1:{plain.sockets[0].getsockname()[1]}/") == "tls"
         finally:
-            for poster in (trusting, stranger, expired):
-                await poster.close()
+            for client in (trusting, stranger, expired):
+                await client.close()
         assert len(good.exchanges) == 2, "nothing is sent before the certificate is verified"
         assert not bad.exchanges
 
@@ -326,36 +338,36 @@ async def test_a_handshake_that_hangs_is_in_the_budget() -> None:
         writer.close()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    poster = Poster(allow_private=True)
+    client = Client(allow_private=True)
     began = time.monotonic()
-    assert await failure(poster, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/", budget=0.3) == "timeout"
+    assert await failure(client, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/", budget=0.3) == "timeout"
     assert time.monotonic() - began < 1
     await asyncio.wait_for(gone.wait(), 2)
-    await poster.close()
+    await client.close()
     server.close()
 
 
 # Many
 
 
-async def test_those_that_hang_leave_nothing_behind(poster: Poster, receiver: FakeReceiver) -> None:
+async def test_those_that_hang_leave_nothing_behind(client: Client, receiver: FakeReceiver) -> None:
     receiver.hangs("/s3cret")
     for _ in range(3):
-        calls = [failure(poster, receiver.url("/s3cret"), budget=0.3) for _ in range(100)]
+        calls = [failure(client, receiver.url("/s3cret"), budget=0.3) for _ in range(100)]
         assert set(await asyncio.gather(*calls)) == {"timeout"}
     await wait_until(lambda: all(exchange.cancelled.is_set() for exchange in receiver.exchanges))
-    assert await post(poster, receiver.url()) == 204
+    assert await post(client, receiver.url()) == 204
 
 
-async def test_a_call_that_is_cancelled_hangs_up(poster: Poster, receiver: FakeReceiver) -> None:
+async def test_a_call_that_is_cancelled_hangs_up(client: Client, receiver: FakeReceiver) -> None:
     receiver.hangs("/events")
-    call = asyncio.create_task(post(poster, receiver.url()))
+    call = asyncio.create_task(post(client, receiver.url()))
     exchange: Exchange = await wait_until(lambda: receiver.exchanges and receiver.exchanges[0])
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await asyncio.wait_for(exchange.cancelled.wait(), 2)
 
 
-async def test_headers_of_a_kind(poster: Poster, receiver: FakeReceiver) -> None:
+async def test_headers_of_a_kind(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/events", [Head(200, {"Content-Length": "0", "X": "é"})])
-    assert await post(poster, receiver.url()) == 200
+    assert await post(client, receiver.url()) == 200
