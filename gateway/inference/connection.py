@@ -31,7 +31,7 @@ _PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
 
 
 class ClientGone(Exception):
-    """The client left, so there is nobody to answer."""
+    """The client left before it had the whole answer."""
 
 
 class Interrupted(BackboneUnavailable):

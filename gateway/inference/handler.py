@@ -36,7 +36,6 @@ from gateway.errors import (
 from gateway.inference import cors, native, openai
 from gateway.inference.admission import Admission, Reservation
 from gateway.inference.availability import Availability
-from gateway.inference.call import BODY_LIMIT as BODY_LIMIT
 from gateway.inference.call import REPEATED, Call
 from gateway.inference.connection import ClientGone, Interrupted, Stream
 from gateway.inference.formats import Ask, Format, finish_reason
