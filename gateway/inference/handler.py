@@ -96,6 +96,7 @@ class Inference:
             self._report(call)
 
     async def _handle(self, call: Call) -> None:
+        """Checks what comes before the token: the route, availability, the app and its origin."""
         name, _, route = call.path.removeprefix("/capsule/").partition("/")
         if route not in METHODS:
             return await self._not_found(call, name)
@@ -113,30 +114,22 @@ class Inference:
         if call.method.encode() != METHODS[route]:
             raise MethodNotAllowed(METHODS[route].decode(), "OPTIONS")
 
-        user = await self._users.verify(app, _bearer_token(call.authorization))
         if route == "ai/models":
+            await self._users.verify(app, _bearer_token(call.authorization))
             return await call.answer(openai.MODELS)
+        await self._complete(call, app, "native" if route == "ai" else "openai")
 
-        call.format = "native" if route == "ai" else "openai"
-        ask: Ask | ServiceError
-        try:
-            body = await call.read_body()
-            ask = (native if route == "ai" else openai).read_ask(body, call.wants_stream)
-        except ServiceError as fault:
-            ask = fault
-        account = await self._registry.account_of(app)
-        if account is None:
-            raise AppNotFound
-        # A faulty request counts against the rates but reserves nothing.
-        bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
-        admitted = await self._admission.admit(app, account, user, bound)
-        call.headers += admitted.headers
+    async def _complete(self, call: Call, app: App, format_name: str) -> None:
+        """Verifies the token, admits the request, relays its answer and settles its cost."""
+        user = await self._users.verify(app, _bearer_token(call.authorization))
+        call.format = format_name
+        ask = await _read_ask(call)
+        reservation = await self._admit(call, app, user, ask)
         if isinstance(ask, ServiceError):
-            raise ask
-        assert admitted.reservation is not None
+            raise ask  # after admission, because a fault of the body must not mask a refusal
+        assert reservation is not None
         call.model = ask.model
-        format = native.NATIVE if route == "ai" else openai.OpenAI(call.request_id, ask.model, ask.with_usage)
-        await self._relay(call, format, ask, admitted.reservation)
+        await self._relay(call, ask, reservation)
 
     # -- before the token ------------------------------------------------------------------------------------
 
@@ -174,10 +167,23 @@ class Inference:
         await call.start(404, NOT_FOUND_HEADERS)
         await call.send_body(NOT_FOUND)
 
-    # -- after admission -------------------------------------------------------------------------------------
+    # -- from admission to settlement ------------------------------------------------------------------------
 
-    async def _relay(self, call: Call, format: Format, ask: Ask, reservation: Reservation) -> None:
+    async def _admit(self, call: Call, app: App, user: str, ask: Ask | ServiceError) -> Reservation | None:
+        """Counts the request against the rates, and reserves its bound. A faulty request reserves nothing."""
+        account = await self._registry.account_of(app)
+        if account is None:
+            raise AppNotFound
+        bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
+        admitted = await self._admission.admit(app, account, user, bound)
+        call.headers += admitted.headers
+        return admitted.reservation
+
+    async def _relay(self, call: Call, ask: Ask, reservation: Reservation) -> None:
         """Relays the answer, and settles the reservation on every way out."""
+        format: Format = native.NATIVE
+        if call.format == "openai":
+            format = openai.OpenAI(call.request_id, ask.model, ask.with_usage)
         stream: Stream | None = None
         failure: ServiceError | None = None
         text = reasoning = ""
@@ -302,6 +308,15 @@ def _bearer_token(authorization: bytes | None) -> bytes:
     if scheme.lower() != b"bearer" or not (token := token.strip()):
         raise TokenMissing
     return token
+
+
+async def _read_ask(call: Call) -> Ask | ServiceError:
+    """What the body asks for, or its fault. Raises ClientGone."""
+    read_ask = native.read_ask if call.format == "native" else openai.read_ask
+    try:
+        return read_ask(await call.read_body(), call.wants_stream)
+    except ServiceError as fault:
+        return fault
 
 
 async def _relay_stream(call: Call, format: Format, stream: Stream) -> None:
