@@ -55,7 +55,7 @@ class Gateway:
         self.findings = Findings(settings, self.store)
         self.provider = Provider(settings)
         self.counters = Counters(self.store, lambda: len(self.provider.streams))
-        self.availability = Availability(settings, self.registry, self.provider.has_key, self.provider.probe)
+        self.availability = Availability(settings, self.registry, self.provider.is_configured, self.provider.probe)
         self.inference = Inference(
             settings,
             self.registry,

@@ -17,7 +17,7 @@ from gateway.accounts.sessions import ACCOUNT
 from gateway.errors import NotFound, Unauthorized
 from gateway.events.catalogue import SAMPLES
 from gateway.events.receivers import LOGGED
-from gateway.inference.handler import BODY_LIMIT
+from gateway.inference.call import BODY_LIMIT
 from gateway.inference.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
 from gateway.monitors import health
 from gateway.process import Gateway, Injected

@@ -21,7 +21,8 @@ from gateway.api import account, operators, ops, pages
 from gateway.api import answers as a
 from gateway.api.pages import HEADERS, PAGES, page_file
 from gateway.events import catalogue
-from gateway.inference.doors import Completion, Prompt
+from gateway.inference.native import Prompt
+from gateway.inference.openai import Completion
 from gateway.monitors.findings import Counts
 
 SURFACE_MODULES = (account, operators, pages, ops)

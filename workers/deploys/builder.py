@@ -65,7 +65,7 @@ class Builder:
         self._registry = Registry(self._store, Vault(settings.encryption_key))
         self._deploys = Deploys(settings, self._registry)
         provider = Provider(settings)
-        self._availability = Availability(settings, self._registry, provider.has_key, provider.probe)
+        self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
         self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url)
         self._consumer = Consumer(self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._room)
         self._waiting: dict[str, deque[Entry]] = {}  # app id → the entries after the one in progress

@@ -1,4 +1,4 @@
-"""Which pages may read an answer: the app's own, on every answer, and nobody else's."""
+"""CORS: the app's own pages, and no others, may read any answer."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""The native door: request, whole answer, stream, and what of it is charged."""
+"""The native format: the request, the whole answer, the stream, and what each costs."""
 
 import asyncio
 import json

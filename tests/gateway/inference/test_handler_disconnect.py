@@ -1,4 +1,4 @@
-"""The browser goes away, or stops reading: the provider is told within a second, and the money is right."""
+"""The browser leaves, or stops reading: the provider notices within a second, and the cost is right."""
 
 import asyncio
 import json

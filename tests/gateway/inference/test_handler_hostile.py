@@ -1,4 +1,4 @@
-"""Requests that no honest client sends. Whatever they are answered, nobody else notices."""
+"""Requests that no honest client sends. However they end, other clients notice nothing."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ async def healthy(app: App) -> bool:
 
 
 async def test_the_hand_written_client(app: App) -> None:
-    """Else the refusals below would prove nothing."""
+    """Without this, the refusals below would prove nothing."""
     reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app)))
     assert reply
     assert reply.status == 200
@@ -125,7 +125,7 @@ async def test_a_request_id_of_the_client_does_no_harm(app: App) -> None:
 
 
 async def test_a_hundred_tokens_nobody_signed(app: App) -> None:
-    """Attackers share no fate with users: bad tokens neither slow nor count."""
+    """Invalid tokens neither slow other requests down nor count against limits."""
     bad = [app.ask("x", token=f"a.b.{n}") for n in range(100)]
     assert {r.status_code for r in await asyncio.gather(*bad)} == {401}
     assert await healthy(app)

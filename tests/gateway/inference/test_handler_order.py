@@ -1,6 +1,6 @@
-"""Each outcome masks all that come after it: app → origin → JWT → app rate → user rate → cap → body.
+"""Each outcome masks all that follow it: app → origin → JWT → app rate → user rate → cap → body.
 
-Availability comes before all of them, in `test_availability.py`.
+Availability precedes all of them: see `test_availability_switches.py`.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 async def send(app: App, body: str, **headers: str) -> list[httpx.Response]:
-    """Through both doors."""
+    """The responses in both formats."""
     fault = BODIES[body]
     headers = {"Content-Type": fault.get("type", "application/json"), **headers}
     return [await app.post(content=fault["content"], path=path, headers=headers) for path in ("", "/chat/completions")]

@@ -1,4 +1,4 @@
-"""What the OpenAI door passes on, lowers, prices, ignores and refuses."""
+"""Which fields the OpenAI format forwards, lowers, prices, ignores and refuses."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Who is asking: the three kinds of `auth`, and which claim names the user."""
+"""The three kinds of `auth`, and the claim that names the user."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Native bodies that are not as they should be, and the ones at the edge that are."""
+"""Native bodies that are refused, and the ones at the limits that are accepted."""
 
 import json
 from typing import Any
@@ -159,7 +159,7 @@ async def test_escapes_are_priced_by_the_text_they_mean(app: App, provider: Fake
 
 
 async def test_duplicate_keys_mean_one_thing(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    """Refused, or else what is priced is what is sent."""
+    """Either the body is refused, or the text that is sent is the text that is priced."""
     app = await gw.app(backend)
     for text in ("first 91ab", "second 91ab"):
         provider.plays(tokens("x", usage=None), prompt=text)
