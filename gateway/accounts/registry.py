@@ -24,7 +24,7 @@ from gateway.accounts.records import (
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
-from gateway.settings import PLANS
+from gateway.settings import Plan
 from gateway.store import keys
 from gateway.store.client import ATTEMPT, FAULTS, Store, backbone
 from gateway.store.scripts import Script
@@ -118,7 +118,7 @@ class Registry:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def create_account(self, name: str, plan: str) -> tuple[Account, str]:
+    async def create_account(self, name: str, plan: Plan) -> tuple[Account, str]:
         """The account and its API key, which is readable only here."""
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
         api_key = new_key("csk")
@@ -134,8 +134,7 @@ class Registry:
             raise RegistrationsClosed(retry_after=int(left))
         return await self.create_account(name, "free")
 
-    async def change_plan(self, account_id: str, plan: str) -> Account:
-        assert plan in PLANS
+    async def change_plan(self, account_id: str, plan: Plan) -> Account:
         account = await self.account(account_id)
         if account is None:
             raise NotFound

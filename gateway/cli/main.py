@@ -159,7 +159,7 @@ def mcp() -> None:
     For an MCP client, which starts this command and speaks to it on standard input and output.
     """
     url, key = credentials()
-    from gateway.api.agents import serve_stdio
+    from gateway.cli.agents import serve_stdio
 
     if sys.stdin.isatty():
         click.echo("Waiting for an MCP client on standard input; Ctrl-C ends it.", err=True)

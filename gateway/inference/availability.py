@@ -63,6 +63,16 @@ class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
     approved: bool | None = None
 
 
+class InferenceState(msgspec.Struct):
+    """What operators see: the status, and the gates it follows from."""
+
+    managedInference: bool
+    managedInferenceStatus: Status
+    enabled: bool
+    approved: bool
+    emergencyOff: bool
+
+
 def learn(health: Health, seen: Seen) -> Health:
     match seen:
         case Seen.COMPLETION:
@@ -141,15 +151,15 @@ class Availability:
         health = self._health
         return not (health.refused or health.quota or health.failures >= FAILURES)
 
-    def describe(self, status: Status) -> dict[str, object]:
+    def describe(self, status: Status) -> InferenceState:
         assert self._switch is not None
-        return {
-            "managedInference": status.available,
-            "managedInferenceStatus": status,
-            "enabled": self._pick(self._switch.enabled, self._settings.inference),
-            "approved": self._pick(self._switch.approved, self._settings.processing_approved),
-            "emergencyOff": self.emergency_off(),
-        }
+        return InferenceState(
+            managedInference=status.available,
+            managedInferenceStatus=status,
+            enabled=self._pick(self._switch.enabled, self._settings.inference),
+            approved=self._pick(self._switch.approved, self._settings.processing_approved),
+            emergencyOff=self.emergency_off(),
+        )
 
     def _recompute(self) -> None:
         if self._switch is None:
