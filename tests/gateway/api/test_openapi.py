@@ -83,7 +83,7 @@ async def test_every_json_answer_is_a_struct() -> None:
     app = create_app(Settings()).litestar
     described = app.openapi_schema.to_schema()["paths"]
     routes = [route for route in app.routes if isinstance(route, HTTPRoute) and route.path_format in described]
-    handlers = [handler for route in routes for handler in route.route_handlers]
+    handlers = [each for route in routes for each in route.route_handlers if "OPTIONS" not in each.http_methods]
     answers = [answer for handler in handlers if (answer := openapi.answer_type(handler)) is not None]
     assert len(answers) > 25
     assert [answer for answer in answers if not is_struct(answer)] == []
