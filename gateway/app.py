@@ -19,7 +19,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
-from gateway.api import account, deploys, engine, openapi, operators, ops, pages, webhooks
+from gateway.api import account, apps, deploys, engine, openapi, operators, ops, pages, webhooks
 from gateway.api.agents import AgentEndpoint
 from gateway.api.bodies import Body
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
@@ -72,6 +72,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *pages.ROUTES,
     *ops.ROUTES,
     *operators.ROUTES,
+    *apps.ROUTES,
     *engine.ROUTES,
     *account.ROUTES,
     *webhooks.ROUTES,
@@ -100,7 +101,7 @@ def render_error(request: Request[Any, Any, State], error: Exception) -> Respons
 
 
 def service_error(error: Exception, request: Request[Any, Any, State]) -> ServiceError | None:
-    """Maps the errors that Litestar raises for a request. Returns None for an error of our own."""
+    """Maps the errors that Litestar raises for a request. Returns None for a bug."""
     match error:
         case ServiceError():
             return error
@@ -132,7 +133,7 @@ class AllowedMethods:
     A tree of path segments, built once. As in Litestar's routing, a fixed segment wins over a parameter.
     """
 
-    PARAMETER, METHODS = "{}", "/"  # neither can be a segment of a request's path in the tree
+    PARAMETER, METHODS = "{}", "/"  # "/" cannot be a segment
 
     def __init__(self, routes: Iterable[object]) -> None:
         self._root: dict[str, Any] = {}

@@ -14,9 +14,9 @@ from litestar.response import File
 from litestar.router import Router
 
 from gateway.accounts.records import App, Build
+from gateway.api.apps import RepositoryView
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.deploys import DeployView
-from gateway.api.operators import RepositoryView
 from gateway.deploys.states import Deploy, Moved
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalogue import Phase

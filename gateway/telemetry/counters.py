@@ -26,7 +26,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -34,7 +34,6 @@ from redis.exceptions import ResponseError
 
 from gateway.events.catalogue import Time
 from gateway.ids import now_iso
-from gateway.inference.prices import Usage
 from gateway.store import keys
 from gateway.store.client import FAULTS, Store, backbone
 from gateway.store.scripts import Script
@@ -51,6 +50,15 @@ TTFT = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT), "ttft:more")
 MOST_TOKENS = 1_000_000_000  # counted of one request
 TOTAL = "total"  # among the accounts of a day's spend
+
+
+class Usage(Protocol):
+    """Tokens of one request."""
+
+    @property
+    def input(self) -> int: ...
+    @property
+    def output(self) -> int: ...
 
 
 class HourlyUsage(msgspec.Struct):
