@@ -27,7 +27,7 @@ from gateway.inference.handler import Inference
 from gateway.inference.provider import Provider
 from gateway.inference.users import Users
 from gateway.monitors.findings import Findings
-from gateway.operations.overview import Overview, Watch
+from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.outbound import client as outbound
 from gateway.server import end_overdue_connections
 from gateway.settings import Settings
@@ -67,7 +67,7 @@ class Gateway:
             self.counters,
         )
         self.overview = Overview(settings, self.registry, self.availability, self.counters, self.metrics)
-        self.watch = Watch(self.overview)
+        self.feed = SnapshotFeed(self.overview)
         self.draining = False
 
     def drain(self) -> None:
@@ -129,7 +129,7 @@ class Gateway:
                 self.admission.repeat_settlements(),
                 self.availability.keep_probing(),
                 self.counters.keep_flushing(),
-                self.overview.keep_looking(),
+                self.overview.keep_gauges_fresh(),
                 end_overdue_connections(),
             )
         ]

@@ -128,7 +128,8 @@ async def end_overdue_connections() -> None:
 
 def serve(host: str, port: int, workers: int, drain: float) -> None:
     config = uvicorn.Config(
-        "gateway.app:app",
+        "gateway.app:create_app",
+        factory=True,
         host=host,
         port=port,
         workers=workers,

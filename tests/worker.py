@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from gateway.accounts.records import App
 from gateway.accounts.vault import Vault
 from gateway.events import catalogue
@@ -124,7 +126,7 @@ class Account:
         return ids
 
     async def log(self, limit: int = 1000) -> list[dict[str, Any]]:
-        return await self.queue.webhooks.deliveries(self.id, limit)
+        return msgspec.to_builtins(await self.queue.webhooks.deliveries(self.id, limit))
 
     async def outcome(self, event_id: str, timeout: float = 10) -> tuple[str, str | int | None]:
         """Once it is known: the outcome, and its reason, or the status of what was delivered."""

@@ -83,12 +83,6 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     error: str | None = None
 
-    def shown(self) -> dict[str, Any]:
-        """As account holders see it."""
-        hidden = {"account", "appId", "source", "branch", "startedAt"}
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: value for name, value in fields.items() if value is not None and name not in hidden}
-
 
 def slug(branch: str) -> str:
     """The interface defines this rule. Branches that differ only in punctuation share a slug."""

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from typing import Any
+from typing import Literal
 
 import msgspec
 import structlog
@@ -70,6 +70,24 @@ def sign_event(secret: str, event_id: str, event_type: str, data: str, now: floa
         "webhook-timestamp": str(timestamp // 1000),
         "webhook-signature": f"v1,{base64.b64encode(standard).decode()}",
     }
+
+
+class Delivery(msgspec.Struct):
+    """The outcome of one delivery."""
+
+    id: str
+    type: str
+    app: str
+    at: catalogue.Time
+    durationMs: int
+    outcome: Literal["delivered", "failed", "dropped"]
+    status: int | msgspec.UnsetType = msgspec.UNSET  # the receiver's
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def _delivery(entry: dict[str, str]) -> Delivery:
+    fields = {name: value for name, value in entry.items() if value or name not in ("status", "error")}
+    return msgspec.convert({**fields, "at": now_iso(int(entry["at"]) / 1000)}, Delivery, strict=False)
 
 
 class Webhooks:
@@ -152,24 +170,9 @@ class Webhooks:
 
     # -- the log ---------------------------------------------------------------------------------------------
 
-    async def deliveries(self, account_id: str, limit: int) -> list[dict[str, Any]]:
-        """Returns the latest deliveries, newest first."""
-        rows = []
-        for entry in await self._read_log(account_id, limit):
-            row: dict[str, Any] = {
-                "id": entry["id"],
-                "type": entry["type"],
-                "app": entry["app"],
-                "at": now_iso(int(entry["at"]) / 1000),
-                "durationMs": int(entry["durationMs"]),
-                "outcome": entry["outcome"],
-            }
-            if entry["status"]:
-                row["status"] = int(entry["status"])
-            if entry["error"]:
-                row["error"] = entry["error"]
-            rows.append(row)
-        return rows
+    async def deliveries(self, account_id: str, limit: int) -> list[Delivery]:
+        """Newest first."""
+        return [_delivery(entry) for entry in await self._read_log(account_id, limit)]
 
     async def _read_log(self, account_id: str, limit: int) -> list[dict[str, str]]:
         oldest = int((time.time() - LOGGED_SECONDS) * 1000)

@@ -70,6 +70,16 @@ class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
     approved: bool | None = None
 
 
+class InferenceState(msgspec.Struct):
+    """What operators see: the status, and the gates it follows from."""
+
+    managedInference: bool
+    managedInferenceStatus: InferenceStatus
+    enabled: bool
+    approved: bool
+    emergencyOff: bool
+
+
 def derive_status(*, enabled: bool, approved: bool, configured: bool, health: ProviderHealth) -> InferenceStatus:
     """`configured`: there is a credential, and a usable address for it."""
     if not enabled or not approved:
@@ -124,14 +134,14 @@ class Availability:
         health = self._health
         return not (health.refused or health.quota or health.failures >= FAILURES)
 
-    def describe(self, status: InferenceStatus) -> dict[str, object]:
-        return {
-            "managedInference": status.available,
-            "managedInferenceStatus": status,
-            "enabled": self._enabled(),
-            "approved": self._approved(),
-            "emergencyOff": self.emergency_off(),
-        }
+    def describe(self, status: InferenceStatus) -> InferenceState:
+        return InferenceState(
+            managedInference=status.available,
+            managedInferenceStatus=status,
+            enabled=self._enabled(),
+            approved=self._approved(),
+            emergencyOff=self.emergency_off(),
+        )
 
     def _enabled(self) -> bool:
         assert self._switch is not None

@@ -17,18 +17,19 @@ one stopped. The state is stored as JSON beside its version; `of_apps` reads it 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from gateway.accounts.records import Account, App
-from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event
+from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event, Time
 from gateway.ids import now_iso
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import Store, backbone
 
 FAILURES = 3  # in a row
+READS = 4  # values per app
 PENDING = 100  # recoveries per app; a day has at most 96, by the cooldown of 15 minutes
 PENDING_FOR = 86_400_000  # ms; then the app.unhealthy itself has expired
 
@@ -62,6 +63,21 @@ class AppHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     def awaited(self) -> list[str]:
         """Ids of the events whose outcomes the next step needs."""
         return [*([self.notified] if self.notified else []), *(each.event for each in self.pending)]
+
+
+class OpenFindings(msgspec.Struct):
+    red: int
+    yellow: int
+
+
+class MonitoredApp(msgspec.Struct):
+    """What the monitors know of an app, as account holders see it."""
+
+    status: Literal["live", "never-live"]
+    health: HealthStatus
+    healthSince: Time | None
+    certificateExpiresAt: Time | None
+    openFindings: OpenFindings
 
 
 def step(
@@ -142,8 +158,8 @@ def status_and_since(health: AppHealth) -> tuple[HealthStatus, str | None]:
     return health.status, now_iso(health.since / 1000) if health.since else None
 
 
-async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[dict[str, Any]]:
-    """What account holders are shown of each: live or not, and what all monitors saw."""
+async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[MonitoredApp]:
+    """In the order of `apps`."""
     tag = keys.tag(account.id)
     with backbone():
         async with store.client.pipeline(transaction=False) as pipeline:
@@ -153,17 +169,19 @@ async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[d
                 pipeline.hget(keys.certificate_key(tag, app.id), "expiresAt")
                 pipeline.hmget(keys.findings_key(tag, app.id), ["red", "yellow"])
             found = await pipeline.execute() if apps else []
-    rows = []
-    for live, state, expires, (red, yellow) in zip(*[iter(found)] * 4, strict=True):
-        # A worker that has not come by yet may have left the health of a time when the app was probed.
-        status, since = status_and_since(read(state if is_probed(account.plan, bool(live)) else None))
-        rows.append(
-            {
-                "status": "live" if live else "never-live",
-                "health": status,
-                "healthSince": since,
-                "certificateExpiresAt": now_iso(int(expires) / 1000) if expires else None,
-                "openFindings": {"red": int(red or 0), "yellow": int(yellow or 0)},
-            }
-        )
-    return rows
+    return [_monitored(account, *found[first : first + READS]) for first in range(0, len(found), READS)]
+
+
+def _monitored(
+    account: Account, live: str | None, state: str | None, expires: str | None, findings: Sequence[str | None]
+) -> MonitoredApp:
+    # An app that is no longer probed may still have the health of its last probe, until a worker removes it.
+    status, since = status_and_since(read(state if is_probed(account.plan, bool(live)) else None))
+    red, yellow = findings
+    return MonitoredApp(
+        status="live" if live else "never-live",
+        health=status,
+        healthSince=since,
+        certificateExpiresAt=now_iso(int(expires) / 1000) if expires else None,
+        openFindings=OpenFindings(int(red or 0), int(yellow or 0)),
+    )
