@@ -1,4 +1,4 @@
-"""The status table and what it does to requests. The switches are in `test_switches.py`."""
+"""The status table and what it does to requests. `test_availability_switches.py` tests the switches."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -103,7 +103,7 @@ async def test_one_refusal_is_not_believed(app: App, moody: FakeProvider) -> Non
 
 
 async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """One from a file, for once. That it heals is in `test_patience.py`."""
+    """This one is read from a file. `test_availability_probes.py` tests that it heals."""
     file = tmp_path / "key"
     file.write_text(FakeProvider.key + "\n")
     settings = {"GATEWAY_PROVIDER_KEY": "", "GATEWAY_PROVIDER_KEY_FILE": str(file)}
