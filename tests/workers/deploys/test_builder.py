@@ -214,21 +214,28 @@ async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
     await wait_until(lambda: _is(host, app, "up"), 10)
 
 
+async def test_a_deploy_whose_worker_stops_in_its_canary_starts_again(host: Host) -> None:
+    host.gateway.environment["GATEWAY_CANARY"] = "60"
+    app = await host.app(build=START)
+    worker = await host.worker("deploys", "webhooks")
+    deploy = await host.publish(app, server("good"))
+    await host.in_state(deploy, "canary")
+    assert await worker.stop() == 0
+    host.gateway.environment["GATEWAY_CANARY"] = "0.5"
+    await host.worker("deploys", "webhooks")
+    assert (await host.over(deploy))["state"] == "live"
+    await wait_until(lambda: _is(host, app, "good"), 10)
+
+
 async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(host: Host) -> None:
     """The canary outlives at least one round of tidying, which must spare the release that comes back."""
-    often = {TIDY: 3}
-    host.gateway.environment["GATEWAY_CANARY"] = "25"
+    often = {TIDY: 2.5}
     app = await host.app(build=START)
     await host.worker("deploys", "webhooks", constants=often)
     deploy = await host.publish(app, server("good of process ' + process.pid + '"))
-    await host.in_state(deploy, "canary")
-    # The next worker starts the first deploy again, with a canary that takes no time.
-    host.gateway.environment["GATEWAY_CANARY"] = "0.5"
-    await host.workers[0].stop()
-    await host.worker("deploys", "webhooks", constants=often)
     assert (await host.over(deploy))["state"] == "live"
     host.gateway.environment["GATEWAY_CANARY"] = "25"
-    await host.workers[1].stop()
+    await host.workers[0].stop()
     await host.worker("deploys", "webhooks", constants=often)
 
     async def good() -> str | None:
@@ -236,7 +243,7 @@ async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(host: 
         return page if page.startswith("good") else None
 
     before = await wait_until(good, 10)
-    dies = await host.publish(app, server("bad", "setTimeout(() => process.exit(7), 7500)"))
+    dies = await host.publish(app, server("bad", "setTimeout(() => process.exit(7), 6000)"))
     await host.in_state(dies, "canary")
     began = time.monotonic()
     assert (await host.in_state(dies, "failed", timeout=40))["error"].startswith("canary: ")
