@@ -4,7 +4,7 @@ import contextlib
 import io
 import secrets
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,11 @@ class Host:
         self.workers: list[Worker] = []
         self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
 
-    async def worker(self, *names: str, joined: bool = True) -> Worker:
+    async def worker(self, *names: str, joined: bool = True, constants: Mapping[str, float] = {}) -> Worker:
         environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}"}
         worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
         worker.names, worker.environment = names, {**worker.environment, **environment}
+        worker.constants = constants
         self.workers.append(worker)
         await worker.start()
         return await worker.joined() if joined else worker

@@ -7,13 +7,14 @@ no traceback unless the test allows it.
 import asyncio
 import base64
 import contextlib
+import importlib
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,12 +31,36 @@ OPERATOR = "operator-" + secrets.token_hex(16)
 ENCRYPTION_KEY = base64.urlsafe_b64encode(os.urandom(32)).decode()
 
 
+def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
+    """The command that runs a module, as `python -m` does.
+
+    `constants` are changed first, such as `{"gateway.inference.users.REMEMBER": 5}`, so that no test waits for minutes.
+    """
+    if not constants:
+        return [sys.executable, "-m", module]
+    lines = ["import importlib, runpy"]
+    for path, value in constants.items():
+        owner, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
+        lines.append(f"importlib.import_module({owner!r}).{name} = {value!r}")
+    lines.append(f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
+    return [sys.executable, "-c", "; ".join(lines)]
+
+
 class Gateway:
     redis: RedisServer
     wiretap: Wiretap
 
-    def __init__(self, redis_url: str, provider: FakeProvider, folder: Path, **settings: str) -> None:
+    def __init__(
+        self,
+        redis_url: str,
+        provider: FakeProvider,
+        folder: Path,
+        constants: Mapping[str, float] = {},
+        **settings: str,
+    ) -> None:
         self.provider = provider
+        self.constants = constants
         self.port = free_port()
         self.address = f"http://127.0.0.1:{self.port}"
         self.off_file = folder / "inference.off"
@@ -73,7 +98,7 @@ class Gateway:
         )
 
     async def start(self) -> Self:
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(self.port)]
+        command = [*python("gateway.cli", self.constants), "serve", "--port", str(self.port)]
         command += ["--workers", str(self.workers)]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
@@ -149,9 +174,11 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def gateway(redis_url: str, provider: FakeProvider, folder: Path, **settings: str) -> AsyncIterator[Gateway]:
-    """Settings by their full name; an empty one is left out."""
-    running = Gateway(redis_url, provider, folder, **settings)
+async def gateway(
+    redis_url: str, provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
+) -> AsyncIterator[Gateway]:
+    """A gateway process with these settings, by their full names. An empty setting is left out."""
+    running = Gateway(redis_url, provider, folder, constants, **settings)
     try:
         await running.start()
         yield running
@@ -162,11 +189,13 @@ async def gateway(redis_url: str, provider: FakeProvider, folder: Path, **settin
 
 
 @contextlib.asynccontextmanager
-async def gateway_with_redis(provider: FakeProvider, folder: Path, **settings: str) -> AsyncIterator[Gateway]:
+async def gateway_with_redis(
+    provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
+) -> AsyncIterator[Gateway]:
     """With a server of its own (`.redis`), searched afterwards for content and for forgotten keys."""
     server = RedisServer().start()
     try:
-        async with Wiretap(server) as tap, gateway(server.url, provider, folder, **settings) as running:
+        async with Wiretap(server) as tap, gateway(server.url, provider, folder, constants, **settings) as running:
             running.redis, running.wiretap = server, tap
             yield running
         written = [secret for secret in running.secrets if tap.heard(secret)]

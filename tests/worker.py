@@ -6,8 +6,7 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ from gateway.store.client import Store
 from tests.fakes.receiver import FakeReceiver
 from tests.leaks import unexplained
 from tests.polling import wait_until
-from tests.runner import ENCRYPTION_KEY
+from tests.runner import ENCRYPTION_KEY, python
 from tests.servers import RedisServer
 
 CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
@@ -36,6 +35,7 @@ class Worker:
         self.confidential = confidential
         self.tracebacks_allowed = False
         self.names: tuple[str, ...] = ("webhooks",)
+        self.constants: Mapping[str, float] = {}
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -49,7 +49,7 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
 
     async def start(self, *wrapper: str) -> Self:
-        command = [*wrapper, sys.executable, "-m", "workers", *self.names]
+        command = [*wrapper, *python("workers", self.constants), *self.names]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 command, env=self.environment, cwd=self.log_file.parent, stdout=log, stderr=subprocess.STDOUT

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from tests.leaks import unexplained
+from tests.lua.deliveries import Deliveries
 from tests.lua.scripts import CLOCK, Scripts
 from tests.servers import BINARIES, RedisServer
 
@@ -41,3 +42,8 @@ def client(any_server: Any) -> Iterator[Any]:
 @pytest.fixture
 def scripts(client: Any) -> Scripts:
     return Scripts(client)
+
+
+@pytest.fixture
+def deliveries(client: Any) -> Deliveries:
+    return Deliveries(client)

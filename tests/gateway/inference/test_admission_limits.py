@@ -1,4 +1,4 @@
-"""Rates and the daily cap. Windows that must pass in real time are in `test_patience.py`."""
+"""Rates and the daily cap. `test_admission_windows.py` tests how a window slides in real time."""
 
 import asyncio
 

@@ -103,7 +103,7 @@ async def test_one_refusal_needs_a_confirmation(app: App, moody: FakeProvider) -
 
 
 async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """The credential comes from a file. `test_admission_patience.py` covers recovery."""
+    """The credential comes from a file. `test_availability_probes.py` covers recovery."""
     file = tmp_path / "key"
     file.write_text(FakeProvider.key + "\n")
     settings = {"GATEWAY_PROVIDER_KEY": "", "GATEWAY_PROVIDER_KEY_FILE": str(file)}
