@@ -19,7 +19,7 @@ class RequestLine(msgspec.Struct, kw_only=True):
 
     request_id: str
     app: str
-    door: str  # the format: "native" or "openai"; empty before it is known
+    format: str = msgspec.field(name="door")  # "native" or "openai"; empty before it is known
     model: str
     status: int
     code: str
@@ -38,7 +38,7 @@ def request_line(line: RequestLine) -> None:
     if _fast_lines is not None:
         _fast_lines.msg(msgspec.json.encode(line))
     else:
-        fields = msgspec.structs.asdict(line)
+        fields = msgspec.to_builtins(line)
         del fields["level"], fields["timestamp"]
         structlog.get_logger().info(**fields)
 

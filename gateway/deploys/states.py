@@ -158,7 +158,7 @@ class Deploys:
                 return DeployQuotaReached(retry_after=86_400 - time.time() % 86_400)
 
     async def count_today(self, account_id: str, day: str) -> int:
-        return int(await self._store.get(f"{keys.deploys_on_prefix(account_id)}:{day}") or 0)
+        return int(await self._store.get(keys.deploys_on_key(account_id, day)) or 0)
 
     # -- stored sources --------------------------------------------------------------------------------------
 

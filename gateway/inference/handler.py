@@ -286,7 +286,7 @@ class Inference:
             RequestLine(
                 request_id=call.request_id,
                 app=call.app,
-                door=call.format,
+                format=call.format,
                 model=call.model,
                 status=call.status,
                 code=call.code,

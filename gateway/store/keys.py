@@ -248,6 +248,10 @@ def deploys_key(account_id: str) -> str:
     return f"{tag(account_id)}:deploys:{account_id}"
 
 
+def deploys_on_key(account_id: str, day: str) -> str:
+    return f"{deploys_on_prefix(account_id)}:{day}"
+
+
 def deploys_on_prefix(account_id: str) -> str:
     """The day is appended, in the same slot."""
     return f"{tag(account_id)}:deploys-on:{account_id}"

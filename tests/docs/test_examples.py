@@ -16,9 +16,9 @@ import pytest_asyncio
 
 from gateway.events import catalogue
 from gateway.events.receivers import new_secret, sign_event
-from tests.polling import wait_until
-from tests.servers import free_port
-from tests.worker import queue
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.worker_process import queue
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NAMES = ("receiver.py", "receiver.mjs")

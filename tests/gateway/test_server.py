@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 
 from gateway import server
-from tests.polling import wait_until
-from tests.servers import free_port
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 
 
 async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]

@@ -11,9 +11,9 @@ from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.gateway.inference.test_handler_hostile import bearer, code, healthy
-from tests.money import bound, cost
-from tests.tenants import App
-from tests.wire import request, send
+from tests.support.accounts import App
+from tests.support.prices import bound, cost
+from tests.support.raw_http import request, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import answered, counted
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.servers import RedisServer
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import answered, counted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

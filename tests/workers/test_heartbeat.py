@@ -10,8 +10,8 @@ import pytest_asyncio
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import Store
-from tests.polling import wait_until
-from tests.servers import RedisServer
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
 from workers import heartbeat
 
 

@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Redis, ResponseError, Store
-from tests.polling import wait_until
-from tests.proxy import Proxy
-from tests.servers import RedisServer
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.tcp_proxy import Proxy
 from workers import stream
 from workers.stream import Consumer, Entry
 

@@ -24,10 +24,10 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.states import Deploy, host
 from gateway.settings import Settings
 from workers.deploys import build, source
-from workers.deploys.releases import Releases, Site, exclusive_lock, remove_folder
 from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import BUILD_USERS, Limits, Sandbox, Unsafe
 from workers.sites import sites, web
+from workers.sites.releases import Releases, Site, exclusive_lock, remove_folder
 from workers.sites.watchdog import output_path
 
 logger = structlog.get_logger()

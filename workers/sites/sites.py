@@ -1,5 +1,5 @@
 """The worker that serves the hosted apps. It reads from the data folder alone what to serve and what to run
-(`workers/deploys/releases.py`). So it works without Redis and the builder, and restarts independently of them.
+(`workers/sites/releases.py`). So it works without Redis and the builder, and restarts independently of them.
 
 One process per data folder serves; a second one stands by. TLS ends in front of it.
 """
@@ -25,9 +25,9 @@ from gateway.events.receivers import Webhooks
 from gateway.ids import new_id, now_iso
 from gateway.settings import Settings
 from gateway.store.client import Store
-from workers.deploys.releases import Releases, exclusive_lock
 from workers.sandbox.sandbox import APP_USERS, Sandbox, Unsafe
 from workers.sites import nginx, web
+from workers.sites.releases import Releases, exclusive_lock
 from workers.sites.watchdog import LIMITS, Watchdog
 
 logger = structlog.get_logger()

@@ -20,8 +20,8 @@ import msgspec
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
-from workers.deploys.releases import Releases, Site, remove_folder
 from workers.sandbox.sandbox import KEEPER_MODULE, MIB, Command, Limits, Outcome, Sandbox
+from workers.sites.releases import Releases, Site, remove_folder
 from workers.sites.web import AppState, state_path
 
 logger = structlog.get_logger()

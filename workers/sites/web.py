@@ -1,6 +1,6 @@
 """Serves the hosted apps: the files of a release, or the answers of its start command (`forward.py`).
 
-Each request reads from disk which release is current (`workers/deploys/releases.py`), so this process needs no
+Each request reads from disk which release is current (`workers/sites/releases.py`), so this process needs no
 notification of a swap. A file that is missing in the current release is looked up in the previous one, because a page
 that was loaded just before a swap still asks for its scripts. Paths without a file belong to the app's own routes and
 get its index.html, unless they look like a file.
@@ -22,8 +22,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from workers.deploys.releases import Site
 from workers.sites.forward import Forwarder
+from workers.sites.releases import Site
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, SESSION_SECONDS, Sessions, client_address
-from tests.expect import refused
 from tests.fakes import FakeAppBackend
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import Account
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.api.pages import DASHBOARD, SHARED
 from gateway.events.catalogue import SAMPLES
-from tests.expect import refused
-from tests.runner import Gateway
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -13,9 +13,9 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend
 from tests.fakes.server import Exchange, FakeServer, Script, answer
 from tests.gateway.conftest import Launch
-from tests.polling import wait_until
-from tests.tenants import App
-from tests.tool import Run, Tool, run_in_terminal
+from tests.support.accounts import App
+from tests.support.command_line import Run, Tool, run_in_terminal
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.receiver import FakeReceiver, verified
-from tests.polling import wait_until
-from tests.runner import OPERATOR, Gateway
-from tests.tenants import App
-from tests.tool import Tool, run_in_terminal, run_process
-from tests.worker import Worker
+from tests.support.accounts import App
+from tests.support.command_line import Tool, run_in_terminal, run_process
+from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.polling import wait_until
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

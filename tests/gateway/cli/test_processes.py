@@ -10,11 +10,11 @@ import pytest_asyncio
 
 from gateway.cli import processes
 from tests.fakes.server import HANG, Exchange, FakeServer, Script, answer
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.servers import RedisServer, free_port
-from tests.tool import Run, Tool, run_process
-from tests.worker import Worker
+from tests.support.command_line import Run, Tool, run_process
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.worker_process import Worker
 from workers import __main__ as workers
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

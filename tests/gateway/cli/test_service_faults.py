@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from gateway.cli import service
 from tests.fakes.server import CLOSE, HANG, Exchange, FakeServer, Head, Raw, Script, answer
-from tests.servers import free_port
-from tests.tool import Tool
+from tests.support.command_line import Tool
+from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.server import Exchange, FakeServer, Script, answer
-from tests.runner import Gateway
-from tests.tenants import Account
-from tests.tool import Tool
+from tests.support.accounts import Account
+from tests.support.command_line import Tool
+from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

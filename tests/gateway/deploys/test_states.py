@@ -16,8 +16,8 @@ from gateway.settings import Settings
 from gateway.store.client import Store
 from gateway.store.keys import deploy_key
 from tests.fakes import FakeProvider
-from tests.runner import Gateway, gateway_with_redis
-from tests.tenants import Account
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway, gateway_with_redis
 
 TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
 

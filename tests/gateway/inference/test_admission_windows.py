@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from gateway.store import keys
-from tests.expect import refused
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.expect import answered, failed, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE
 from tests.gateway.conftest import Launch, session_fixture
-from tests.money import cost
-from tests.polling import wait_until
-from tests.runner import OPERATOR, Gateway, gateway, gateway_with_redis
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.prices import cost
+from tests.support.responses import answered, failed, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

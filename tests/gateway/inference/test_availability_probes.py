@@ -5,11 +5,11 @@ import time
 import pytest
 
 from gateway.inference import availability
-from tests.expect import answered, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import answer
 from tests.gateway.conftest import Launch
 from tests.gateway.inference.test_availability import becomes
+from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

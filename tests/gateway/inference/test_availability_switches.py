@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from tests.expect import answered, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.gateway.conftest import Launch
 from tests.gateway.inference.test_availability import OPERATIONAL, becomes, status
-from tests.polling import wait_until
-from tests.runner import Gateway, gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.polling import wait_until
+from tests.support.responses import answered, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

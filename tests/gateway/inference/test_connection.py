@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from tests.expect import answered, ended, refused, text_of
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, joined, tokens
 from tests.fakes.server import CLOSE, HANG, Head, Raw, Script
-from tests.money import cost
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import cost
+from tests.support.responses import answered, ended, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

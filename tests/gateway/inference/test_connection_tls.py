@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.expect import answered, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.gateway.conftest import Launch
-from tests.polling import wait_until
+from tests.support.polling import wait_until
+from tests.support.responses import answered, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import answered, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
-from tests.leaks import unexplained
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.runner import OPERATOR, Gateway, gateway
-from tests.servers import RedisServer
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway, gateway
+from tests.support.key_leaks import unexplained
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import answered, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -12,8 +12,8 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event
 from tests.fakes.server import CLOSE, HANG, RESET, Script
 from tests.gateway.conftest import Launch
-from tests.money import bound, cost
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import bound, cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from tests.expect import answered, counted, refused
-from tests.polling import wait_until
-from tests.tenants import App
-from tests.wire import Reply, request, send
+from tests.support.accounts import App
+from tests.support.polling import wait_until
+from tests.support.raw_http import Reply, request, send
+from tests.support.responses import answered, counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.expect import answered, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
-from tests.money import bound
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.prices import bound
+from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,13 +8,13 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.expect import counted, refused
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.responses import counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -5,14 +5,14 @@ import asyncio
 
 import pytest
 
-from tests.expect import answered, counted, failed, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, RESET, Head, Raw, Script
 from tests.gateway.conftest import Launch
-from tests.money import bound, cost
-from tests.servers import free_port
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import bound, cost
+from tests.support.redis_servers import free_port
+from tests.support.responses import answered, counted, failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.expect import failed, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.gateway.conftest import session_fixture
-from tests.money import bound, cost
-from tests.runner import Gateway, gateway_with_redis
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.prices import bound, cost
+from tests.support.responses import failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -14,13 +14,13 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key, public_pem
 from tests.fakes.provider import tokens
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -3,13 +3,13 @@
 import pytest
 
 from gateway.inference import users
-from tests.expect import refused
 from tests.fakes import FakeAppBackend
 from tests.fakes.server import answer
 from tests.gateway.conftest import Launch
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -59,8 +59,8 @@ async def test_a_verified_token_is_remembered_for_at_most_a_minute(launch: Launc
 
     The test's minute takes 4 seconds, and the keys are fetched again after 10 as in production.
     """
-    assert users.REMEMBER == 60
-    async with launch({"gateway.inference.users.REMEMBER": 4}) as gw, FakeAppBackend() as backend:
+    assert users.TOKEN_LIFE == 60
+    async with launch({"gateway.inference.users.TOKEN_LIFE": 4}) as gw, FakeAppBackend() as backend:
         auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
         signed_out, withdrawn = await gw.app(backend, auth=auth), await gw.app(backend)
         tokens = {app: app.token() for app in (signed_out, withdrawn)}

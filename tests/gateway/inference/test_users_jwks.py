@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -16,11 +16,11 @@ from gateway.monitors import findings, health
 from gateway.monitors.findings import Open, merge
 from gateway.monitors.scans import Reported, Scan
 from gateway.store import keys
-from tests.expect import refused
 from tests.fakes import FakeAppBackend
 from tests.gateway.monitors.test_scans import fixture
-from tests.runner import OPERATOR, Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.responses import refused
 
 NOW = 1_782_979_200  # 2026-07-02T08:00:00Z
 DEADLINES = {"red": 7, "yellow": 30}

@@ -18,7 +18,7 @@ from gateway.operations.overview import SnapshotFeed
 from gateway.process import Gateway
 from gateway.settings import Settings
 from gateway.store.keys import partition_tags, spend_key, spenders_key
-from tests.servers import RedisServer, cluster
+from tests.support.redis_servers import RedisServer, cluster
 
 CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 

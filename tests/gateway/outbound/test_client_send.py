@@ -16,7 +16,7 @@ from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
 from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Exchange, Head, Raw, Script, answer
-from tests.polling import wait_until
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BODY = b'{"type":"app.crashed"}'

@@ -20,8 +20,8 @@ from gateway.store.client import LUA, Store
 from gateway.store.keys import PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
 from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
-from tests.polling import wait_until
-from tests.servers import RedisServer, cluster
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, cluster
 from workers.monitors.leases import settle_overdue
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.confined import Room
+from tests.support.sandbox import Room
 from workers.deploys import build
 from workers.deploys.build import collect_output
 from workers.deploys.source import DeployError

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.deployed import Host, hosting
 from tests.fakes import FakeProvider
-from tests.polling import wait_until
-from tests.tenants import DOMAIN
+from tests.support.accounts import DOMAIN
+from tests.support.deployment import Host, hosting
+from tests.support.polling import wait_until
 
 BUILD = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}

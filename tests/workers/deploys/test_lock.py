@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from gateway.store import keys
 from gateway.store.client import Store
-from tests.polling import wait_until
+from tests.support.polling import wait_until
 from workers.deploys import lock
 from workers.deploys.lock import LIFETIME, BuilderLock
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.deploys.states import Deploy
 from gateway.errors import BackboneUnavailable
-from tests.polling import wait_until
+from tests.support.polling import wait_until
 from workers.deploys import log
 from workers.deploys.log import DeployLog
 

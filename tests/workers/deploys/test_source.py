@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.confined import Room
+from tests.support.sandbox import Room
 from workers.deploys import source
 from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import MIB, Limits

@@ -21,9 +21,9 @@ from gateway.ids import now_iso
 from gateway.outbound import addresses
 from gateway.settings import Settings
 from gateway.store import keys
-from tests.monitored import Fleet, Watched, fleet
-from tests.polling import wait_until
-from tests.servers import free_port
+from tests.support.monitored_apps import Fleet, Watched, fleet
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 from workers.monitors import certificates
 from workers.monitors.certificates import DAY, REMEMBERED, WINDOW, Certificate, Certificates, step
 

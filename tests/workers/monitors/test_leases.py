@@ -18,8 +18,8 @@ from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.keys import partition_tags, spend_key, tag
 from gateway.telemetry.metrics import Metrics
-from tests.polling import wait_until
-from tests.servers import RedisServer
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
 from workers.monitors import leases
 from workers.monitors.run import run_monitors
 

@@ -19,10 +19,10 @@ from gateway.store import keys, scripts
 from gateway.store.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
-from tests.monitored import DOWN, UP, Fleet, Watched, fleet
-from tests.polling import wait_until
-from tests.servers import cluster, free_port
-from tests.worker import Queue
+from tests.support.monitored_apps import DOWN, UP, Fleet, Watched, fleet
+from tests.support.polling import wait_until
+from tests.support.redis_servers import cluster, free_port
+from tests.support.worker_process import Queue
 from workers.monitors import rounds, uptime
 from workers.monitors.uptime import Uptime, probe
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.confined import USERS, Room, marked
-from tests.polling import wait_until
+from tests.support.polling import wait_until
+from tests.support.sandbox import USERS, Room, marked
 from workers.sandbox.sandbox import MIB, Command, Limits, Outcome
 
 # -- limits --------------------------------------------------------------------------------------------------

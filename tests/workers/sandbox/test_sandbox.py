@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.confined import LANDLOCK, ROOT, Room
-from tests.polling import wait_until
+from tests.support.polling import wait_until
+from tests.support.sandbox import LANDLOCK, ROOT, Room
 from workers.sandbox.sandbox import BUILD_USERS, LINE, Command, Limits, Sandbox, Unsafe
 
 

@@ -13,9 +13,9 @@ import pytest_asyncio
 from aiohttp import web
 
 from tests.fakes.shop import Shop
-from tests.hosting import HOST, SERVERS, Hosting, data_folder
-from tests.polling import wait_until
-from tests.servers import free_port
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 from workers.sites.web import AppState, state_path
 
 

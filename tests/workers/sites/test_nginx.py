@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosting import Hosting, data_folder, needs_nginx
-from tests.servers import free_port
+from tests.support.hosted_apps import Hosting, data_folder, needs_nginx
+from tests.support.redis_servers import free_port
 from workers.sites import nginx
 
 BIG = b"GET /big HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n"

@@ -19,10 +19,10 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.store.client import Store
 from gateway.store.keys import partition_tags
-from tests.hosting import HOST, SERVERS, Hosting, data_folder, needs_nginx
-from tests.polling import wait_until
-from tests.runner import ENCRYPTION_KEY
-from tests.servers import free_port
+from tests.support.gateway_process import ENCRYPTION_KEY
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, needs_nginx
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 from workers.sites import sites
 
 APP = """

@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.hosting import HOST, SERVERS, Hosting, data_folder, swapped_under_load
-from tests.polling import wait_until
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, swapped_under_load
+from tests.support.polling import wait_until
 from workers.sandbox.sandbox import MIB, Sandbox
 from workers.sites import watchdog
 from workers.sites.watchdog import LIMITS, Watchdog, output_path

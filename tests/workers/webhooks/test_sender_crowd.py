@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from gateway.store import keys
 from tests.fakes.receiver import OK, FakeReceiver, verified
-from tests.polling import wait_until
-from tests.servers import cluster
-from tests.worker import Account, Queue, queue
+from tests.support.polling import wait_until
+from tests.support.redis_servers import cluster
+from tests.support.worker_process import Account, Queue, queue
 from workers.webhooks import sender
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -1,6 +1,6 @@
-"""Keys that may live for ever, each with the reason; everything else must carry an expiry.
+"""The Redis keys that may live forever, each with its reason. Every other key must expire.
 
-Reservations and their leases have none either, and are not listed: a test must leave all of them settled.
+Reservations and their leases do not expire either, and are not listed: a test must settle all of them.
 """
 
 import re

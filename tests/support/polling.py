@@ -1,3 +1,5 @@
+"""Waits for a condition instead of sleeping."""
+
 import asyncio
 import inspect
 import time

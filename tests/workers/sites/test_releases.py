@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosting import Hosting, data_folder
-from workers.deploys.releases import (
+from tests.support.hosted_apps import Hosting, data_folder
+from workers.sites.releases import (
     KEPT_AFTER_DELETION,
     KEPT_PREVIEWS,
     KEPT_RELEASES,
@@ -194,7 +194,7 @@ async def test_one_process_at_a_time(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     script = textwrap.dedent(f"""
         import asyncio, pathlib
-        from workers.deploys.releases import exclusive_lock
+        from workers.sites.releases import exclusive_lock
         async def hold():
             async with exclusive_lock(pathlib.Path({str(lock)!r})):
                 print("held", flush=True)

@@ -1,4 +1,4 @@
-"""The pinned prices, written down a second time on purpose: nano-euro per token, (input, output)."""
+"""The prices a second time, on purpose: in nano-euro per token, as (input, output)."""
 
 PRICES = {
     "gpt-oss-120b": (150, 600),

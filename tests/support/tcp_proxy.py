@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server, with the faults of a network that a test switches on and off."""
+"""A TCP proxy in front of a server. A test switches network faults on and off."""
 
 import asyncio
 import contextlib

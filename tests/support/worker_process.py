@@ -1,4 +1,4 @@
-"""Runs webhook workers as operators do, as processes of their own, on a Redis of their own."""
+"""Runs webhook workers as operators do, as processes, on a Redis server of their own."""
 
 import asyncio
 import contextlib
@@ -19,10 +19,10 @@ from gateway.events.receivers import Webhooks
 from gateway.store import keys
 from gateway.store.client import Store
 from tests.fakes.receiver import FakeReceiver
-from tests.leaks import unexplained
-from tests.polling import wait_until
-from tests.runner import ENCRYPTION_KEY, python
-from tests.servers import RedisServer
+from tests.support.gateway_process import ENCRYPTION_KEY, python
+from tests.support.key_leaks import unexplained
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
 
 CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 

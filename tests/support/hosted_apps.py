@@ -1,4 +1,4 @@
-"""A data folder of hosted apps, and the web servers on it."""
+"""A data folder with releases of apps, and the web servers that serve it."""
 
 import asyncio
 import contextlib
@@ -14,9 +14,9 @@ import pytest
 
 from gateway.deploys.states import Deploy
 from gateway.events.catalogue import Kind
-from tests.servers import free_port
-from workers.deploys.releases import Releases, Site
+from tests.support.redis_servers import free_port
 from workers.sites import nginx, web
+from workers.sites.releases import Releases, Site
 
 HOST = "shop.apps.test"
 SERVERS = ("embedded", "nginx")

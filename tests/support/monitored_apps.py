@@ -1,4 +1,4 @@
-"""Apps whose addresses a test makes fail and heal, watched by monitors as real processes."""
+"""Apps whose addresses a test breaks and repairs, watched by a real monitor process."""
 
 import contextlib
 import secrets
@@ -14,9 +14,9 @@ from gateway.monitors import health
 from gateway.store import keys
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Script, answer
-from tests.polling import wait_until
-from tests.runner import ENCRYPTION_KEY
-from tests.worker import Account, Queue, Worker, queue
+from tests.support.gateway_process import ENCRYPTION_KEY
+from tests.support.polling import wait_until
+from tests.support.worker_process import Account, Queue, Worker, queue
 
 DOWN: Script = answer(503)
 UP: Script = answer(200, b"hello")

@@ -1,4 +1,4 @@
-"""The gateway with its workers, and an account whose apps are deployed and whose events are received."""
+"""A gateway with its workers, and an account that deploys apps and receives events."""
 
 import contextlib
 import io
@@ -12,11 +12,11 @@ import httpx
 
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
-from tests.polling import wait_until
-from tests.runner import Gateway, gateway_with_redis
-from tests.servers import free_port
-from tests.tenants import DOMAIN, Account
-from tests.worker import Worker
+from tests.support.accounts import DOMAIN, Account
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.worker_process import Worker
 
 
 def packed(files: dict[str, str]) -> bytes:

@@ -1,7 +1,7 @@
-"""Runs the gateway as its users do, as a process of its own, and speaks to it over the wire.
+"""Runs the gateway as users do, as a process, and calls it over HTTP.
 
-At the end its log is read: no prompt, answer, token or key may stand there, at the most talkative level, and
-no traceback unless the test allows it.
+When a gateway ends, its log is checked: at the debug level it holds no prompt, answer, token or key, and no
+traceback unless the test allows one.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ import httpx
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import COMPLETIONS
-from tests.leaks import unexplained
-from tests.servers import RedisServer, free_port
-from tests.tenants import DOMAIN, Account, App
-from tests.wiretap import Wiretap
+from tests.support.accounts import DOMAIN, Account, App
+from tests.support.key_leaks import unexplained
+from tests.support.redis_monitor import Wiretap
+from tests.support.redis_servers import RedisServer, free_port
 
 OPERATOR = "operator-" + secrets.token_hex(16)
 ENCRYPTION_KEY = base64.urlsafe_b64encode(os.urandom(32)).decode()
@@ -34,7 +34,7 @@ ENCRYPTION_KEY = base64.urlsafe_b64encode(os.urandom(32)).decode()
 def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
     """The command that runs a module, as `python -m` does.
 
-    `constants` are changed first, such as `{"gateway.inference.users.REMEMBER": 5}`, so that no test waits for minutes.
+    `constants` are changed first, such as `{"gateway.inference.users.TOKEN_LIFE": 5}`, so that no test waits long.
     """
     if not constants:
         return [sys.executable, "-m", module]

@@ -1,4 +1,4 @@
-"""What every answer owes, whoever asks."""
+"""Assertions that hold for every response of the gateway."""
 
 import json
 from typing import Any

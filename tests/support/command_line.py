@@ -1,4 +1,4 @@
-"""Runs the command line tool as programs do: arguments and environment in, an exit code and two streams out."""
+"""Runs the command line tool: arguments and environment in, exit code and output out."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A build's folder with the sandbox around it, as the engine makes them."""
+"""A build's folder inside the sandbox, as the deploy engine makes both."""
 
 import contextlib
 import os
