@@ -1,4 +1,4 @@
-# One image for the gateway and the workers. Python is the version that the tests run on.
+# One image for the gateway and the workers, with the Python version that the tests use.
 ARG PYTHON=3.11-slim-bookworm
 
 FROM python:${PYTHON} AS build
@@ -12,7 +12,7 @@ RUN python -m venv /opt/capsule \
     && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock .
 
 FROM python:${PYTHON}
-# What builds need, and what serves the apps.
+# git, Node.js and npm are for builds; nginx serves the apps.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates git nginx-light nodejs npm \
     && rm -rf /var/lib/apt/lists/*
@@ -27,5 +27,5 @@ ENV PATH=/opt/capsule/bin:$PATH \
 USER 10001:10001
 WORKDIR /var/lib/capsule
 EXPOSE 8000 8080
-# Any interface of the container: what reaches it from outside, the port mapping decides.
+# Listens on every interface of the container; the port mapping decides what is reachable from outside.
 CMD ["capsule", "serve", "--host", "0.0.0.0"]

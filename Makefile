@@ -1,4 +1,4 @@
-# Each target sets itself up: a virtual environment in .venv with the versions pinned in requirements.lock.
+# Each target first creates what it needs: a virtual environment in .venv, with the versions in requirements.lock.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,30 +21,31 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
 	$(BIN)/python bench/deliveries.py
 
-# For docs/img; look at them before they are committed.
+# Writes docs/img; look at the images before you commit them.
 screenshots: $(VENV)/dev.stamp
 	$(BIN)/python -m docs.screenshots
 
-# Whatever is left of an environment without its Python goes, stamps included: it would pass for a whole one.
+# An environment without its Python is incomplete: remove it with its stamps, which would mark it as complete.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+		|| { echo "This needs Python 3.11 or newer. Name one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@rm -rf $(VENV); $(PYTHON) -m venv $(VENV) \
-		|| { rm -rf $(VENV); echo "Python's venv module is missing; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+		|| { rm -rf $(VENV); echo "This needs Python's venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
-# pip 25.1 is the first that reads dependency groups.
+# pip reads dependency groups since 25.1.
 $(VENV)/run.stamp: pyproject.toml requirements.lock | $(BIN)/python
-	@echo "Installing what is needed into $(VENV) ..."
+	@echo "Installing packages into $(VENV) ..."
 	@$(PIP) install 'pip>=25.1'
 	@$(PIP) install -c requirements.lock -e . --group run
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/run.stamp
-	@echo "Installing the tools for tests and checks ..."
+	@echo "Installing test and development tools ..."
 	@$(PIP) install -c requirements.lock -e . --group dev
 	@touch $@
 
-# Writes the newest versions that pyproject.toml admits. The oldest Python knows every package that a newer one needs.
+# Pins the newest versions that pyproject.toml allows. Run it with the oldest supported Python, which needs the most
+# packages.
 lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install -q 'pip>=25.1'

@@ -1,7 +1,7 @@
-"""What a relayed token, a request and an open stream cost the gateway, beside nginx as a plain proxy.
+"""Measures what a relayed token, a request and an open stream cost the gateway, compared with nginx as a plain proxy.
 
-Every workload runs against nginx and against the gateway in turn, `--runs` times; the table shows medians.
-Exits with 1 when an answer was wrong or the money does not agree, never because of a figure.
+Every workload runs against nginx and the gateway in turn, `--runs` times; the table shows medians. The exit code is 1
+if an answer was wrong or the settled money is not what it should be, but never because of a measurement.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from callers import APPS, Pace
 from rig import PROMPT, SCRATCH, Rig, Target
 from workloads import WORKLOADS, Load, Workload
 
-INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro a token, the default model's
-REPORTED_INPUT = 12  # tokens, as the stand-in says
-QUIET = 10  # % of a core that processes of others may take of the two
-ATTEMPTS = 3  # to catch a quiet moment
-NGINX_REQUEST = 46  # µs for one of C's on the machine on which the limits in µs were set
+INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro per token of the default model
+REPORTED_INPUT = 12  # tokens, as reported by the stand-in
+QUIET = 10  # % of a core that other processes may use of the two cores
+ATTEMPTS = 3  # until other processes are quiet
+NGINX_REQUEST = 46  # µs per request of C, on the machine on which the limits in µs were set
 
 
 DEFAULT = "A32,A256,B500,C,C-cold,mem"
@@ -33,7 +33,7 @@ DEFAULT = "A32,A256,B500,C,C-cold,mem"
 
 @dataclass
 class Ledger:
-    """What the gateway must have settled: usage for a whole answer, the bound for a stream that was cut."""
+    """Counts what the gateway must settle: the usage of complete answers, the bound for streams that were cut."""
 
     settled: int = 0
     day: str = field(default_factory=lambda: _today())
@@ -54,7 +54,7 @@ class Ledger:
             _say("money: not checked")
             return True
         settled, reserved = spend
-        verdict = "agrees" if settled == self.settled else f"is WRONG, {self.settled:,} expected"
+        verdict = "correct" if settled == self.settled else f"WRONG, expected {self.settled:,}"
         _say(f"money: {settled:,} nano-euro settled, {reserved:,} reserved: {verdict}")
         return settled == self.settled and reserved == 0
 
@@ -81,14 +81,14 @@ class Bench:
         for name in set(self.names) - set(busy):
             for _ in range(self.runs):
                 for start in (self.rig.nginx, self.rig.gateway):
-                    with start() as target:  # a fresh process: what it kept from other work would hide
+                    with start() as target:  # a new process, because memory from other work would hide the growth
                         self.warm(target)
                         self.measure(name, target)
                         if target.name == "gateway":
                             self.money_agrees &= self.ledger.check(self.rig, target)
 
     def warm(self, target: Target) -> None:
-        """Every caller once, so that apps, keys and tokens are known."""
+        """Sends one request of every caller, so that apps, keys and tokens are cached."""
         self._send(target, Load(8, 8, 30, 0), limit=APPS, most=2 * APPS)
 
     def measure(self, name: str, target: Target) -> None:
@@ -96,9 +96,9 @@ class Bench:
         load = workload.load
         most = int(1.3 * max(run["sent"] for run in done)) + load.streams if done else workload.most
         recorded = load.seconds / (load.seconds + load.warmup)
-        limit = int(most * recorded * 0.8) if target.name == "gateway" else 0  # nginx has no limits to keep
+        limit = int(most * recorded * 0.8) if target.name == "gateway" else 0  # nginx has no rate limits
         attempts: list[dict[str, Any]] = []
-        # A second go at `mem` would find the memory of the first.
+        # A second attempt at `mem` would start with the memory of the first.
         most_attempts = 1 if workload.unit == "stream" else ATTEMPTS
         while len(attempts) < most_attempts and not any(_quiet(run) or _errors(run) for run in attempts):
             result = self._send(target, load, limit, most, workload.strangers)
@@ -120,7 +120,7 @@ class Bench:
         rotation = self.rig.callers.fresh_rotation(most) if strangers else None
         self.pace.wait_for(most)
         result = self.rig.load(target, load, rotation, limit)
-        self.pace.saw(result["sent"])
+        self.pace.record(result["sent"])
         self.ledger.add(result, load.tokens)
         return result
 
@@ -155,7 +155,7 @@ class Bench:
 
 
 def _cost(workload: Workload, target: Target, result: dict[str, Any]) -> float:
-    """µs for a token or a request, KiB for a stream."""
+    """µs per token or request, KiB per stream."""
     if workload.unit == "stream":
         return float(result["rssmax_kb"] - result["rss0_kb"]) / max(1, result["maxinfl"])
     if workload.unit == "request":
@@ -179,7 +179,7 @@ def _quiet(result: dict[str, Any]) -> bool:
 
 
 def _counted(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Runs that others disturbed count only where there is no other: contention changes every figure."""
+    """Returns the quiet runs, or all if none was quiet, because contention changes every figure."""
     return list(filter(_quiet, results)) or results
 
 
@@ -213,9 +213,9 @@ def _say(line: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-w", "--workloads", default=DEFAULT, help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("-n", "--runs", type=int, default=3)
-    parser.add_argument("--gateway", metavar="COMMAND", help="another gateway's start, with {port} in it")
+    parser.add_argument("-w", "--workloads", default=DEFAULT, help=f"comma-separated, from {', '.join(WORKLOADS)}")
+    parser.add_argument("-n", "--runs", type=int, default=3, help="runs per workload")
+    parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := set(names) - set(WORKLOADS):
@@ -226,7 +226,7 @@ def main() -> int:
     print(bench.table())
     if "C" in names:
         scale = _median(bench.results["C", "nginx"], "cost") / NGINX_REQUEST
-        print(f"\nThis machine takes {scale:.2f} times as long for C's nginx request as the one the µs limits are of.")
+        print(f"\nnginx takes {scale:.2f} times as long for a request of C as on the machine of the µs limits.")
     return int(bench.errors() > 0 or not bench.money_agrees)
 
 

@@ -1,7 +1,7 @@
-"""The callers: 250 accounts, 1,000 apps with a backend each (an ES256 key, served as JWKS), one user an app.
+"""The callers: 250 accounts and 1,000 apps, each with one user and a backend (an ES256 key, served as JWKS).
 
-Their limits are the true ones. A user passes 20 times in any minute, so the whole crowd passes 20,000 times;
-`Pace` holds a run back until the requests it may send fit into the minute. Nothing is raised for the bench.
+The default rate limits apply. A user may send 20 requests in any minute, so all users may send 20,000; `Pace` delays a
+run until its requests fit into the minute.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jwt.algorithms import ECAlgorithm
 
 ACCOUNTS = 250
 APPS = 1000
-USER_LIMIT = 20  # requests a minute
+USER_LIMIT = 20  # requests per minute
 AUDIENCE = "bench"
 
 
@@ -40,7 +40,7 @@ class Callers:
         self._fresh = folder / "strangers.txt"
 
     def fresh_rotation(self, count: int) -> Path:
-        """That many users never seen before: no token of theirs can be remembered."""
+        """Creates new users, whose tokens the gateway cannot have cached."""
         first, self._strangers = self._strangers, self._strangers + count
         lines = (self._line(self.apps[n % APPS], f"stranger-{n}") for n in range(first, first + count))
         self._fresh.write_text("".join(lines))
@@ -106,7 +106,7 @@ class Callers:
             await asyncio.gather(*(app(name, owner) for name, owner in zip(self.apps, owners, strict=True)))
 
     def spend(self, gateway: str) -> tuple[int, int] | None:
-        """Nano-euro settled and reserved today over all accounts; None where the surface does not exist."""
+        """Nano-euro settled and reserved today by all accounts; None if the gateway has no account API."""
         return asyncio.run(self._spend(gateway))
 
     async def _spend(self, gateway: str) -> tuple[int, int] | None:
@@ -121,23 +121,23 @@ class Callers:
 
 
 class Pace:
-    """Remembers what the last minute saw, a user."""
+    """Limits the requests per user in any minute."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._sent: deque[tuple[float, int]] = deque()
 
     def wait_for(self, requests: int) -> None:
-        wanted = _each(requests)
-        while self._seen and sum(count for _, count in self._seen) + wanted > USER_LIMIT:
-            at, _ = self._seen[0]
+        wanted = _per_user(requests)
+        while self._sent and sum(count for _, count in self._sent) + wanted > USER_LIMIT:
+            at, _ = self._sent[0]
             time.sleep(max(0.0, at + 61 - time.monotonic()))
-            self._seen.popleft()
+            self._sent.popleft()
 
-    def saw(self, requests: int) -> None:
-        self._seen.append((time.monotonic(), _each(requests)))
+    def record(self, requests: int) -> None:
+        self._sent.append((time.monotonic(), _per_user(requests)))
 
 
-def _each(requests: int) -> int:
+def _per_user(requests: int) -> int:
     return math.ceil(requests / APPS)
 
 

@@ -1,7 +1,7 @@
-"""What a webhook delivery costs the worker, and how long a healthy receiver waits beside one that hangs.
+"""Measures what a webhook delivery costs the worker, and the delay of a healthy receiver next to one that hangs.
 
-The worker has core 1 for itself; Redis, the receivers and this script share core 0. Exits with 1 when an event was
-lost or sent twice, never because of a figure.
+The worker has core 1 to itself; Redis, the receivers and this script share core 0. The exit code is 1 if an event was
+lost or sent twice, but never because of a measurement.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rig import SCRATCH, _redis_command, free_port
+from rig import SCRATCH, free_port, redis_command
 
 from gateway.accounts.vault import Vault
 from gateway.events.receivers import Webhooks
 from gateway.store.client import Store
 
 ACCOUNTS = 64
-EVENTS = 200  # of each account
+EVENTS = 200  # per account
 HANGING = 1_000  # events queued for the receiver that hangs
-HEALTHY = 500  # events beside them, one every 20 ms
+HEALTHY = 500  # events queued meanwhile for healthy receivers, one every 20 ms
 KEY = "bench-encryption-key-of-no-value-0123456789"
 
 
 class Receiver:
-    """Answers at once, or never; notes when each delivery came."""
+    """Answers at once or never, and records when each delivery arrived."""
 
     def __init__(self) -> None:
-        self.came: dict[str, list[float]] = {}
+        self.arrivals: dict[str, list[float]] = {}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -48,7 +48,7 @@ class Receiver:
                 await reader.readexactly(int(fields[b"content-length"]))
                 if head.startswith(b"POST /hang"):
                     await reader.read()  # until the worker gives up
-                self.came.setdefault(fields[b"webhook-id"].decode(), []).append(time.monotonic())
+                self.arrivals.setdefault(fields[b"webhook-id"].decode(), []).append(time.monotonic())
                 writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
@@ -75,14 +75,14 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
     worker = subprocess.Popen(start_worker, env=environment, stdout=log, stderr=log)
     os.sched_setaffinity(worker.pid, {core})
     try:
-        while len(receiver.came) < len(sent) // 10:
+        while len(receiver.arrivals) < len(sent) // 10:
             await asyncio.sleep(0.01)
-        first, began = len(receiver.came), cpu_seconds(worker.pid)
-        while len(receiver.came) < len(sent):
+        first, began = len(receiver.arrivals), cpu_seconds(worker.pid)
+        while len(receiver.arrivals) < len(sent):
             await asyncio.sleep(0.01)
         used = cpu_seconds(worker.pid) - began
         print(
-            f"deliveries a CPU second, {ACCOUNTS} accounts: {(len(sent) - first) / used:,.0f} (aim 1,500)", flush=True
+            f"deliveries per CPU second, {ACCOUNTS} accounts: {(len(sent) - first) / used:,.0f} (aim 1,500)", flush=True
         )
 
         for _ in range(HANGING):
@@ -92,19 +92,19 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
             queued = time.monotonic()
             event = await webhooks.test(accounts[n % ACCOUNTS], "app.crashed", None)
             sent.append(event)
-            while event not in receiver.came:
+            while event not in receiver.arrivals:
                 await asyncio.sleep(0.001)
-            delays.append((receiver.came[event][0] - queued) * 1000)
+            delays.append((receiver.arrivals[event][0] - queued) * 1000)
             await asyncio.sleep(0.02)
         cuts = quantiles(delays, n=100)
-        print(f"a healthy receiver beside {HANGING:,} events for one that hangs: ", end="")
+        print(f"delay of a healthy receiver next to {HANGING:,} events for one that hangs: ", end="")
         print(f"p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms", flush=True)
     finally:
         worker.terminate()
         await asyncio.to_thread(worker.wait, 30)
         server.close()
         await store.close()
-    times = Counter(len(receiver.came.get(event, [])) for event in sent)
+    times = Counter(len(receiver.arrivals.get(event, [])) for event in sent)
     print(f"events {len(sent):,}: lost {times[0]}, sent twice {sum(times.values()) - times[0] - times[1]}")
     return times == {1: len(sent)}
 
@@ -112,7 +112,7 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
 def main() -> int:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise SystemExit("bench: two cores are needed, one for the worker alone")
+        raise SystemExit("bench: this needs two cores, one of them for the worker alone")
     SCRATCH.mkdir(parents=True, exist_ok=True)
     os.sched_setaffinity(0, {cores[0]})
     port = free_port()
@@ -123,7 +123,7 @@ def main() -> int:
         "GATEWAY_ENCRYPTION_KEY": KEY,
     }
     with ExitStack() as stack:
-        redis = subprocess.Popen([str(word) for word in _redis_command(port)], stdout=subprocess.DEVNULL)
+        redis = subprocess.Popen([str(word) for word in redis_command(port)], stdout=subprocess.DEVNULL)
         stack.callback(redis.wait, 10)
         stack.callback(redis.terminate)
         time.sleep(0.5)

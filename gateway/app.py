@@ -1,24 +1,25 @@
-"""The ASGI application: the token path first, Litestar behind it.
+"""The ASGI application: the inference path first, Litestar behind it.
 
-`gateway.app:app` is the application for any ASGI server; `create_app` makes one of given settings.
+`gateway.app:create_app` is the factory for any ASGI server: `uvicorn --factory gateway.app:create_app`.
 """
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import structlog
 from litestar import Litestar, Request, Response, get
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
-from gateway.api import account, openapi, operators, ops, pages
+from gateway.api import account, apps, deploys, engine, openapi, operators, ops, pages, webhooks
 from gateway.api.agents import AgentEndpoint
 from gateway.api.bodies import Body
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
@@ -30,132 +31,191 @@ from gateway.store.client import backbone
 
 logger = structlog.get_logger()
 
-BODY_LIMIT = 1_048_576  # bytes of a body outside the token path
+API_BODY_BYTES = 1_048_576  # the inference path, uploads and security scans have limits of their own
 
 
-@get("/health", sync_to_thread=False, include_in_schema=True)
-def health() -> dict[str, str]:
+# -- operation -----------------------------------------------------------------------------------------------
+
+
+class ProcessStatus(msgspec.Struct):
+    status: str
+
+
+@get("/health", tags=["Operation"], sync_to_thread=False)
+def health() -> ProcessStatus:
     """The process answers."""
-    return {"status": "ok"}
+    return ProcessStatus("ok")
 
 
-@get("/ready")
-async def ready(gateway: Injected) -> Response[dict[str, str]]:
+@get("/ready", tags=["Operation"], errors=[BackboneUnavailable])
+async def ready(gateway: Injected) -> ProcessStatus:
     """Redis is reachable, and the process is not draining."""
     if gateway.draining:
-        raise BackboneUnavailable("This process is shutting down; ask another.")
+        raise BackboneUnavailable("This process is shutting down; send the request to another one.")
     with backbone():
         await gateway.store.client.ping()
     if not gateway.registry.live:
         raise BackboneUnavailable
-    return Response({"status": "ready"})
+    return ProcessStatus("ready")
 
 
-@get("/metrics", media_type="text/plain; version=0.0.4; charset=utf-8", sync_to_thread=False)
+@get("/metrics", media_type="text/plain; version=0.0.4; charset=utf-8", tags=["Operation"], sync_to_thread=False)
 def metrics(gateway: Injected) -> bytes:
-    """For Prometheus."""
+    """Metrics for Prometheus."""
     return gateway.metrics.render()
 
 
-def _render(request: Request[Any, Any, State], error: Exception) -> Response[bytes]:
+ROUTES: list[ControllerRouterHandler] = [
+    health,
+    ready,
+    metrics,
+    *pages.ROUTES,
+    *ops.ROUTES,
+    *operators.ROUTES,
+    *apps.ROUTES,
+    *engine.ROUTES,
+    *account.ROUTES,
+    *webhooks.ROUTES,
+    *deploys.ROUTES,
+]
+
+
+# -- errors --------------------------------------------------------------------------------------------------
+
+
+def render_error(request: Request[Any, Any, State], error: Exception) -> Response[bytes]:
+    if isinstance(error, HTTPException) and error.status_code == 404:
+        return Response(NOT_FOUND, status_code=404, headers={k.decode(): v.decode() for k, v in NOT_FOUND_HEADERS})
     request_id = request.scope["state"].get("request_id", "")
-    if isinstance(error, HTTPException) and not isinstance(error, ServiceError):
-        if error.status_code == 404:
-            return Response(NOT_FOUND, status_code=404, headers={k.decode(): v.decode() for k, v in NOT_FOUND_HEADERS})
-        if error.status_code == 405:
-            error = MethodNotAllowed(*_methods(request.app, request.scope["path"]))
-        elif error.status_code in (400, 413):
-            error = RequestMalformed(_fields(error))
-        elif error.status_code == 401:
-            error = Unauthorized()
-    if isinstance(error, RecursionError):
-        error = RequestMalformed("The body is nested too deeply.")
-    if not isinstance(error, ServiceError):
+    answer = service_error(error, request)
+    if answer is None:
         logger.error("request.crashed", request_id=request_id, exc_info=error)
-        error = ServiceError()
-    headers, body = error.render(request_id)
+        answer = ServiceError()
+    headers, body = answer.render(request_id)
     return Response(
         body,
-        status_code=error.status,
+        status_code=answer.status,
         media_type="application/json",
         headers={k.decode(): v.decode() for k, v in headers if k != b"content-length"},
     )
 
 
-def _methods(app: Litestar, path: str) -> list[str]:
-    """Litestar tells that a method is not among an address's, but not which are; asked with OPTIONS, it names one."""
-    # One without parameters goes first, as in routing.
-    for route in sorted(app.routes, key=lambda route: "{" in route.path_format):
-        pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(route.path_format))
-        if isinstance(route, HTTPRoute) and re.fullmatch(pattern, path):
-            return sorted(route.methods)
-    return []
+def service_error(error: Exception, request: Request[Any, Any, State]) -> ServiceError | None:
+    """Maps the errors that Litestar raises for a request. Returns None for a bug."""
+    match error:
+        case ServiceError():
+            return error
+        case RecursionError():
+            return RequestMalformed("The body is nested too deeply.")
+        case HTTPException(status_code=405):
+            return MethodNotAllowed(*request.app.state.allowed_methods.of(request.scope["path"]))
+        case HTTPException(status_code=400 | 413):
+            return RequestMalformed(name_fields(error))
+        case HTTPException(status_code=401):
+            return Unauthorized()
+    return None
 
 
-def _fields(error: HTTPException) -> str:
-    """Names the field; values stay out of messages."""
+def name_fields(error: HTTPException) -> str:
+    """Names each wrong field with its fault. Leaves out the values, which may be secret."""
     extra = error.extra if isinstance(error.extra, list) else []
-    named = [
+    faults = [
         f"{'body' if e.get('key', 'data') == 'data' else e['key']}: {e.get('message')}"
         for e in extra
         if isinstance(e, dict)
     ]
-    return "; ".join(named) or str(error.detail)
+    return "; ".join(faults) or str(error.detail)
+
+
+class AllowedMethods:
+    """The methods of every address, which Litestar does not report for a 405.
+
+    A tree of path segments, built once. As in Litestar's routing, a fixed segment wins over a parameter.
+    """
+
+    PARAMETER, METHODS = "{}", "/"  # "/" cannot be a segment
+
+    def __init__(self, routes: Iterable[object]) -> None:
+        self._root: dict[str, Any] = {}
+        for route in routes:
+            if isinstance(route, HTTPRoute):
+                node = self._root
+                for segment in split(route.path_format):
+                    node = node.setdefault(self.PARAMETER if segment.startswith("{") else segment, {})
+                node[self.METHODS] = sorted(route.methods)
+
+    def of(self, path: str) -> list[str]:
+        """Returns an empty list for an unknown address."""
+        node = self._root
+        for segment in split(path):
+            found = node.get(segment) or node.get(self.PARAMETER)
+            if found is None:
+                return []
+            node = found
+        methods: list[str] = node.get(self.METHODS, [])
+        return methods
+
+
+def split(path: str) -> list[str]:
+    return path.strip("/").split("/")
+
+
+# -- the application -----------------------------------------------------------------------------------------
 
 
 class Front:
-    """Sends the token path to its bare handler and the rest to Litestar, and marks every answer."""
+    """Sends the inference path to its bare handler and the rest to Litestar, and adds `X-Request-Id` to answers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self._inference: ASGIApp = gateway.inference
         self._agents = AgentEndpoint(gateway)
-        self._litestar = Litestar(
-            [health, ready, metrics, *pages.ROUTES, *ops.ROUTES, *operators.ROUTES, *account.ROUTES],
+        self.litestar = Litestar(
+            ROUTES,
             dependencies={"gateway": Provide(lambda: gateway, sync_to_thread=False, use_cache=True)},
             dto=Body,
             return_dto=None,
-            exception_handlers={Exception: _render},
+            exception_handlers={Exception: render_error},
             lifespan=[gateway.running, self._agents.running],
             logging_config=None,
             openapi_config=openapi.config(),
-            request_max_body_size=BODY_LIMIT,
+            request_max_body_size=API_BODY_BYTES,
         )
+        self._methods = self.litestar.state.allowed_methods = AllowedMethods(self.litestar.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":  # type: ignore[comparison-overlap]
-            if scope["path"].startswith("/capsule/"):
-                return await self._inference(scope, receive, send)
-            request_id = new_request_id()
-            scope["state"]["request_id"] = request_id
+        if scope["type"] != "http":  # type: ignore[comparison-overlap]
+            return await self.litestar(scope, receive, send)
+        path = scope["path"]
+        if path.startswith("/capsule/"):
+            return await self._inference(scope, receive, send)
+        request_id = scope["state"]["request_id"] = new_request_id()
 
-            async def marked(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-                await send(message)
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
 
-            if scope["path"] == "/mcp":
-                return await self._agents(scope, receive, marked)
-            if scope.get("method") == "OPTIONS" and (methods := _methods(self._litestar, scope["path"])):
-                allow = (b"allow", ", ".join(methods).encode())
-                await marked({"type": "http.response.start", "status": 204, "headers": [allow]})
-                return await marked({"type": "http.response.body", "body": b"", "more_body": False})
-            return await self._litestar(scope, receive, marked)
-        return await self._litestar(scope, receive, send)
+        if path == "/mcp":
+            return await self._agents(scope, receive, send_with_id)
+        # Litestar would ask for a credential first.
+        if scope.get("method") == "OPTIONS" and (methods := self._methods.of(path)):
+            return await answer_options(methods, send_with_id)
+        return await self.litestar(scope, receive, send_with_id)
 
 
-def create_app(settings: Settings) -> Front:
+async def answer_options(methods: list[str], send: Send) -> None:
+    allow = (b"allow", ", ".join(methods).encode())
+    await send({"type": "http.response.start", "status": 204, "headers": [allow]})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def create_app(settings: Settings | None = None) -> Front:
+    """Builds the application from the given settings, or from the environment's. Bad settings end the process."""
+    if settings is None:
+        try:
+            settings = load()
+        except BadSettings as error:
+            sys.exit(f"The settings are wrong:\n{error}")
     log.configure(settings)
     return Front(Gateway(settings))
-
-
-def __getattr__(name: str) -> Any:
-    """`app` is made when a server asks for it, so that importing this module reads no settings."""
-    if name != "app":
-        raise AttributeError(name)
-    try:
-        made = create_app(load())
-    except BadSettings as error:
-        sys.exit(f"The settings are wrong:\n{error}")
-    globals()["app"] = made
-    return made

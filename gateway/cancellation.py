@@ -17,8 +17,8 @@ def end_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
-    """To its end, although this is being cancelled; the cancellation comes after."""
+async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> T:
+    """Runs `work` to its end even if this task is cancelled, and raises the cancellation afterwards."""
     task, cancelled = asyncio.create_task(work), False
     while not task.done():
         try:

@@ -27,7 +27,7 @@ from gateway.inference.handler import Inference
 from gateway.inference.provider import Provider
 from gateway.inference.users import Users
 from gateway.monitors.findings import Findings
-from gateway.operations.overview import Overview, Watch
+from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.outbound import client as outbound
 from gateway.server import end_overdue_connections
 from gateway.settings import Settings
@@ -46,7 +46,7 @@ class Gateway:
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.sessions = Sessions(self.store, settings.base_url)
-        self.http = outbound.client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
+        self.http = outbound.Client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
         self.users = Users(settings, self.vault, self.http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
@@ -55,7 +55,7 @@ class Gateway:
         self.findings = Findings(settings, self.store)
         self.provider = Provider(settings)
         self.counters = Counters(self.store, lambda: len(self.provider.streams))
-        self.availability = Availability(settings, self.registry, self.provider.has_key, self.provider.probe)
+        self.availability = Availability(settings, self.registry, self.provider.is_configured, self.provider.probe)
         self.inference = Inference(
             settings,
             self.registry,
@@ -67,7 +67,7 @@ class Gateway:
             self.counters,
         )
         self.overview = Overview(settings, self.registry, self.availability, self.counters, self.metrics)
-        self.watch = Watch(self.overview)
+        self.feed = SnapshotFeed(self.overview)
         self.draining = False
 
     def drain(self) -> None:
@@ -117,7 +117,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.provider.close()
-        await self.http.aclose()
+        await self.http.close()
         await self.store.close()
 
     def _start_background_tasks(self) -> list[asyncio.Task[None]]:
@@ -129,7 +129,7 @@ class Gateway:
                 self.admission.repeat_settlements(),
                 self.availability.keep_probing(),
                 self.counters.keep_flushing(),
-                self.overview.keep_looking(),
+                self.overview.keep_gauges_fresh(),
                 end_overdue_connections(),
             )
         ]

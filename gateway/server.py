@@ -1,10 +1,15 @@
-"""uvicorn, bounded: what a client may send before it is understood, and how long it may hold a connection.
+"""uvicorn with limits on what a client may send and on how long it may hold a connection.
 
-uvicorn alone waits for ever for the end of a request's head, takes a head of any size, and keeps a connection whose
-client stopped reading. The protocol below counts, and one look a second ends what is over its time.
+uvicorn alone waits forever for the end of a request's head, accepts a head of any size, and keeps a connection whose
+client stopped reading. `BoundedProtocol` counts the bytes of a head, and once a second `end_overdue_connections`
+aborts the connections that exceed a time limit.
 
-It also offers the token path two short cuts past ASGI's coroutines, as `scope["state"]["connection"]`: `write_chunk`,
-and `on_lost` instead of a task that waits for `http.disconnect`. Under another server the path does without them.
+The protocol also gives the token path two short cuts past ASGI's coroutines, as `scope["state"]["connection"]`:
+`write_chunk`, and `on_lost` instead of a task that waits for `http.disconnect`. Under another server, the token path
+works without them.
+
+`BoundedProtocol` overrides methods of a uvicorn module that is not public, so pyproject.toml pins uvicorn's minor
+version.
 """
 
 from __future__ import annotations
@@ -19,26 +24,24 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.supervisors import Multiprocess
 
-HEAD_BYTES = 65_536  # of one request's line and headers
-HEAD_SECONDS = 15.0  # from a connection's or a request's first byte to the end of its head
-STALL_SECONDS = 60.0  # that a client may leave an answer unread
-LEFTOVER_SECONDS = 5.0  # that a body may go on after its answer was given
+HEAD_BYTES = 65_536  # of a request line and its headers
+HEAD_SECONDS = 15.0  # from the start of a connection or a request to the end of the head
+STALL_SECONDS = 60.0  # that a client may leave a response unread
+LEFTOVER_SECONDS = 5.0  # that a body may continue after its response
 
 CONNECTIONS: set[BoundedProtocol] = set()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """`since` is when the present wait began; which wait it is, the connection's state tells."""
-
     head_bytes = 0
-    in_head = True
-    since = 0.0
-    stalled = False
-    uploading = False
+    in_head = True  # a head is under way, or awaited
+    uploading = False  # a body is under way
+    stalled = False  # the client does not read
+    since = 0.0  # when the connection began to wait for what these three say, on the loop's clock
     on_lost: Callable[[], None] | None = None
 
     def write_chunk(self, body: bytes) -> bool:
-        """A further piece of the chunked answer under way; False when it has to wait its turn."""
+        """Writes one chunk of the chunked response under way. Returns False if the client reads too slowly, or left."""
         if self.stalled or self.transport.is_closing():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
@@ -75,7 +78,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        # The count may include a body that came along: only then is it worth adding up.
+        # `head_bytes` may include a body that arrived with the head, so over the limit the headers are added up.
         if self.head_bytes > HEAD_BYTES and sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES:
             raise ValueError("the head is too large")  # the parser answers 400 and closes
         self.in_head = False
@@ -108,14 +111,14 @@ class BoundedProtocol(HttpToolsProtocol):
             answered = self.cycle is not None and self.cycle.response_complete
             overdue = answered and waited > LEFTOVER_SECONDS
         else:
-            # Between requests uvicorn's own keep-alive timer runs.
+            # Between requests, uvicorn's own keep-alive timer runs.
             overdue = self.in_head and self.timeout_keep_alive_task is None and waited > HEAD_SECONDS
         if overdue:
             self.transport.abort()
 
 
 async def end_overdue_connections() -> None:
-    """Runs as long as the process."""
+    """Runs for the life of the process."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(1)
@@ -125,7 +128,8 @@ async def end_overdue_connections() -> None:
 
 def serve(host: str, port: int, workers: int, drain: float) -> None:
     config = uvicorn.Config(
-        "gateway.app:app",
+        "gateway.app:create_app",
+        factory=True,
         host=host,
         port=port,
         workers=workers,
@@ -134,16 +138,16 @@ def serve(host: str, port: int, workers: int, drain: float) -> None:
         ws="none",
         lifespan="on",
         log_config=None,
-        access_log=False,  # it would write paths, and a deploy hook's path is its secret
+        access_log=False,  # it would log paths, and the path of a deploy hook is a secret
         server_header=False,
-        proxy_headers=False,  # sessions.py reads X-Forwarded-For, and believes it from a proxy alone
+        proxy_headers=False,  # sessions.py reads X-Forwarded-For, and trusts it from a proxy only
         backlog=4096,
-        # Streams end by themselves when the drain is over; this is for what ignores that.
+        # Streams end themselves when the drain is over. This ends what does not.
         timeout_graceful_shutdown=int(drain) + 10,
     )
     if workers == 1:
         uvicorn.Server(config).run()
         return
     with tempfile.TemporaryDirectory(prefix="capsule-metrics-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # each process writes its figures there
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # where each process writes its metrics
         Multiprocess(config, sockets=[config.bind_socket()]).run()

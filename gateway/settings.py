@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,7 +17,8 @@ from dotenv import dotenv_values
 
 NANO = 1_000_000_000  # nano-euro in a euro: money is counted in whole nano-euro
 T = TypeVar("T")
-PLANS = ("free", "starter", "maker", "max")
+Plan = Literal["free", "starter", "maker", "max"]
+PLANS: tuple[Plan, ...] = get_args(Plan)
 
 
 class BadSettings(Exception):

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.leaks import unexplained
-from tests.servers import BINARIES, RedisServer
+from tests.support.key_leaks import unexplained
+from tests.support.redis_servers import BINARIES, RedisServer
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 def redis_url(valkey: RedisServer) -> Iterator[str]:
-    """An empty database; what is left in it afterwards must expire or be listed in `tests/leaks.py`."""
+    """An empty database; what is left in it afterwards must expire or be listed in `tests/support/key_leaks.py`."""
     with valkey.client() as client:
         client.flushall()
         yield valkey.url

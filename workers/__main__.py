@@ -1,4 +1,4 @@
-"""`python -m workers [monitors …]`, the same as `capsule worker`: the workers named, or all."""
+"""`python -m workers [NAME …]`, the same as `capsule worker`: runs the named workers, or all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uvloop
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
 from workers.deploys import builder
-from workers.monitors import leases
+from workers.monitors.run import run_monitors
 from workers.sites import sites
 from workers.webhooks import sender
 
@@ -24,13 +24,13 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": sender.run,
     "deploys": builder.run,
     "sites": sites.run,  # alone; it is in `deploys` as well
-    "monitors": leases.run,
+    "monitors": run_monitors,
 }
 ALL = ["webhooks", "deploys", "monitors"]
 
 
-async def work(settings: Settings, names: list[str]) -> None:
-    """Until SIGTERM or Ctrl-C; a worker that fails ends the process, whose supervisor starts another."""
+async def run_workers(settings: Settings, names: list[str]) -> None:
+    """Runs until SIGTERM or Ctrl-C. If one worker fails, the process ends, and its supervisor restarts it."""
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
@@ -49,7 +49,7 @@ async def work(settings: Settings, names: list[str]) -> None:
 def main(names: list[str]) -> int:
     unknown = [name for name in names if name not in WORKERS]
     if unknown:
-        print(f"There is no worker {unknown[0]!r}; choose of: {', '.join(WORKERS)}.", file=sys.stderr)
+        print(f"There is no worker {unknown[0]!r}; choose from: {', '.join(WORKERS)}.", file=sys.stderr)
         return 2
     try:
         settings = load()
@@ -57,7 +57,7 @@ def main(names: list[str]) -> int:
         print(f"The settings are wrong:\n{error}", file=sys.stderr)
         return 1
     log.configure(settings)
-    uvloop.run(work(settings, names or ALL))
+    uvloop.run(run_workers(settings, names or ALL))
     return 0
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
 from gateway.store import keys, scripts
 from gateway.store.client import ATTEMPT, Store, backbone
+from workers.heartbeat import worker_name
 
 logger = structlog.get_logger()
 
@@ -163,7 +163,7 @@ class Consumer:
 
     async def _take_name(self) -> bool:
         for number in range(1, NAMES):
-            self.name = f"{socket.gethostname()}-{number}"
+            self.name = worker_name(number)
             if await self._hold_name(nx=True):
                 self._resumed.clear()
                 logger.info("stream.joined", stream=self._stream, name=self.name)

@@ -1,10 +1,10 @@
 import { AiError, streamComplete } from "../lib/ai.js";
-import { words } from "./words.js";
+import { explain } from "./words.js";
 
 /** @template {Element} E @param {string} selector @param {new () => E} kind @returns {E} */
 function find(selector, kind) {
   const found = document.querySelector(selector);
-  if (!(found instanceof kind)) throw new Error(`The page has no ${selector}`);
+  if (!(found instanceof kind)) throw new Error(`The page has no ${selector}.`);
   return found;
 }
 
@@ -14,12 +14,12 @@ const question = find("#question", HTMLTextAreaElement);
 const ask = find("#ask", HTMLButtonElement);
 const stop = find("#stop", HTMLButtonElement);
 const article = find("article", HTMLElement);
-const asked = find("#asked", HTMLElement);
+const promptHeading = find("#asked", HTMLElement);
 const answer = find("#answer", HTMLElement);
 const figures = find("#figures", HTMLElement);
 const trouble = find("#trouble", HTMLElement);
-const adviceShown = find("#trouble p", HTMLElement);
-const waitSpoken = find("#trouble p.unseen", HTMLElement);
+const adviceText = find("#trouble p", HTMLElement);
+const waitAnnouncement = find("#trouble p.unseen", HTMLElement);
 const again = find("#again", HTMLButtonElement);
 const status = find("#status", HTMLElement);
 
@@ -28,10 +28,10 @@ let running;
 let countdown = 0;
 
 /** @param {"asking" | "answering" | "done" | "stopped" | "failed"} state */
-function enter(state) {
+function setState(state) {
   main.dataset["state"] = state;
   const busy = state === "asking" || state === "answering";
-  // A screen reader speaks the answer once, when it is whole, and not token by token.
+  // A screen reader reads the complete answer once, instead of each token.
   answer.ariaBusy = String(busy);
   const focused = document.activeElement === ask || document.activeElement === stop;
   ask.hidden = busy;
@@ -45,19 +45,19 @@ async function run(prompt) {
   const { signal } = (running = new AbortController());
   const text = document.createTextNode("");
   const clock = stopwatch();
-  asked.textContent = prompt;
+  promptHeading.textContent = prompt;
   if (question.value.trim() === prompt) question.value = "";
   answer.replaceChildren(text);
   figures.textContent = "Waiting for the first token";
   status.textContent = "Asking";
   article.hidden = false;
-  clear();
-  enter("asking");
+  hideTrouble();
+  setState("asking");
   try {
     await streamComplete(
       prompt,
       (token) => {
-        if (main.dataset["state"] === "asking") enter("answering");
+        if (main.dataset["state"] === "asking") setState("answering");
         const following = figures.getBoundingClientRect().top < innerHeight;
         text.appendData(token);
         figures.textContent = clock.tick();
@@ -67,36 +67,36 @@ async function run(prompt) {
     );
     finish("done", "Answered", clock.summary());
   } catch (error) {
-    // A newer question has the page by now.
+    // A newer question has taken over the page.
     if (running?.signal !== signal) return;
     if (signal.aborted) finish("stopped", "Stopped", `Stopped · ${clock.summary()}`);
     else fail(error, clock.summary());
   }
 }
 
-/** @param {"done" | "stopped"} state @param {string} told @param {string} summary */
-function finish(state, told, summary) {
-  enter(state);
-  status.textContent = told;
+/** @param {"done" | "stopped"} state @param {string} label @param {string} summary */
+function finish(state, label, summary) {
+  setState(state);
+  status.textContent = label;
   figures.textContent = summary;
 }
 
 /** @param {unknown} error @param {string} summary */
 function fail(error, summary) {
   if (!(error instanceof AiError)) console.error(error);
-  const known = error instanceof AiError ? error : new AiError("", "Something in this page broke.");
-  const { heading, advice, again: worthAsking } = words(known);
-  enter("failed");
+  const known = error instanceof AiError ? error : new AiError("", "Something on this page failed.");
+  const { heading, advice, retry } = explain(known);
+  setState("failed");
   status.textContent = "";
   figures.textContent = answer.textContent ? summary : "";
   article.hidden = !answer.textContent;
   trouble.hidden = false;
   find("#trouble h2", HTMLElement).textContent = heading;
-  adviceShown.textContent = advice;
-  waitSpoken.textContent = known.retryAfter ? `Asking works again in ${duration(known.retryAfter)}.` : "";
-  again.hidden = !worthAsking;
-  if (!answer.textContent) question.value ||= asked.textContent ?? "";
-  if (known.retryAfter && worthAsking) wait(known.retryAfter);
+  adviceText.textContent = advice;
+  waitAnnouncement.textContent = known.retryAfter ? `You can ask again in ${duration(known.retryAfter)}.` : "";
+  again.hidden = !retry;
+  if (!answer.textContent) question.value ||= promptHeading.textContent ?? "";
+  if (known.retryAfter && retry) countDown(known.retryAfter);
 }
 
 /** @param {number} seconds */
@@ -107,10 +107,10 @@ function duration(seconds) {
 }
 
 /**
- * Counts down on the button, outside of the alert: a screen reader is told the end and not each second.
+ * Counts down on the button, outside of the alert, so that a screen reader announces only the end.
  * @param {number} seconds
  */
-function wait(seconds) {
+function countDown(seconds) {
   const end = Date.now() + seconds * 1000;
   const tick = () => {
     const left = Math.ceil((end - Date.now()) / 1000);
@@ -118,14 +118,14 @@ function wait(seconds) {
     again.textContent = left > 0 ? `Try again in ${duration(left)}` : "Try again";
     if (left > 0) return;
     clearInterval(countdown);
-    adviceShown.textContent = "You can ask again now.";
-    waitSpoken.textContent = "";
+    adviceText.textContent = "You can ask again now.";
+    waitAnnouncement.textContent = "";
   };
   countdown = setInterval(tick, 250);
   tick();
 }
 
-function clear() {
+function hideTrouble() {
   clearInterval(countdown);
   again.disabled = ask.disabled = false;
   again.textContent = "Try again";
@@ -146,7 +146,7 @@ function stopwatch() {
     summary() {
       const writing = (performance.now() - start - first) / 1000;
       if (!tokens) return "no token yet";
-      const speed = tokens > 1 && writing > 0 ? ` · ${Math.round((tokens - 1) / writing)} a second` : "";
+      const speed = tokens > 1 && writing > 0 ? ` · ${Math.round((tokens - 1) / writing)} per second` : "";
       return `${count()} · first after ${Math.round(first)} ms${speed}`;
     },
   };
@@ -159,7 +159,7 @@ form.addEventListener("submit", (event) => {
 });
 
 question.addEventListener("keydown", (event) => {
-  // While an input method composes, Enter takes its suggestion.
+  // While an input method is composing, Enter accepts its suggestion.
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
   form.requestSubmit();
@@ -171,7 +171,7 @@ addEventListener("keydown", (event) => {
 
 stop.addEventListener("click", () => running?.abort());
 again.addEventListener("click", () => {
-  run(asked.textContent ?? "");
+  run(promptHeading.textContent ?? "");
   question.focus();
 });
 

@@ -1,13 +1,13 @@
-/** Asks the model; resolves to the whole answer. Rejects with an {@link AiError}. */
+/** Asks the model and resolves to the complete answer. Rejects with an {@link AiError}. */
 export function complete(prompt: string): Promise<string>;
 
 /**
- * Asks the model and hands over each token as it arrives; resolves to the whole answer.
+ * Asks the model, passes each token to `onToken` as it arrives, and resolves to the complete answer.
  *
- * `onToken` may return a promise: the next token waits for it. What it throws ends the request, and the
- * returned promise rejects with it. An abort rejects with the signal's reason: the platform's `AbortError`,
- * unless another was given. Everything else is an {@link AiError}. An answer that breaks off rejects with code
- * `STREAM_CUT`; it never resolves to a part.
+ * `onToken` may return a promise; the next token waits for it. If `onToken` throws, the request ends and the
+ * returned promise rejects with the same error. An abort rejects with the signal's reason, by default an
+ * `AbortError`. All other failures are an {@link AiError}. An answer that breaks off rejects with code
+ * `STREAM_CUT`; the promise never resolves to an incomplete answer.
  */
 export function streamComplete(
   prompt: string,
@@ -19,11 +19,11 @@ export class AiError extends Error {
   constructor(code: AiErrorCode, message: string, details?: AiErrorDetails);
   readonly name: "AiError";
   readonly code: AiErrorCode;
-  /** The HTTP status; undefined where no answer came, and for a failure in the middle of a stream. */
+  /** The HTTP status. Undefined if there was no answer, or if a stream failed after it began. */
   readonly status: number | undefined;
-  /** Seconds until asking again can help; undefined where waiting does not, or nothing is known. */
+  /** Seconds after which to try again. Undefined if waiting does not help, or the time is unknown. */
   readonly retryAfter: number | undefined;
-  /** What support needs to find the request. */
+  /** Identifies the request in the logs of the service. */
   readonly requestId: string | undefined;
 }
 
@@ -35,13 +35,13 @@ export interface AiErrorDetails {
 }
 
 export type AiErrorCode =
-  // told by this module
-  | "INFERENCE_DISABLED" // also the service's, with status 503
+  // from this module
+  | "INFERENCE_DISABLED" // also from the service, with status 503
   | "TOKEN_UNAVAILABLE"
   | "NETWORK_ERROR"
   | "STREAM_CUT"
   | "ANSWER_UNEXPECTED"
-  // told by the service
+  // from the service
   | "APP_NOT_FOUND"
   | "TOKEN_MISSING"
   | "TOKEN_INVALID"
@@ -57,5 +57,5 @@ export type AiErrorCode =
   | "PROVIDER_TIMEOUT"
   | "PROVIDER_QUOTA_EXHAUSTED"
   | "BACKBONE_UNAVAILABLE"
-  // codes to come
+  // future codes
   | (string & {});

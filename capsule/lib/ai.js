@@ -1,5 +1,5 @@
-// The language model, through the service: no provider key, no dependency, no build step.
-// The address comes from the build (VITE_SERVICE_AI_URL), the signed-in user's token from ./auth.js.
+// Asks the language model through the service, without a provider key, dependencies or a build step.
+// The address comes from the build (VITE_SERVICE_AI_URL), and the signed-in user's token from ./auth.js.
 import { getToken } from "./auth.js";
 
 /**
@@ -27,10 +27,10 @@ export class AiError extends Error {
 export async function complete(prompt) {
   const response = await ask({ prompt, stream: false }, "application/json");
   const body = await response.text().catch((cause) => {
-    throw new AiError("NETWORK_ERROR", "The connection broke before the whole answer was here.", { cause });
+    throw new AiError("NETWORK_ERROR", "The connection broke before the answer was complete.", { cause });
   });
-  const answer = parsed(body);
-  if (typeof answer?.text !== "string") throw unexpected(response);
+  const answer = parseJson(body);
+  if (typeof answer?.text !== "string") throw unexpectedAnswer(response);
   return answer.text;
 }
 
@@ -39,19 +39,19 @@ export async function streamComplete(prompt, onToken, { signal } = {}) {
   const response = await ask({ prompt, stream: true }, "text/event-stream", signal);
   let text = "";
   for await (const { type, data } of events(response, signal)) {
-    const event = parsed(data);
+    const event = parseJson(data);
     if (type === "message" && typeof event?.token === "string") {
       text += event.token;
       await unlessAborted(onToken(event.token), signal);
     } else if (type === "done") {
       return text;
     } else if (type === "error") {
-      throw told(event?.error, response) ?? unexpected(response);
+      throw serviceError(event?.error, response) ?? unexpectedAnswer(response);
     } else if (type === "message") {
-      throw unexpected(response);
+      throw unexpectedAnswer(response);
     }
   }
-  throw cut();
+  throw streamCut();
 }
 
 /**
@@ -66,7 +66,7 @@ async function ask(question, accept, signal) {
 
   const token = await unlessAborted(getToken(), signal).catch((cause) => {
     signal?.throwIfAborted();
-    throw new AiError("TOKEN_UNAVAILABLE", "The user's token could not be had. Sign in again.", { cause });
+    throw new AiError("TOKEN_UNAVAILABLE", "The app could not get the user's token. Sign in again.", { cause });
   });
   const response = await fetch(url, {
     method: "POST",
@@ -83,10 +83,10 @@ async function ask(question, accept, signal) {
     signal?.throwIfAborted();
     throw new AiError("NETWORK_ERROR", "The service could not be reached. Check the connection.", { cause });
   });
-  if (!response.ok) throw await refusal(response, signal);
+  if (!response.ok) throw await readRefusal(response, signal);
   if (!response.headers.get("Content-Type")?.startsWith(accept)) {
     response.body?.cancel().catch(() => {});
-    throw unexpected(response);
+    throw unexpectedAnswer(response);
   }
   return response;
 }
@@ -95,19 +95,19 @@ async function ask(question, accept, signal) {
  * @param {Response} response
  * @param {AbortSignal} [signal]
  */
-async function refusal(response, signal) {
+async function readRefusal(response, signal) {
   const body = await response.text().catch(() => "");
   signal?.throwIfAborted();
-  // A proxy in between answers in HTML or plain text: then the status is all there is to go by.
-  return told(parsed(body)?.error, response, response.status) ?? unexpected(response);
+  // A proxy in between answers with HTML or plain text. Then only the status is known.
+  return serviceError(parseJson(body)?.error, response, response.status) ?? unexpectedAnswer(response);
 }
 
 /**
- * @param {ToldError | undefined} error
+ * @param {ErrorBody | undefined} error
  * @param {Response} response
  * @param {number} [status]
  */
-function told(error, response, status) {
+function serviceError(error, response, status) {
   if (!error?.code) return undefined;
   return new AiError(error.code, error.message ?? "", {
     status,
@@ -117,8 +117,8 @@ function told(error, response, status) {
 }
 
 /** @param {Response} response */
-function unexpected(response) {
-  return new AiError("ANSWER_UNEXPECTED", `Not an answer of the service (HTTP ${response.status}).`, {
+function unexpectedAnswer(response) {
+  return new AiError("ANSWER_UNEXPECTED", `This is not an answer of the service (HTTP ${response.status}).`, {
     status: response.status,
     retryAfter: seconds(response.headers.get("Retry-After")),
     requestId: response.headers.get("X-Request-Id") ?? undefined,
@@ -126,12 +126,12 @@ function unexpected(response) {
 }
 
 /** @param {unknown} [cause] */
-function cut(cause) {
+function streamCut(cause) {
   return new AiError("STREAM_CUT", "The answer broke off before its end. Ask again.", { cause });
 }
 
 /**
- * Server-sent events, as the HTML standard has them. EventSource itself can neither POST nor carry a token.
+ * Reads server-sent events as the HTML standard defines them. EventSource can neither POST nor send a token.
  * @param {Response} response
  * @param {AbortSignal} [signal]
  * @returns {AsyncGenerator<{ type: string, data: string }, void, void>}
@@ -151,7 +151,7 @@ async function* events(response, signal) {
       if (done) return;
       let text = decoder.decode(value, { stream: true });
       if (!text) continue;
-      // A CR ends its line at once: waiting for the LF that the next read may bring would hold a token back.
+      // A CR ends its line at once. Waiting for an LF in the next read would delay a token.
       if (afterCr && text.startsWith("\n")) text = text.slice(1);
       afterCr = text.endsWith("\r");
       const lines = (rest + text).split(/\r\n|\r|\n/);
@@ -172,15 +172,15 @@ async function* events(response, signal) {
     }
   } catch (cause) {
     signal?.throwIfAborted();
-    throw cut(cause);
+    throw streamCut(cause);
   } finally {
-    // Whatever ended the reading, the service must see it, or the model would go on at the account's cost.
+    // However reading ended, the service must notice, or the model would continue at the account's cost.
     reader.cancel().catch(() => {});
   }
 }
 
 /**
- * Settles as the work does, or as soon as the signal aborts: neither getToken nor onToken knows the signal.
+ * Settles as `work` does, or rejects when the signal aborts, because getToken and onToken do not take a signal.
  * @template T
  * @param {T | PromiseLike<T>} work
  * @param {AbortSignal} [signal]
@@ -199,12 +199,12 @@ async function unlessAborted(work, signal) {
 }
 
 /**
- * @typedef {{ code?: string, message?: string, requestId?: string }} ToldError
- * @typedef {{ text?: string, token?: string, error?: ToldError }} Told
+ * @typedef {{ code?: string, message?: string, requestId?: string }} ErrorBody
+ * @typedef {{ text?: string, token?: string, error?: ErrorBody }} AnswerBody
  * @param {string} json
- * @returns {Told | undefined}
+ * @returns {AnswerBody | undefined}
  */
-function parsed(json) {
+function parseJson(json) {
   try {
     return JSON.parse(json);
   } catch {
@@ -212,7 +212,7 @@ function parsed(json) {
   }
 }
 
-/** @param {string | null} retryAfter in seconds or as a date, the two forms HTTP has */
+/** @param {string | null} retryAfter in seconds or as a date, the two forms of HTTP */
 function seconds(retryAfter) {
   if (!retryAfter) return undefined;
   if (/^\d+$/.test(retryAfter)) return Number(retryAfter);

@@ -1,12 +1,12 @@
-// The app's own sign-in. Put your backend's here: lib/ai.js needs nothing but getToken().
-// This one asks the demo backend for a session; its token is short-lived and renewed before it runs out.
+// The app's sign-in. Replace it with that of your backend; lib/ai.js only needs getToken().
+// This one gets a token from the demo backend and renews it before it expires.
 
 /** @type {{ token: string, renewAt: number } | undefined} */
 let session;
 /** @type {Promise<string> | undefined} */
 let renewal;
 
-/** The signed-in user's JWT. Callers at the same time share one renewal. */
+/** Returns the signed-in user's JWT. Concurrent calls share one renewal. */
 export async function getToken() {
   if (session && Date.now() < session.renewAt) return session.token;
   renewal ??= renew().finally(() => (renewal = undefined));
@@ -23,7 +23,7 @@ async function renew() {
 }
 
 /**
- * In milliseconds. From the token's own two times, so that a wrong clock here does not matter.
+ * Returns milliseconds, from the token's own two times, so that a wrong local clock does not matter.
  * @param {string} token
  */
 function lifetime(token) {

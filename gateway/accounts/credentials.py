@@ -1,4 +1,4 @@
-"""Secret keys: random, shown once, kept as a hash."""
+"""Random keys, such as API keys. Each is shown once and stored as a hash."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import hashlib
 import secrets
 
 
-def new_key(kind: str) -> str:
-    """256 random bits, such as `csk_…`."""
-    return f"{kind}_{secrets.token_urlsafe(32)}"
+def new_key(prefix: str) -> str:
+    """Returns 256 random bits after the prefix, such as `csk_…`."""
+    return f"{prefix}_{secrets.token_urlsafe(32)}"
 
 
 def digest(key: str) -> str:
-    """A key has 256 random bits, so that a plain hash cannot be searched."""
+    """A plain hash is enough: nobody can search through 256 random bits."""
     return hashlib.sha256(key.encode()).hexdigest()

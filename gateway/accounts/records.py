@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.vault import Vault
+from gateway.settings import Plan
 from gateway.store import keys
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -98,5 +99,5 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
-    plan: str
+    plan: Plan
     createdAt: str

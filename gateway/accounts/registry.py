@@ -20,7 +20,7 @@ from gateway.accounts.records import SLUG, Account, App
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
-from gateway.settings import PLANS
+from gateway.settings import Plan
 from gateway.store import keys, scripts
 from gateway.store.client import ATTEMPT, Store, backbone
 
@@ -110,7 +110,7 @@ class Registry:
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def create_account(self, name: str, plan: str) -> tuple[Account, str]:
+    async def create_account(self, name: str, plan: Plan) -> tuple[Account, str]:
         """Creates an account; returns it with its API key, which cannot be read again later."""
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
         api_key = new_key("csk")
@@ -125,8 +125,7 @@ class Registry:
             raise RegistrationsClosed(retry_after=registration.resets_in)
         return await self.create_account(name, "free")
 
-    async def change_plan(self, account_id: str, plan: str) -> Account:
-        assert plan in PLANS
+    async def change_plan(self, account_id: str, plan: Plan) -> Account:
         account = await self.account(account_id)
         if account is None:
             raise NotFound

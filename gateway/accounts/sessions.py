@@ -1,13 +1,17 @@
-"""Who is logged in to the pages: account holders at /dashboard, operators at /ops.
+"""Browser sessions: account holders at /dashboard, operators at /ops.
 
-A session is a random token in a cookie that no script can read; Redis holds its hash and whom it stands for, for
-twelve hours. A log-in counts as failed until it has succeeded, so that attempts made at the same moment count too.
+A session is a random token in a cookie that scripts cannot read. For twelve hours, Redis keeps the token's hash and
+the session's subject: an account's id, or a fingerprint of the operator token.
+
+Every log-in counts as failed until it has succeeded, so that concurrent attempts cannot get past the limit.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import secrets
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,10 +23,10 @@ from gateway.errors import CsrfRefused, LoginsLimited
 from gateway.store import keys
 from gateway.store.client import Store, backbone
 
-ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # the cookies
+ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 SESSION_SECONDS = 12 * 3600
-FAILED_A_MINUTE = 10  # log-ins of one client address
-SAFE = {"GET", "HEAD", "OPTIONS"}
+FAILED_A_MINUTE = 10  # log-ins per client address
+SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 
 class Sessions:
@@ -30,7 +34,7 @@ class Sessions:
         self._store, self._base = store, urlsplit(base_url)
 
     async def open(self, subject: str) -> str:
-        """The token of a new session of an account's id, or of `operator`."""
+        """Returns the token of a new session."""
         token = secrets.token_urlsafe(32)
         with backbone():
             await self._store.client.set(keys.session_key(digest(token)), subject, ex=SESSION_SECONDS)
@@ -46,20 +50,22 @@ class Sessions:
     # -- cookies ---------------------------------------------------------------------------------------------
 
     async def subject_of(self, request: Request[Any, Any, State], cookie: str) -> str | None:
-        """Whom the request's cookie stands for. Raises CsrfRefused when another site's page may have sent it."""
+        """Returns the subject of the request's session. Raises CsrfRefused if another site's page may have sent it."""
         subject = await self.subject(self.token_of(request, cookie))
         if subject is not None:
             self.require_own_origin(request)
         return subject
 
     def token_of(self, request: Request[Any, Any, State], cookie: str) -> str:
-        return request.cookies.get(self._name(cookie), "")
+        return request.cookies.get(self._cookie_name(cookie), "")
 
     def require_own_origin(self, request: Request[Any, Any, State]) -> None:
-        """SameSite=Strict alone is not enough: customers' apps may be hosted under our own registrable domain, and
-        are then the same site. A browser names the page's origin with every unsafe request, and no page can change it.
+        """Raises CsrfRefused for an unsafe request that does not come from a page of the service itself.
+
+        SameSite=Strict alone is not enough: customers' apps may share the service's registrable domain, which makes
+        them the same site. Browsers send the page's origin with every unsafe request, and pages cannot change it.
         """
-        if request.method in SAFE:
+        if request.method in SAFE_METHODS:
             return
         host = request.headers.get("host", "")
         own = {f"{self._base.scheme}://{self._base.netloc}", f"{request.scope['scheme']}://{host}"}
@@ -67,9 +73,9 @@ class Sessions:
             raise CsrfRefused
 
     def cookie(self, cookie: str, token: str) -> Cookie:
-        """Without a token, what makes the browser forget it."""
+        """Returns the cookie that holds the token. An empty token deletes the cookie."""
         return Cookie(
-            key=self._name(cookie),
+            key=self._cookie_name(cookie),
             value=token,
             max_age=SESSION_SECONDS if token else 0,
             path="/",
@@ -78,15 +84,26 @@ class Sessions:
             secure=self._base.scheme == "https",
         )
 
-    def _name(self, cookie: str) -> str:
-        # The prefix keeps a customer's app below our domain from setting a session of its own choice for us.
+    def _cookie_name(self, cookie: str) -> str:
+        # The prefix keeps customers' apps on subdomains from setting a session cookie for the service.
         return f"__Host-{cookie}" if self._base.scheme == "https" else cookie
 
     # -- log-ins ---------------------------------------------------------------------------------------------
 
-    async def attempt(self, request: Request[Any, Any, State]) -> None:
-        """Before a credential is looked at. Raises LoginsLimited."""
-        key = keys.logins_key(digest(_client(request))[:32])
+    @asynccontextmanager
+    async def attempt(self, request: Request[Any, Any, State]) -> AsyncGenerator[None]:
+        """Checks a credential in its body: the attempt counts as failed unless the body ends without an error.
+
+        Raises CsrfRefused and LoginsLimited before the body runs.
+        """
+        # Another site's page must not log a visitor in to an account of its own choice.
+        self.require_own_origin(request)
+        key = keys.logins_key(digest(client_address(request))[:32])
+        await self._count_attempt(key)
+        yield
+        await self._uncount_attempt(key)
+
+    async def _count_attempt(self, key: str) -> None:
         with backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.incr(key)
@@ -96,9 +113,7 @@ class Sessions:
         if failed > FAILED_A_MINUTE:
             raise LoginsLimited(retry_after=wait)
 
-    async def succeeded(self, request: Request[Any, Any, State]) -> None:
-        """The attempt was not a failed one."""
-        key = keys.logins_key(digest(_client(request))[:32])
+    async def _uncount_attempt(self, key: str) -> None:
         with backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.decr(key)
@@ -106,15 +121,16 @@ class Sessions:
                 await pipe.execute()
 
 
-def _client(request: Request[Any, Any, State]) -> str:
-    """The address of the browser, or what the proxy in front of us says it is: else one would lock everybody out.
+def client_address(request: Request[Any, Any, State]) -> str:
+    """Returns the browser's address, as the proxy in front of the service reports it.
 
-    Only a private address can be our proxy; from any other the header is the caller's own invention.
+    Without the proxy's report, one client that fails to log in would lock out everybody. The header is trusted only
+    from a private address: a caller with a public address can write anything into it.
     """
     peer = request.client.host if request.client else ""
-    told = request.headers.getall("x-forwarded-for", [])
+    forwarded = request.headers.getall("x-forwarded-for", [])
     try:
-        behind_proxy = bool(told) and ipaddress.ip_address(peer).is_private
+        behind_proxy = bool(forwarded) and ipaddress.ip_address(peer).is_private
     except ValueError:
-        behind_proxy = bool(told)  # a Unix socket
-    return told[-1].rpartition(",")[2].strip() if behind_proxy else peer
+        behind_proxy = bool(forwarded)  # a Unix socket
+    return forwarded[-1].rpartition(",")[2].strip() if behind_proxy else peer

@@ -1,4 +1,4 @@
-"""Secrets that are encrypted at rest."""
+"""Encrypts the secrets that must be readable again, such as webhook secrets and app auth secrets."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 
 class NoEncryptionKey(Exception):
-    pass
+    """GATEWAY_ENCRYPTION_KEY is unset, or does not decrypt the stored secret."""
 
 
 class Vault:
-    """Encrypts what must be readable again: webhook secrets, app auth secrets.
-
-    Several comma separated keys: the first encrypts, all decrypt, so that a key is replaced without a gap.
-    """
+    """Takes comma separated keys: the first one encrypts, all of them decrypt, so keys rotate without downtime."""
 
     def __init__(self, keys: str) -> None:
         derived = [hashlib.sha256(b"capsule at rest:" + k.strip().encode()).digest() for k in keys.split(",") if k]
@@ -24,7 +21,7 @@ class Vault:
 
     def seal(self, secret: str) -> str:
         if self._fernet is None:
-            raise NoEncryptionKey("set GATEWAY_ENCRYPTION_KEY, without which no secret is stored")
+            raise NoEncryptionKey("set GATEWAY_ENCRYPTION_KEY; the service stores no secret without it")
         return self._fernet.encrypt(secret.encode()).decode()
 
     def open(self, sealed: str) -> str:
@@ -33,4 +30,4 @@ class Vault:
         try:
             return self._fernet.decrypt(sealed).decode()
         except InvalidToken:
-            raise NoEncryptionKey("GATEWAY_ENCRYPTION_KEY is not the key a stored secret was written with") from None
+            raise NoEncryptionKey("GATEWAY_ENCRYPTION_KEY does not decrypt a stored secret") from None

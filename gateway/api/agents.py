@@ -1,19 +1,18 @@
-"""The agent tool `service_hook`: deploy hooks, for agents that speak MCP.
+"""The agent tool `service_hook`, which manages deploy hooks over MCP, and its HTTP endpoint `/mcp`.
 
-One tool, over two transports. Over standard input and output (`capsule mcp`) it calls the service as the command line
-does. At `/mcp` of the gateway it calls the gateway's own hooks, for the account whose API key the request carries; no
-session is kept, so any process answers any request.
+The endpoint calls the gateway's own hooks, for the account whose API key the request carries. It keeps no sessions, so
+any process can answer any request. `gateway/cli/agents.py` serves the same tool over standard input and output.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Annotated, Any, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 from litestar import Request
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
@@ -23,16 +22,16 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
-from gateway.api.account import holder
-from gateway.cli.service import Refused, Service, path
+from gateway.api.authentication import require_account
 from gateway.deploys.hooks import Hooks
 from gateway.errors import MethodNotAllowed, ServiceError
 from gateway.process import Gateway
 
-BODY_LIMIT = 65_536  # bytes of a message
-ACCOUNT = "capsule.account"  # in the scope of a request
+MESSAGE_BYTES = 65_536
+ACCOUNT_ID = "capsule.account"  # in the request's scope
 
-NEEDED: dict[str, dict[str, str]] = {
+# The arguments of each action, with their meaning.
+ACTIONS: dict[str, dict[str, str]] = {
     "create": {"app": "the app's name", "name": "what the hook is for, up to 100 characters"},
     "list": {},
     "revoke": {"id": "the hook's id, as 'list' shows it"},
@@ -43,15 +42,18 @@ INSTRUCTIONS = (
 )
 
 
+# -- the tool ------------------------------------------------------------------------------------------------
+
+
 class AccountHooks(Protocol):
-    """The hooks of one account. Raises ServiceError, Refused."""
+    """The hooks of one account. Raises ServiceError or ToolError."""
 
     async def create(self, app: str, name: str) -> dict[str, Any]: ...
     async def list(self) -> list[dict[str, Any]]: ...
     async def revoke(self, hook_id: str) -> None: ...
 
 
-# Any value is let through to `_checked`, whose words an agent can act on.
+# Accepts any value: `parse_arguments` refuses wrong ones with messages that agents can act on.
 ANYTHING = PlainValidator(lambda value: value)
 Action = Annotated[
     str,
@@ -59,7 +61,7 @@ Action = Annotated[
     WithJsonSchema(
         {
             "type": "string",
-            "enum": list(NEEDED),
+            "enum": list(ACTIONS),
             "description": "create: a hook for `app`, called `name`. list: all hooks. revoke: the hook with this `id`.",
         }
     ),
@@ -75,32 +77,45 @@ HookId = Annotated[
 ]
 
 
-def _checked(action: Any, given: dict[str, Any]) -> list[str]:
-    """The arguments of the action, in order. Raises ToolError with what to do."""
-    if not isinstance(action, str) or action not in NEEDED:
+def parse_arguments(action: Any, given: dict[str, Any]) -> list[str]:
+    """Returns the action's arguments, in order. Raises ToolError, which says how to correct the call."""
+    if not isinstance(action, str) or action not in ACTIONS:
         raise ToolError("action must be 'create' (with app and name), 'list', or 'revoke' (with id).")
-    needed = NEEDED[action]
+    needed = ACTIONS[action]
     for name, meaning in needed.items():
         if not isinstance(given[name], str) or not given[name].strip():
             raise ToolError(f"action '{action}' needs {name}: {meaning}.")
+    # Agents fill in arguments that they do not need with empty values.
     surplus = [name for name, value in given.items() if name not in needed and value not in ("", None)]
     if surplus:
         raise ToolError(f"action '{action}' takes no {' and no '.join(surplus)}; leave it out.")
     return [given[name].strip() for name in needed]
 
 
-def _server(hooks_of: Callable[[Context[Any]], AccountHooks]) -> MCPServer:
+async def perform(hooks: AccountHooks, action: str, arguments: list[str]) -> dict[str, Any]:
+    match action:
+        case "create":
+            note = "The URL shows only this once. A POST to it, without a body, deploys the app."
+            return {"hook": await hooks.create(*arguments), "note": note}
+        case "list":
+            return {"hooks": await hooks.list()}
+        case _:
+            await hooks.revoke(*arguments)
+            return {"revoked": arguments[0], "note": "Its URL answers 404 from now on."}
+
+
+def tool_server(hooks_of: Callable[[Context[Any]], AccountHooks]) -> MCPServer:
+    """`hooks_of` returns the hooks of the caller's account."""
+
     async def service_hook(
         context: Context[Any], action: Action = "", app: AppName = "", name: HookName = "", id: HookId = ""
     ) -> dict[str, Any]:
         """Create, list or revoke deploy hooks. A hook is a secret URL; a POST to it rebuilds one app."""
-        arguments = _checked(action, {"app": app, "name": name, "id": id})
+        arguments = parse_arguments(action, {"app": app, "name": name, "id": id})
         try:
-            return await _done(hooks_of(context), action, arguments)
+            return await perform(hooks_of(context), action, arguments)
         except ServiceError as error:
             raise ToolError(f"{error.message} ({error.code})") from None
-        except Refused as refused:
-            raise ToolError(refused.message) from None
 
     tool = Tool.from_function(
         service_hook,
@@ -120,104 +135,67 @@ def _server(hooks_of: Callable[[Context[Any]], AccountHooks]) -> MCPServer:
     )
 
 
-async def _done(hooks: AccountHooks, action: str, arguments: list[str]) -> dict[str, Any]:
-    match action:
-        case "create":
-            note = "The URL shows only this once. A POST to it, without a body, deploys the app."
-            return {"hook": await hooks.create(*arguments), "note": note}
-        case "list":
-            return {"hooks": await hooks.list()}
-        case _:
-            await hooks.revoke(*arguments)
-            return {"revoked": arguments[0], "note": "Its URL answers 404 from now on."}
-
-
-# -- standard input and output -------------------------------------------------------------------------------
-
-
-class RemoteHooks:
-    """Of the account whose key the command line has."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def create(self, app: str, name: str) -> dict[str, Any]:
-        address = path("account", "apps", app, "hooks")
-        return await asyncio.to_thread(self._service.fields, "POST", address, {"name": name}, having="url")
-
-    async def list(self) -> list[dict[str, Any]]:
-        return await asyncio.to_thread(self._service.rows, "/account/hooks")
-
-    async def revoke(self, hook_id: str) -> None:
-        await asyncio.to_thread(self._service.do, "DELETE", path("account", "hooks", hook_id))
-
-
-def serve_stdio(service: Service) -> None:
-    """Until standard input ends."""
-    hooks = RemoteHooks(service)
-    _server(lambda _: hooks).run("stdio")
-
-
 # -- streamable HTTP -----------------------------------------------------------------------------------------
 
 
-class OwnHooks:
-    """Of an account, in this process."""
+class LocalHooks:
+    """The hooks of an account, in this process."""
 
     def __init__(self, hooks: Hooks, account_id: str) -> None:
         self._hooks, self._account_id = hooks, account_id
 
     async def create(self, app: str, name: str) -> dict[str, Any]:
-        return await self._hooks.create(self._account_id, app, name)
+        created: dict[str, Any] = msgspec.to_builtins(await self._hooks.create(self._account_id, app, name))
+        return created
 
     async def list(self) -> list[dict[str, Any]]:
-        return await self._hooks.list(self._account_id)
+        return [msgspec.to_builtins(hook) for hook in await self._hooks.list(self._account_id)]
 
     async def revoke(self, hook_id: str) -> None:
         await self._hooks.revoke(self._account_id, hook_id)
 
 
 class AgentEndpoint:
-    """ASGI at `/mcp`, behind the account's API key. `running` is its part of the application's lifespan."""
+    """The ASGI application at `/mcp`. `running` is its part of the gateway's lifespan."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        server = _server(self._hooks_of)
-        # Answers are plain JSON: the library that would stream them logs every chunk, a hook's URL included.
+        server = tool_server(self._hooks_of)
+        # Plain JSON, because the SDK logs each chunk of a streamed answer, and a hook's URL is a secret.
         server.streamable_http_app(
             stateless_http=True,
             json_response=True,
-            max_request_body_size=BODY_LIMIT,
-            transport_security=_only_ours(gateway.settings.base_url),
+            max_request_body_size=MESSAGE_BYTES,
+            transport_security=own_host_only(gateway.settings.base_url),
         )
         self._sessions = server.session_manager
 
-    def _hooks_of(self, context: Context[Any]) -> OwnHooks:
+    def _hooks_of(self, context: Context[Any]) -> LocalHooks:
         request = context.request_context.request
         assert request is not None
-        return OwnHooks(self._gateway.hooks, request.scope[ACCOUNT])
+        return LocalHooks(self._gateway.hooks, request.scope[ACCOUNT_ID])
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
         async with self._sessions.run():
             yield
 
-    # Litestar and the SDK name the types of ASGI differently.
+    # `Any`, because Litestar and the SDK have different types for ASGI.
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             request: Request[Any, Any, Any] = Request(scope)
             if request.method != "POST":
-                raise MethodNotAllowed("POST")  # without sessions there is nothing to listen to, or to end
-            account = await holder(request, self._gateway)
+                raise MethodNotAllowed("POST")  # the other methods belong to sessions
+            account = await require_account(request, self._gateway)
         except ServiceError as error:
             headers, body = error.render(scope["state"].get("request_id", ""))
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": False})
             return
-        await self._sessions.handle_request({**scope, ACCOUNT: account.id}, receive, send)
+        await self._sessions.handle_request({**scope, ACCOUNT_ID: account.id}, receive, send)
 
 
-def _only_ours(base_url: str) -> TransportSecuritySettings:
-    """No other name than the service's own may lead here, nor another site's page."""
+def own_host_only(base_url: str) -> TransportSecuritySettings:
+    """Protects against DNS rebinding and against other sites' pages."""
     parts = urlsplit(base_url)
     return TransportSecuritySettings(allowed_hosts=[parts.netloc], allowed_origins=[f"{parts.scheme}://{parts.netloc}"])

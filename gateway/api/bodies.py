@@ -1,4 +1,7 @@
-"""A request's body, decoded strictly: Litestar alone takes "1" for 1, and 0 for false."""
+"""Decodes request bodies strictly, and describes those that are not JSON.
+
+Litestar alone accepts "1" for 1 and 0 for false.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,24 @@ from litestar.typing import FieldDefinition
 
 from gateway.errors import RequestMalformed
 
-_PLACE = re.compile(r"(.*) - at `\$\.?(.*)`")
+TARBALL = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+_LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`")
 
 
 class Body(AbstractDTO[Any]):
-    """Litestar's way to decode a body by one's own rules. No model is made of its types: msgspec knows them."""
+    """Plugs msgspec's strict decoder into Litestar. The other methods are what Litestar requires of a DTO."""
 
     _decoders: ClassVar[dict[str, msgspec.json.Decoder[Any]]] = {}
 
     def decode_bytes(self, value: bytes) -> Any:
-        """Raises RequestMalformed, which names the field."""
+        """Raises RequestMalformed, which names the field but never quotes its value."""
         try:
             return self._decoders[self.asgi_connection.route_handler.handler_id].decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            place = _PLACE.fullmatch(str(error))
-            what, field = place.groups() if place else (str(error), "")
-            raise RequestMalformed(f"{field or 'body'}: {what}.") from None
+            located = _LOCATION.fullmatch(str(error))
+            fault, field = located.groups() if located else (str(error), "")
+            raise RequestMalformed(f"{field or 'body'}: {fault}.") from None
 
     @classmethod
     def is_supported_model_type_field(cls, field_definition: FieldDefinition) -> bool:

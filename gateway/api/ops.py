@@ -1,4 +1,4 @@
-"""The operators' page: its files, logging in to it, and its live figures."""
+"""The operators' page: its files, its log-in, and its live figures."""
 
 from __future__ import annotations
 
@@ -14,37 +14,55 @@ from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 
 from gateway.accounts.sessions import OPERATOR
-from gateway.api.account import is_operator
-from gateway.api.operators import operator_subject, operators_only
-from gateway.api.pages import PAGES, page_file
+from gateway.api.authentication import (
+    OPERATOR_SECURITY,
+    close_session,
+    is_operator_token,
+    open_session,
+    operator_subject,
+    operators_only,
+)
+from gateway.api.pages import FILE, HTML, LOG_IN_ERRORS, LOG_OUT_ERRORS, PAGES, page_file
 from gateway.errors import Unauthorized, ViewersLimited
 from gateway.process import Injected
 
 OPS = PAGES / "ops"
 VIEWERS = 50  # of one process
-SIGHT = 600.0  # seconds after which a viewer's credential is looked at again: the browser comes back by itself
+STREAM_SECONDS = 600.0  # then the browser reconnects, which checks the viewer's credential again
 
 
-@get("/ops", sync_to_thread=False)
+@get("/ops", media_type=HTML, tags=["Pages"], sync_to_thread=False)
 def ops_page() -> Response[bytes]:
+    """The operators' page."""
     return page_file(OPS, "index.html")
 
 
-@get("/ops/{file:str}", sync_to_thread=False)
+@get("/ops/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
 def ops_file(file: FromPath[str]) -> Response[bytes]:
+    """A file of the operators' page."""
     return page_file(OPS, file)
 
 
-@get("/ops/events", guards=[operators_only])
+@get(
+    "/ops/events",
+    media_type="text/event-stream",
+    guards=[operators_only],
+    tags=["Pages"],
+    security=OPERATOR_SECURITY,
+    errors=[ViewersLimited],
+)
 async def ops_events(gateway: Injected) -> Stream:
-    """A snapshot as an event every two seconds; `event: away` while Redis is."""
-    if gateway.watch.viewers >= VIEWERS:
+    """The operators' page's figures, every two seconds.
+
+    A stream of server-sent events. The event `away` means that Redis does not answer.
+    """
+    if gateway.feed.viewers >= VIEWERS:
         raise ViewersLimited(retry_after=60)
 
     async def events() -> AsyncGenerator[bytes]:
-        until = time.monotonic() + SIGHT
-        async with contextlib.aclosing(gateway.watch.events()) as seen:
-            async for event in seen:
+        until = time.monotonic() + STREAM_SECONDS
+        async with contextlib.aclosing(gateway.feed.events()) as snapshots:
+            async for event in snapshots:
                 yield event
                 if gateway.draining or time.monotonic() > until:
                     return
@@ -57,24 +75,22 @@ class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):
     token: str
 
 
-@post("/ops/session", status_code=204)
+@post("/ops/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)
 async def log_in(request: Request[Any, Any, State], data: JSONBody[OperatorLogIn], gateway: Injected) -> Response[None]:
-    """Changes the operator token for the page's cookie, so that no script of a page ever keeps the token."""
-    sessions = gateway.sessions
-    sessions.require_own_origin(request)
-    await sessions.attempt(request)
-    if not is_operator(gateway, data.token):
-        raise Unauthorized("This is not the operator token.")
-    await sessions.succeeded(request)
-    return Response(None, cookies=[sessions.cookie(OPERATOR, await sessions.open(operator_subject(gateway)))])
+    """Log in with the operator token.
+
+    Exchanges the token for a cookie, so that no script of the page keeps the token.
+    """
+    async with gateway.sessions.attempt(request):
+        if not is_operator_token(gateway, data.token):
+            raise Unauthorized("This is not the operator token.")
+    return await open_session(gateway, OPERATOR, operator_subject(gateway))
 
 
-@delete("/ops/session")
+@delete("/ops/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
 async def log_out(request: Request[Any, Any, State], gateway: Injected) -> Response[None]:
-    sessions = gateway.sessions
-    sessions.require_own_origin(request)
-    await sessions.close(sessions.token_of(request, OPERATOR))
-    return Response(None, status_code=204, cookies=[sessions.cookie(OPERATOR, "")])
+    """Log out."""
+    return await close_session(gateway, OPERATOR, request)
 
 
 ROUTES = [ops_page, ops_file, ops_events, log_in, log_out]

@@ -1,6 +1,6 @@
-"""Pages for people: the public page, the dashboard's files, and logging in to it.
+"""The public page, and the dashboard: its files and its log-in.
 
-What a page shows of an account it fetches from the account surface, with the session's cookie.
+The dashboard's scripts fetch their data from the account API, with the session's cookie.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, JSONBody
 
 from gateway.accounts.sessions import ACCOUNT
-from gateway.deploys.hooks import HOOKS, TRIGGERS_A_MINUTE
-from gateway.errors import Unauthorized
+from gateway.api.authentication import close_session, open_session
+from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
+from gateway.errors import BackboneUnavailable, CsrfRefused, LoginsLimited, RequestMalformed, Unauthorized
 from gateway.inference.prices import PRICED_ON, PRICES
 from gateway.process import Injected
 from gateway.settings import NANO, PLANS, Settings
+
+HTML, FILE = "text/html", "application/octet-stream"
+LOG_IN_ERRORS = [RequestMalformed, Unauthorized, CsrfRefused, LoginsLimited, BackboneUnavailable]
+LOG_OUT_ERRORS = [CsrfRefused, BackboneUnavailable]
 
 PAGES = Path(__file__).parents[1] / "pages"
 DASHBOARD, PUBLIC, SHARED = PAGES / "dashboard", PAGES / "public", PAGES / "shared"
@@ -31,66 +36,73 @@ HEADERS = {
     "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    # Modules of two releases must never meet in one page.
+    # Browsers must not mix script modules of two releases in one page.
     "cache-control": "no-cache",
 }
 
 
 def page_file(folder: Path, name: str) -> Response[bytes]:
-    """One of a page's own files. Raises NotFoundException."""
-    # Looked up among those that are there: a name of the caller's never becomes a path.
+    """Raises NotFoundException."""
+    # The name is only compared with existing files: used as a path, it could lead out of the folder.
     path = next((path for path in folder.iterdir() if path.name == name and path.is_file()), None)
     if path is None:
         raise NotFoundException
-    # Not what the machine's own tables say: with nosniff a module of another type does not run.
-    kind = {".js": "text/javascript"}.get(path.suffix) or mimetypes.guess_type(name)[0]
-    return Response(path.read_bytes(), media_type=kind, headers=HEADERS)
+    # Fixed, because the machine's own table may differ, and with nosniff a module of another type does not run.
+    media_type = {".js": "text/javascript"}.get(path.suffix) or mimetypes.guess_type(name)[0]
+    return Response(path.read_bytes(), media_type=media_type, headers=HEADERS)
 
 
-def _rows(rows: list[tuple[str, str, str]]) -> str:
+# -- the public page -----------------------------------------------------------------------------------------
+
+
+def _table_rows(rows: list[tuple[str, str, str]]) -> str:
     return "".join(f'<tr><th scope="row">{a}<td class="number">{b}<td class="number">{c}' for a, b, c in rows)
 
 
 def render(settings: Settings) -> str:
-    # Nano-euro a token is a thousandth of a euro a million tokens.
+    # One nano-euro per token is a thousandth of a euro per million tokens.
     prices = [(f"<code>{m}</code>", f"€{p.input / 1000:.2f}", f"€{p.output / 1000:.2f}") for m, p in PRICES.items()]
     plans = [
         (plan.capitalize(), f"€{settings.daily_caps[plan] / NANO:.2f}", f"{settings.deploy_quotas[plan]:,}")
         for plan in PLANS
     ]
     return Template((PUBLIC / "index.html").read_text()).substitute(
-        prices=_rows(prices),
+        prices=_table_rows(prices),
         priced_on=PRICED_ON,
-        plans=_rows(plans),
+        plans=_table_rows(plans),
         app_rate=settings.rate_limits.app,
         user_rate=settings.rate_limits.user,
-        hooks=HOOKS,
-        triggers=TRIGGERS_A_MINUTE,
+        hooks=MAX_HOOKS,
+        triggers=TRIGGERS_PER_MINUTE,
         registrations=settings.registrations_per_day,
         base_url=html.escape(settings.base_url),
     )
 
 
-@get("/", sync_to_thread=False)
+@get("/", media_type=HTML, tags=["Pages"], sync_to_thread=False)
 def index(gateway: Injected) -> Response[str]:
-    return Response(render(gateway.settings), media_type="text/html", headers=HEADERS)
+    """The public page."""
+    return Response(render(gateway.settings), headers=HEADERS)
 
 
-@get("/pages/{file:str}", sync_to_thread=False)
+@get("/pages/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
 def shared_file(file: FromPath[str]) -> Response[bytes]:
+    """A file that the pages share."""
     return page_file(PUBLIC if file == "public.css" else SHARED, file)
 
 
 # -- the dashboard -------------------------------------------------------------------------------------------
 
 
-@get("/dashboard", sync_to_thread=False)
+@get("/dashboard", media_type=HTML, tags=["Pages"], sync_to_thread=False)
 def dashboard() -> Response[bytes]:
+    """The account's dashboard."""
     return page_file(DASHBOARD, "index.html")
 
 
-@get("/dashboard/{file:str}", sync_to_thread=False)
+@get("/dashboard/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
 def dashboard_file(file: FromPath[str]) -> Response[bytes]:
+    """A file of the dashboard."""
     return page_file(DASHBOARD, file)
 
 
@@ -98,26 +110,23 @@ class LogIn(msgspec.Struct, forbid_unknown_fields=True):
     apiKey: str
 
 
-@post("/dashboard/session", status_code=204)
+@post("/dashboard/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)
 async def log_in(request: Request[Any, Any, State], data: JSONBody[LogIn], gateway: Injected) -> Response[None]:
-    """Changes an API key for the dashboard's cookie, so that no script of a page ever keeps the key."""
-    sessions = gateway.sessions
-    # Another site's page must not log somebody in to an account of its own.
-    sessions.require_own_origin(request)
-    await sessions.attempt(request)
-    account = await gateway.registry.account_by_key(data.apiKey)
-    if account is None:
-        raise Unauthorized("This API key is not known here.")
-    await sessions.succeeded(request)
-    return Response(None, cookies=[sessions.cookie(ACCOUNT, await sessions.open(account.id))])
+    """Log in with an API key.
+
+    Exchanges the key for a cookie, so that no script of the page keeps the key.
+    """
+    async with gateway.sessions.attempt(request):
+        account = await gateway.registry.account_by_key(data.apiKey)
+        if account is None:
+            raise Unauthorized("This API key is not valid.")
+    return await open_session(gateway, ACCOUNT, account.id)
 
 
-@delete("/dashboard/session")
+@delete("/dashboard/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
 async def log_out(request: Request[Any, Any, State], gateway: Injected) -> Response[None]:
-    sessions = gateway.sessions
-    sessions.require_own_origin(request)
-    await sessions.close(sessions.token_of(request, ACCOUNT))
-    return Response(None, status_code=204, cookies=[sessions.cookie(ACCOUNT, "")])
+    """Log out."""
+    return await close_session(gateway, ACCOUNT, request)
 
 
 ROUTES = [index, shared_file, dashboard, dashboard_file, log_in, log_out]

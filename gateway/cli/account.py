@@ -1,57 +1,59 @@
-"""`capsule account`, `hook`, `webhook`, `deliveries`: what an account holder looks at and changes."""
+"""`capsule account`, `hook`, `webhook` and `deliveries`: the commands for one account."""
 
 from __future__ import annotations
 
 import click
 
-from gateway.cli.service import Refused, path, service
+from gateway.cli.service import Refused, open_service, path
 from gateway.cli.show import (
     Cell,
     Row,
+    age_of,
     as_json,
-    clean,
-    euro,
-    plain,
-    say,
+    colour_state,
+    duration_of,
+    format_euro,
+    format_size,
+    print_note,
     show_fields,
     show_json,
     show_table,
-    size,
-    time,
-    took,
-    word,
+    strip_controls,
+    text_of,
 )
 from gateway.events import catalogue
 
-limit = click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="At most so many.")
+limit = click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
+)
 
 
 @click.command()
 @as_json
 def account(as_json: bool) -> None:
-    """The account, its plan, and what it used today."""
-    found = service().fields("GET", "/account")
+    """Show the account, its plan and what it used today."""
+    record = open_service().fields("GET", "/account")
     if as_json:
-        return show_json(found)
-    spend, limits = _inner(found, "spend"), _inner(found, "limits")
-    spent = f"{euro(spend.get('settled'))} of {euro(spend.get('cap'))} EUR"
+        return show_json(record)
+    spend, limits = _nested(record, "spend"), _nested(record, "limits")
+    spent = f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"
     if spend.get("reserved"):
-        spent += f", {euro(spend['reserved'])} more reserved"
+        spent += f", and {format_euro(spend['reserved'])} EUR reserved"
     show_fields(
         {
-            "account": f"{found.get('name')} ({found.get('id')})",
-            "plan": plain("plan")(found),
+            "account": f"{record.get('name')} ({record.get('id')})",
+            "plan": text_of("plan")(record),
             "inference today": spent,
-            "deploys today": f"{found.get('deploysToday')} of {limits.get('deploysPerDay')}",
-            "each minute": f"{limits.get('requestsPerMinutePerApp')} requests an app, "
-            f"{limits.get('requestsPerMinutePerUser')} a user",
-            "each request": f"at most {size(limits.get('maxRequestBytes'))} in, "
+            "deploys today": f"{record.get('deploysToday')} of {limits.get('deploysPerDay')}",
+            "per minute": f"{limits.get('requestsPerMinutePerApp')} requests per app, "
+            f"{limits.get('requestsPerMinutePerUser')} per user",
+            "per request": f"up to {format_size(limits.get('maxRequestBytes'))} in, "
             f"{limits.get('maxOutputTokens')} tokens out",
         }
     )
 
 
-def _inner(row: Row, name: str) -> Row:
+def _nested(row: Row, name: str) -> Row:
     value = row.get(name)
     return value if isinstance(value, dict) else {}
 
@@ -61,40 +63,42 @@ def _inner(row: Row, name: str) -> Row:
 
 @click.group()
 def hook() -> None:
-    """Deploy hooks: secret URLs that rebuild an app."""
+    """Manage deploy hooks: secret URLs that deploy an app."""
 
 
 @hook.command("create")
 @click.argument("app")
-@click.option("--name", required=True, help="What the hook is for; shown in the list.")
+@click.option("--name", required=True, help="What the hook is for, as shown in the list.")
 @as_json
 def hook_create(app: str, name: str, as_json: bool) -> None:
-    """Make a hook for APP. Its URL shows only this once."""
-    made = service().fields("POST", path("account", "apps", app, "hooks"), {"name": name}, having="url")
+    """Create a hook for APP. Its URL is shown only once."""
+    record = open_service().fields("POST", path("account", "apps", app, "hooks"), {"name": name}, having="url")
     if as_json:
-        return show_json(made)
-    say(f"Hook {made.get('id')} of {app}. Whoever has this URL can deploy the app, and it shows only this once:")
-    click.echo(made["url"])
+        return show_json(record)
+    print_note(
+        f"Created hook {record.get('id')} for {app}. Keep this URL secret: it deploys the app. It is shown only once:"
+    )
+    click.echo(record["url"])
 
 
 @hook.command("list")
 @as_json
 def hook_list(as_json: bool) -> None:
-    """The hooks of all apps, newest first."""
-    rows = service().rows("/account/hooks")
+    """List the hooks of all apps, newest first."""
+    rows = open_service().rows("/account/hooks")
     if as_json:
         return show_json(rows)
     show_table(
         rows,
         {
-            "name": plain("name"),
-            "id": plain("id"),
-            "app": plain("app"),
-            "created": time("createdAt"),
-            "last used": time("lastUsedAt", "never"),
+            "name": text_of("name"),
+            "id": text_of("id"),
+            "app": text_of("app"),
+            "created": age_of("createdAt"),
+            "last used": age_of("lastUsedAt", "never"),
         },
         prose="name",
-        empty="No hooks. Make one with: capsule hook create APP --name NAME",
+        empty="No hooks. Create one with: capsule hook create APP --name NAME",
     )
 
 
@@ -102,11 +106,11 @@ def hook_list(as_json: bool) -> None:
 @click.argument("hook_id", metavar="ID")
 @as_json
 def hook_revoke(hook_id: str, as_json: bool) -> None:
-    """End a hook: its URL answers 404 at once."""
-    service().do("DELETE", path("account", "hooks", hook_id))
+    """Revoke a hook. Its URL stops working at once."""
+    open_service().do("DELETE", path("account", "hooks", hook_id))
     if as_json:
         return show_json({"revoked": hook_id})
-    click.echo(f"Revoked {hook_id}: its URL answers 404 from now on.")
+    click.echo(f"Revoked {hook_id}. Its URL now answers 404.")
 
 
 # -- the webhook ---------------------------------------------------------------------------------------------
@@ -114,61 +118,61 @@ def hook_revoke(hook_id: str, as_json: bool) -> None:
 
 @click.group()
 def webhook() -> None:
-    """The webhook: where the account's events are sent."""
+    """Manage the webhook: the URL that receives events."""
 
 
 @webhook.command("show")
 @as_json
 def webhook_show(as_json: bool) -> None:
-    """Where events go."""
+    """Show the URL that receives events."""
     try:
-        found = service().fields("GET", "/account/webhook", having="url")
+        record = open_service().fields("GET", "/account/webhook", having="url")
     except Refused as refused:
         if refused.status == 404:
             raise Refused("no webhook is set; set one with: capsule webhook set URL") from None
         raise
     if as_json:
-        return show_json(found)
-    show_fields({"url": plain("url")(found), "set": time("createdAt")(found)})
+        return show_json(record)
+    show_fields({"url": text_of("url")(record), "set": age_of("createdAt")(record)})
 
 
 @webhook.command("set")
 @click.argument("url")
 @as_json
 def webhook_set(url: str, as_json: bool) -> None:
-    """Send every event to URL. Another URL than before has another signing secret, which shows only this once."""
-    made = service().fields("PUT", "/account/webhook", {"url": url}, having="url")
+    """Send all events to URL. A new URL gets a new signing secret, which is shown only once."""
+    record = open_service().fields("PUT", "/account/webhook", {"url": url}, having="url")
     if as_json:
-        return show_json(made)
-    if "secret" not in made:
-        return click.echo("Events go there already; the signing secret stays as it is.")
-    say(f"Events go to {made.get('url')}. They are signed with this secret, which shows only this once:")
-    click.echo(made["secret"])
+        return show_json(record)
+    if "secret" not in record:
+        return click.echo("Events already go to this URL. The signing secret is unchanged.")
+    print_note(f"Events go to {record.get('url')}. They are signed with this secret, which is shown only once:")
+    click.echo(record["secret"])
 
 
 @webhook.command("clear")
 @as_json
 def webhook_clear(as_json: bool) -> None:
-    """Send events nowhere, and forget the signing secret."""
-    service().do("DELETE", "/account/webhook")
+    """Stop sending events, and delete the signing secret."""
+    open_service().do("DELETE", "/account/webhook")
     if as_json:
         return show_json({"cleared": True})
-    click.echo("Cleared: events are dropped until a webhook is set.")
+    click.echo("Cleared. Events are dropped until you set a webhook.")
 
 
 @webhook.command("test")
 @click.argument("event", metavar="TYPE", type=click.Choice(list(catalogue.SAMPLES)))
 @as_json
 def webhook_test(event: str, as_json: bool) -> None:
-    """Send a sample of an event, marked as a sample.
+    """Send a sample event, marked as a sample.
 
-    TYPE is deploy.succeeded, deploy.failed, app.crashed, app.unhealthy, app.recovered, domain.expiring or
+    TYPE is one of deploy.succeeded, deploy.failed, app.crashed, app.unhealthy, app.recovered, domain.expiring and
     security.finding.
     """
-    made = service().fields("POST", "/account/webhook/test", {"type": event})
+    record = open_service().fields("POST", "/account/webhook/test", {"type": event})
     if as_json:
-        return show_json(made)
-    click.echo(f"A sample of {event} is on its way as {made.get('id')}; 'capsule deliveries list' tells how it went.")
+        return show_json(record)
+    click.echo(f"Queued a sample of {event} as {record.get('id')}. See the outcome with: capsule deliveries list")
 
 
 # -- deliveries ----------------------------------------------------------------------------------------------
@@ -176,25 +180,25 @@ def webhook_test(event: str, as_json: bool) -> None:
 
 @click.group()
 def deliveries() -> None:
-    """What was sent to the webhook, and how it went."""
+    """See deliveries to the webhook, and repeat them."""
 
 
 @deliveries.command("list")
 @limit
 @as_json
 def deliveries_list(limit: int, as_json: bool) -> None:
-    """The latest deliveries, newest first."""
-    rows = service().rows("/account/deliveries", limit=limit)
+    """List deliveries, newest first."""
+    rows = open_service().rows("/account/deliveries", limit=limit)
     if as_json:
         return show_json(rows)
     show_table(
         rows,
         {
-            "id": plain("id"),
-            "event": plain("type"),
-            "app": plain("app"),
-            "at": time("at"),
-            "took": took("durationMs"),
+            "id": text_of("id"),
+            "event": text_of("type"),
+            "app": text_of("app"),
+            "at": age_of("at"),
+            "took": duration_of("durationMs"),
             "outcome": _outcome,
         },
         empty="No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded",
@@ -202,17 +206,17 @@ def deliveries_list(limit: int, as_json: bool) -> None:
 
 
 def _outcome(row: Row) -> Cell:
-    outcome = word(row.get("outcome"))
-    reason = f"{plain('error')(row)} {plain('status')(row)}".strip()
-    return outcome.append(f" ({clean(reason)})") if reason and outcome.plain != "delivered" else outcome
+    outcome = colour_state(row.get("outcome"))
+    reason = f"{text_of('error')(row)} {text_of('status')(row)}".strip()
+    return outcome.append(f" ({strip_controls(reason)})") if reason and outcome.plain != "delivered" else outcome
 
 
 @deliveries.command("redeliver")
 @click.argument("delivery_id", metavar="ID")
 @as_json
 def deliveries_redeliver(delivery_id: str, as_json: bool) -> None:
-    """Send an event again: the same id, a fresh timestamp and signature."""
-    made = service().fields("POST", path("account", "deliveries", delivery_id, "redeliver"))
+    """Send an event again, with the same id and a new signature."""
+    record = open_service().fields("POST", path("account", "deliveries", delivery_id, "redeliver"))
     if as_json:
-        return show_json(made)
-    click.echo(f"{delivery_id} is on its way again; 'capsule deliveries list' tells how it went.")
+        return show_json(record)
+    click.echo(f"Queued {delivery_id} again. See the outcome with: capsule deliveries list")

@@ -1,10 +1,10 @@
-"""`capsule deploys`: what was deployed, what is being deployed, and publishing a folder."""
+"""`capsule deploys`: publish a folder, list deploys, and follow one."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-import time as clock
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,232 +14,233 @@ from rich.status import Status
 from rich.text import Text
 
 from gateway.cli.account import limit
-from gateway.cli.service import Refused, Service, path, service
+from gateway.cli.service import Refused, Service, open_service, path
 from gateway.cli.show import (
     Row,
+    age_of,
     as_json,
-    clean,
+    colour_state,
     console,
-    plain,
+    duration_of,
+    format_size,
     show_fields,
     show_json,
     show_table,
-    size,
-    state,
-    time,
-    took,
-    word,
+    state_of,
+    strip_controls,
+    text_of,
 )
 
-POLL = 1.0  # seconds
-FAULTS = 15  # polls in a row that may go unanswered
-PATIENCE = 1800  # seconds
-ENDED = ("live", "failed")
+POLL = 1.0  # seconds between two requests while following
+RETRIES = 15  # requests in a row that may fail
+FOLLOW_TIMEOUT = 1800  # seconds
+FINAL_STATES = ("live", "failed")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
-following = click.option("--follow", is_flag=True, help="Print log and progress until the deploy ends.")
-patience = click.option(
+follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
+timeout_option = click.option(
     "--timeout",
-    "patience",
-    default=PATIENCE,
+    default=FOLLOW_TIMEOUT,
     show_default=True,
     type=click.IntRange(1),
-    help="Seconds to follow a deploy.",
+    help="Maximum time to follow, in seconds.",
 )
 
 
 @click.group()
 def deploys() -> None:
-    """Publish a folder; see what was built and is being built."""
+    """Publish a folder, list deploys, and follow one."""
 
 
 @deploys.command("list")
-@click.option("--app", help="Of this app only.")
+@click.option("--app", help="List only the deploys of this app.")
 @limit
 @as_json
 def deploys_list(app: str | None, limit: int, as_json: bool) -> None:
-    """The latest deploys, newest first."""
-    rows = service().rows("/account/deploys", app=app, limit=limit)
+    """List deploys, newest first."""
+    rows = open_service().rows("/account/deploys", app=app, limit=limit)
     if as_json:
         return show_json(rows)
     show_table(
         rows,
         {
-            "id": plain("id"),
-            "app": plain("app"),
-            "state": state("state"),
-            "kind": plain("kind"),
-            "by": plain("trigger"),
-            "commit": _commit,
-            "queued": time("createdAt"),
-            "took": took("durationMs"),
-            "result": lambda row: plain("error")(row) or plain("url")(row),
+            "id": text_of("id"),
+            "app": text_of("app"),
+            "state": state_of("state"),
+            "kind": text_of("kind"),
+            "by": text_of("trigger"),
+            "commit": _short_commit,
+            "queued": age_of("createdAt"),
+            "took": duration_of("durationMs"),
+            "result": lambda row: text_of("error")(row) or text_of("url")(row),
         },
         prose="result",
         empty="No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
     )
 
 
-def _commit(row: Row) -> str:
-    return plain("commit")(row)[:7]
+def _short_commit(row: Row) -> str:
+    return text_of("commit")(row)[:7]
 
 
 @deploys.command("show")
 @click.argument("deploy_id", metavar="ID")
-@following
-@patience
+@follow_option
+@timeout_option
 @as_json
-def deploys_show(deploy_id: str, follow: bool, patience: int, as_json: bool) -> None:
-    """A deploy and its log. With --follow, exit 1 when it fails."""
+def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+    """Show a deploy and its log. With --follow, exit with 1 if it fails."""
     if follow:
-        return _follow(service(), deploy_id, patience, as_json)
-    found = service().fields("GET", path("account", "deploys", deploy_id), having="state")
+        return _follow(open_service(), deploy_id, timeout, as_json)
+    deploy = open_service().fields("GET", path("account", "deploys", deploy_id), having="state")
     if as_json:
-        return show_json(found)
+        return show_json(deploy)
     show_fields(
         {
-            "deploy": plain("id")(found),
-            "app": plain("app")(found),
-            "state": word(found.get("state")),
-            "kind": plain("kind")(found),
-            "by": plain("trigger")(found),
-            "commit": plain("commit")(found),
-            "queued": time("createdAt")(found),
-            "took": took("durationMs")(found),
-            "address": plain("url")(found),
-            "error": plain("error")(found),
+            "deploy": text_of("id")(deploy),
+            "app": text_of("app")(deploy),
+            "state": colour_state(deploy.get("state")),
+            "kind": text_of("kind")(deploy),
+            "by": text_of("trigger")(deploy),
+            "commit": text_of("commit")(deploy),
+            "queued": age_of("createdAt")(deploy),
+            "took": duration_of("durationMs")(deploy),
+            "address": text_of("url")(deploy),
+            "error": text_of("error")(deploy),
         }
     )
-    lines = _lines(found)
+    lines = _log_lines(deploy)
     click.echo("\n" + "\n".join(lines) if lines else "\nNo log yet.")
 
 
 @deploys.command("publish")
 @click.argument("app")
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@following
-@patience
+@follow_option
+@timeout_option
 @as_json
-def deploys_publish(app: str, folder: Path, follow: bool, patience: int, as_json: bool) -> None:
-    """Deploy the source in DIR (here, when left out) as APP's live version.
+def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json: bool) -> None:
+    """Deploy the source in DIR as APP's live version.
 
-    What .gitignore and .capsuleignore name stays at home, and so do .git, node_modules and .env in any case.
+    DIR is the current folder unless given. Files that .gitignore or .capsuleignore exclude are not sent, and .git,
+    node_modules and .env never are.
     """
-    from gateway.cli.source import packed
+    from gateway.cli.source import pack
 
-    called = service()
-    with _screen("packing") as screen, packed(folder) as source:
-        screen.working(f"uploading {size(source.size)}")
-        queued = called.upload(path("account", "apps", app, "source"), source.parts(), source.size)
+    service = open_service()
+    with _open_screen("packing") as screen, pack(folder) as source:
+        screen.set_status(f"uploading {format_size(source.size)}")
+        queued = service.upload(path("account", "apps", app, "source"), source.read_chunks(), source.size)
     deploy_id = str(queued["deployId"])
     if as_json and not follow:
         return show_json(queued)
     if not as_json:
         count = f"{source.files} file{'s' if source.files > 1 else ''}"
-        click.echo(f"Published {count}, {size(source.size)} packed, as {deploy_id}.")
+        click.echo(f"Published {count} ({format_size(source.size)} packed) as {deploy_id}.")
     if follow:
-        return _follow(called, deploy_id, patience, as_json)
+        return _follow(service, deploy_id, timeout, as_json)
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
-# -- following -----------------------------------------------------------------------------------------------
+# -- following a deploy --------------------------------------------------------------------------------------
 
 
 class Screen:
-    """Lines, and below them a spinner with a word where somebody looks."""
+    """Prints lines, with a spinner and a status below them in a terminal."""
 
     def __init__(self, status: Status | None) -> None:
         self._status = status
 
-    def line(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         if self._status is None:
             click.echo(text)
         else:
             self._status.console.print(Text.from_ansi(text), soft_wrap=True)
 
-    def working(self, word: str) -> None:
+    def set_status(self, status: str) -> None:
         if self._status is not None:
-            self._status.update(word)
+            self._status.update(status)
 
 
 @contextlib.contextmanager
-def _screen(word: str) -> Iterator[Screen]:
-    there = console()
-    if not there.is_terminal:
+def _open_screen(status: str) -> Iterator[Screen]:
+    output = console()
+    if not output.is_terminal:
         yield Screen(None)
         return
-    with there.status(word) as status:
-        yield Screen(status)
+    with output.status(status) as spinner:
+        yield Screen(spinner)
 
 
-def _follow(service: Service, deploy_id: str, patience: int, as_json: bool) -> None:
-    """Prints what is new at every look. Raises Refused when the deploy failed, or is not over in `patience` seconds."""
-    with _screen("queued") as screen:
-        deploy = _ended(service, deploy_id, patience, None if as_json else screen)
+def _follow(service: Service, deploy_id: str, timeout: int, as_json: bool) -> None:
+    """Raises Refused if the deploy fails, or has not ended after `timeout` seconds."""
+    with _open_screen("queued") as screen:
+        deploy = _wait_for_end(service, deploy_id, timeout, None if as_json else screen)
     if as_json:
         show_json(deploy)
     if deploy["state"] == "failed":
-        raise Refused(f"{deploy_id} failed: {plain('error')(deploy) or 'no reason is known'}")
+        raise Refused(f"{deploy_id} failed: {text_of('error')(deploy) or 'the reason is unknown'}")
     if not as_json:
-        click.echo(f"Live at {plain('url')(deploy)} after {took('durationMs')(deploy)}.")
+        click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 
 
-def _ended(service: Service, deploy_id: str, patience: int, screen: Screen | None) -> dict[str, Any]:
-    before, printed, began = "", 0, clock.monotonic()
+def _wait_for_end(service: Service, deploy_id: str, timeout: int, screen: Screen | None) -> dict[str, Any]:
+    previous_state, printed, started = "", 0, time.monotonic()
     while True:
-        deploy = _look(service, deploy_id)
-        state, waited = clean(str(deploy["state"])), clock.monotonic() - began
+        deploy = _fetch_deploy(service, deploy_id)
+        state, waited = strip_controls(str(deploy["state"])), time.monotonic() - started
         if screen is not None:
-            screen.working(f"{state}, {waited:.0f} s")
-            printed = _tell(screen, deploy, state if state not in (before, *ENDED) else None, printed)
-        if state in ENDED:
+            screen.set_status(f"{state}, {waited:.0f} s")
+            new_state = state if state not in (previous_state, *FINAL_STATES) else None
+            printed = _print_progress(screen, deploy, new_state, printed)
+        if state in FINAL_STATES:
             return deploy
-        if waited > patience:
-            again = f"capsule deploys show {deploy_id} --follow"
-            raise Refused(f"{deploy_id} is still {state} after {patience} s; go on with: {again}")
-        before = state
-        clock.sleep(POLL)
+        if waited > timeout:
+            command = f"capsule deploys show {deploy_id} --follow"
+            raise Refused(f"{deploy_id} is still {state} after {timeout} s; continue with: {command}")
+        previous_state = state
+        time.sleep(POLL)
 
 
-def _tell(screen: Screen, deploy: Row, begun: str | None, printed: int) -> int:
-    """The lines that are new, and the state that has begun; how many lines are printed now."""
-    lines = _lines(deploy)
-    # A line that is still being written is printed when it is whole.
-    ended = deploy["state"] in ENDED or plain("log")(deploy).endswith("\n")
-    whole = len(lines) if ended else max(printed, len(lines) - 1)
-    new = lines[printed:whole]
-    if begun is not None:
-        # All that is logged is of the build, or of what comes after it.
-        new.insert(0 if begun == "building" else len(new), f"── {begun}")
+def _print_progress(screen: Screen, deploy: Row, new_state: str | None, printed: int) -> int:
+    """Prints the new lines of the log, and the new state. Returns how many lines of the log are now printed."""
+    lines = _log_lines(deploy)
+    # The last line may still be growing; it is printed once it is complete.
+    is_complete = deploy["state"] in FINAL_STATES or text_of("log")(deploy).endswith("\n")
+    complete = len(lines) if is_complete else max(printed, len(lines) - 1)
+    new = lines[printed:complete]
+    if new_state is not None:
+        # Nothing is logged before "building"; any other state begins after what is in the log so far.
+        new.insert(0 if new_state == "building" else len(new), f"── {new_state}")
     for line in new:
-        screen.line(line)
-    return max(printed, whole)
+        screen.print_line(line)
+    return max(printed, complete)
 
 
-def _look(service: Service, deploy_id: str) -> dict[str, Any]:
-    """A service that restarts, or a network that falters, does not end the following."""
-    for _ in range(FAULTS):
+def _fetch_deploy(service: Service, deploy_id: str) -> dict[str, Any]:
+    """Retries, so that a restart of the service or a short network failure does not end the command."""
+    for _ in range(RETRIES):
         try:
             return service.fields("GET", path("account", "deploys", deploy_id), having="state")
         except Refused as refused:
-            if not refused.passing:
+            if not refused.temporary:
                 raise
-            clock.sleep(POLL)
+            time.sleep(POLL)
     return service.fields("GET", path("account", "deploys", deploy_id), having="state")
 
 
-def _lines(deploy: Row) -> list[str]:
-    """The log as a terminal would show it, with its colours where there are any, and nothing else it would obey."""
-    coloured = console().color_system is not None
-    shown = []
-    for line in plain("log")(deploy).split("\n"):
+def _log_lines(deploy: Row) -> list[str]:
+    """The log as a terminal would show it: with its colours if they are enabled, without other control sequences."""
+    colours_enabled = console().color_system is not None
+    lines = []
+    for line in text_of("log")(deploy).split("\n"):
         line = line.rstrip("\r").rpartition("\r")[2]  # a progress line overwrites itself
         codes = COLOUR.findall(line)
-        if coloured and codes:
+        if colours_enabled and codes:
             parts = zip(COLOUR.split(line), [*codes, "\x1b[0m"], strict=True)
-            shown.append("".join(clean(part) + code for part, code in parts))
+            lines.append("".join(strip_controls(part) + code for part, code in parts))
         else:
-            shown.append(clean(COLOUR.sub("", line)))
-    while shown and not shown[-1]:
-        shown.pop()
-    return shown
+            lines.append(strip_controls(COLOUR.sub("", line)))
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines

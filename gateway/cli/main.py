@@ -1,6 +1,6 @@
-"""`capsule`: the command line tool, and the commands that run the service.
+"""`capsule`: the command line, including the commands that run the service.
 
-Exit 0 is done, 1 refused by the service, 2 wrong usage, 130 interrupted. Every error is one line on stderr.
+Exit codes: 0 success, 1 refused by the service, 2 wrong usage, 130 interrupted. Every error is one line on stderr.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import click
 from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.deploys import deploys
 from gateway.cli.operators import accounts, apps, inference
+from gateway.cli.processes import serve, worker
 from gateway.cli.service import (
     LOCAL,
-    Misused,
     Refused,
     Service,
-    checked_key,
-    checked_url,
-    credentials,
-    keep,
-    kept,
-    kept_file,
+    WrongUsage,
+    credentials_file,
+    find_credentials,
+    load_saved_credentials,
+    parse_key,
+    parse_url,
+    save_credentials,
 )
-from gateway.cli.show import clean
+from gateway.cli.show import strip_controls
 
 INTERRUPTED = 130
 
@@ -38,7 +39,7 @@ class Tool(click.Group):
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark
+            sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character shows a question mark
         try:
             code = super().main(*args, **{"prog_name": "capsule", **options, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
@@ -57,7 +58,7 @@ class Tool(click.Group):
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"capsule: {clean(' '.join(message.split()))}", err=True)
+    click.echo(f"capsule: {strip_controls(' '.join(message.split()))}", err=True)
     sys.exit(code)
 
 
@@ -66,102 +67,74 @@ def _fail(message: str, code: int) -> NoReturn:
 def main() -> None:
     """Managed inference, event webhooks and deploy hooks.
 
-    Speaks to the service that 'capsule login' was told of, or to CAPSULE_URL with CAPSULE_API_KEY: an account's API
-    key or, for the operators' commands, the operator token.
+    Log in once with 'capsule login', or set CAPSULE_URL and CAPSULE_API_KEY. Operators set CAPSULE_API_KEY to the
+    operator token.
     """
 
 
-for command in (account, accounts, apps, deliveries, deploys, hook, inference, webhook):
+for command in (account, accounts, apps, deliveries, deploys, hook, inference, serve, webhook, worker):
     main.add_command(command)
 
 
-# -- logging in ----------------------------------------------------------------------------------------------
-
-
 @main.command()
-@click.option("--url", help="The service's address; asked for when left out.")
+@click.option("--url", help="Address of the service. If omitted, you are asked for it.")
 def login(url: str | None) -> None:
-    """Keep an address and an API key for the commands that follow.
+    """Save the address of a service and an API key.
 
-    The key is asked for, or read from standard input: capsule login --url URL < key
+    You are asked for the key. A script passes it on standard input: capsule login --url URL < key
     """
-    asked = sys.stdin.isatty()
-    known = os.environ.get("CAPSULE_URL", "")
-    with contextlib.suppress(Misused):  # a broken file is about to be replaced
-        known = known or kept()[0]
+    interactive = sys.stdin.isatty()
+    default = os.environ.get("CAPSULE_URL", "")
+    with contextlib.suppress(WrongUsage):  # a damaged file is about to be replaced
+        default = default or load_saved_credentials()[0]
+    default = default or LOCAL
     if url is None:
-        url = click.prompt("Address of the service", default=known or LOCAL, err=True) if asked else known or LOCAL
-    url = checked_url(url)
-    key = click.prompt("API key", hide_input=True, err=True) if asked else sys.stdin.readline()
-    if not (key := checked_key(key.strip())):
-        raise Misused("no key came on standard input")
+        url = click.prompt("Address of the service", default=default, err=True) if interactive else default
+    url = parse_url(url)
+    key = click.prompt("API key", hide_input=True, err=True) if interactive else sys.stdin.readline()
+    if not (key := parse_key(key.strip())):
+        raise WrongUsage("no key on standard input")
+    account = _fetch_account(url, key)
+    path = save_credentials(url, key)
+    name = f"{account.get('name')} ({account.get('id')})"
+    click.echo(strip_controls(f"Logged in to {url} as {name}. The key is saved in {path}."))
+    if os.environ.get("CAPSULE_API_KEY"):
+        click.echo("CAPSULE_API_KEY is set and takes precedence.", err=True)
+
+
+def _fetch_account(url: str, key: str) -> dict[str, Any]:
     with Service(url, key) as service:
         try:
-            account = service.fields("GET", "/account")
+            return service.fields("GET", "/account")
         except Refused as refused:
             if refused.status == 401:
-                raise Refused(f"{url} does not know this key (operators set their token as CAPSULE_API_KEY)") from None
+                raise Refused(
+                    f"{url} does not know this key (operators set CAPSULE_API_KEY to their token instead)"
+                ) from None
             raise
-    path = keep(url, key)
-    click.echo(clean(f"Logged in at {url} as {account.get('name')} ({account.get('id')}); kept in {path}."))
-    if os.environ.get("CAPSULE_API_KEY"):
-        click.echo("CAPSULE_API_KEY is set and still wins over it.", err=True)
 
 
 @main.command()
 def logout() -> None:
-    """Forget the address and the key that 'capsule login' kept."""
+    """Delete the address and key that 'capsule login' saved."""
     try:
-        kept_file().unlink()
+        credentials_file().unlink()
     except FileNotFoundError:
         click.echo("You were not logged in.")
     else:
         click.echo("Logged out. The key itself stays valid.")
 
 
-# -- running the service -------------------------------------------------------------------------------------
-
-
-@main.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535))
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes.")
-def serve(host: str, port: int, workers: int) -> None:
-    """Run the gateway."""
-    from gateway.server import serve as run
-    from gateway.settings import BadSettings, load
-
-    try:
-        settings = load()
-    except BadSettings as error:
-        # The one message of several lines: each names a variable.
-        click.echo(f"capsule: the settings are wrong:\n{error}", err=True)
-        sys.exit(1)
-    run(host, port, workers, settings.drain)
-
-
-@main.command()
-@click.argument("names", nargs=-1)
-def worker(names: tuple[str, ...]) -> None:
-    """Run the workers NAMES, or webhooks, deploys and monitors.
-
-    NAMES: webhooks, deploys, sites (serves the hosted apps alone; it is in deploys as well), monitors.
-    """
-    from workers.__main__ import main as run
-
-    sys.exit(run(list(names)))
-
-
 @main.command()
 def mcp() -> None:
-    """Run the agent tool 'service_hook' over stdio.
+    """Run the MCP tool 'service_hook' over stdio.
 
-    For an MCP client, which starts this command and speaks to it on standard input and output.
+    An MCP client starts this command and talks to it over standard input and output.
     """
-    url, key = credentials()
-    from gateway.api.agents import serve_stdio
+    url, key = find_credentials()
+    from gateway.cli.agents import serve_stdio
 
     if sys.stdin.isatty():
-        click.echo("Waiting for an MCP client on standard input; Ctrl-C ends it.", err=True)
+        click.echo("Waiting for an MCP client on standard input. Press Ctrl-C to stop.", err=True)
     with Service(url, key) as service:
         serve_stdio(service)

@@ -1,4 +1,4 @@
-"""`capsule apps`, `accounts`, `inference`: the operators' commands, and the list of an account's apps."""
+"""`capsule apps`, `accounts` and `inference`: the operators' commands, and the list of an account's apps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from typing import TextIO
 
 import click
 
-from gateway.cli.service import Misused, path, service
-from gateway.cli.show import Cell, Row, as_json, plain, say, show_fields, show_json, show_table, state, time, word
+from gateway.cli.service import WrongUsage, open_service, path
+from gateway.cli.show import (
+    Cell,
+    Row,
+    age_of,
+    as_json,
+    colour_state,
+    print_note,
+    show_fields,
+    show_json,
+    show_table,
+    state_of,
+    text_of,
+)
 from gateway.settings import PLANS
 
 plans = click.Choice(PLANS)
@@ -16,42 +28,42 @@ plans = click.Choice(PLANS)
 
 @click.group()
 def apps() -> None:
-    """The account's apps; operators: put, show and delete any."""
+    """List your apps; operators put, show and delete any."""
 
 
 @apps.command("list")
 @as_json
 def apps_list(as_json: bool) -> None:
-    """The account's apps."""
-    rows = service().rows("/account/apps")
+    """List the account's apps."""
+    rows = open_service().rows("/account/apps")
     if as_json:
         return show_json(rows)
     show_table(
         rows,
         {
-            "app": plain("name"),
-            "status": state("status"),
+            "app": text_of("name"),
+            "status": state_of("status"),
             "health": _health,
             "findings": _findings,
-            "address": plain("url"),
+            "address": text_of("url"),
             "custom domain": _domain,
         },
-        empty="No apps. The service's operator adds them to the account.",
+        empty="No apps. The operators of the service add them.",
     )
 
 
 def _health(row: Row) -> Cell:
-    return "" if row.get("health") == "unknown" else word(row.get("health"))
+    return "" if row.get("health") == "unknown" else colour_state(row.get("health"))
 
 
 def _findings(row: Row) -> Cell:
-    found = row.get("openFindings")
-    counts = found.items() if isinstance(found, dict) else ()
+    open_findings = row.get("openFindings")
+    counts = open_findings.items() if isinstance(open_findings, dict) else ()
     return ", ".join(f"{count} {tier}" for tier, count in counts if count)
 
 
 def _domain(row: Row) -> Cell:
-    domain = plain("customDomain")(row)
+    domain = text_of("customDomain")(row)
     return domain if not domain or row.get("customDomainVerified") else f"{domain} (not verified)"
 
 
@@ -60,23 +72,23 @@ def _domain(row: Row) -> Cell:
 @click.argument("record", metavar="FILE", type=click.File("r"))
 @as_json
 def apps_put(app: str, record: TextIO, as_json: bool) -> None:
-    """Operators: create or replace APP from JSON.
+    """Operators: create or replace APP from a JSON file.
 
-    FILE may be - for standard input. What it leaves out is unset.
+    FILE may be - for standard input. Fields that it omits are unset.
     """
     try:
         body = json.load(record)
     except ValueError as error:
-        raise Misused(f"{record.name} is not JSON: {error}") from None
-    _show_app(service().fields("PUT", path("platform", "apps", app), body), as_json)
+        raise WrongUsage(f"{record.name} is not JSON: {error}") from None
+    _show_app(open_service().fields("PUT", path("platform", "apps", app), body), as_json)
 
 
 @apps.command("show")
 @click.argument("app")
 @as_json
 def apps_show(app: str, as_json: bool) -> None:
-    """Operators: APP's record, without its secret."""
-    _show_app(service().fields("GET", path("platform", "apps", app)), as_json)
+    """Operators: show APP, without its secret."""
+    _show_app(open_service().fields("GET", path("platform", "apps", app)), as_json)
 
 
 def _show_app(app: Row, as_json: bool) -> None:
@@ -84,23 +96,23 @@ def _show_app(app: Row, as_json: bool) -> None:
         return show_json(app)
     show_fields(
         {
-            "app": plain("name")(app),
-            "id": plain("id")(app),
-            "account": plain("account")(app),
-            "address": plain("url")(app),
+            "app": text_of("name")(app),
+            "id": text_of("id")(app),
+            "account": text_of("account")(app),
+            "address": text_of("url")(app),
             "custom domain": _domain(app),
-            "users": _words(app, "auth"),
-            "repository": _words(app, "repository"),
-            "build": _words(app, "build"),
-            "created": time("createdAt")(app),
+            "user tokens": _format_fields(app, "auth"),
+            "repository": _format_fields(app, "repository"),
+            "build": _format_fields(app, "build"),
+            "created": age_of("createdAt")(app),
         }
     )
 
 
-def _words(row: Row, name: str) -> str:
+def _format_fields(row: Row, name: str) -> str:
     value = row.get(name)
     if not isinstance(value, dict):
-        return plain(name)(row)
+        return text_of(name)(row)
     return ", ".join(f"{key} {part}" for key, part in value.items() if part is not None)
 
 
@@ -109,7 +121,7 @@ def _words(row: Row, name: str) -> str:
 @as_json
 def apps_delete(app: str, as_json: bool) -> None:
     """Operators: delete APP and its stored sources."""
-    service().do("DELETE", path("platform", "apps", app))
+    open_service().do("DELETE", path("platform", "apps", app))
     if as_json:
         return show_json({"deleted": app})
     click.echo(f"Deleted {app} and its stored sources.")
@@ -117,20 +129,20 @@ def apps_delete(app: str, as_json: bool) -> None:
 
 @click.group()
 def accounts() -> None:
-    """Operators: accounts."""
+    """Operators: create accounts and change plans."""
 
 
 @accounts.command("create")
 @click.argument("name")
-@click.option("--plan", default="free", show_default=True, type=plans)
+@click.option("--plan", default="free", show_default=True, type=plans, help="Plan of the account.")
 @as_json
 def accounts_create(name: str, plan: str, as_json: bool) -> None:
-    """Create an account. Its API key shows only this once."""
-    made = service().fields("POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey")
+    """Create an account. Its API key is shown only once."""
+    record = open_service().fields("POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey")
     if as_json:
-        return show_json(made)
-    say(f"Account {made.get('id')} on the {plan} plan. This is its API key, which shows only this once:")
-    click.echo(made["apiKey"])
+        return show_json(record)
+    print_note(f"Created account {record.get('id')} on the {plan} plan. This is its API key, which is shown only once:")
+    click.echo(record["apiKey"])
 
 
 @accounts.command("plan")
@@ -138,18 +150,24 @@ def accounts_create(name: str, plan: str, as_json: bool) -> None:
 @click.argument("plan", metavar="PLAN", type=plans)
 @as_json
 def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
-    """Change an account's plan."""
-    changed = service().fields("PATCH", path("platform", "accounts", account_id), {"plan": plan})
+    """Change the plan of an account."""
+    record = open_service().fields("PATCH", path("platform", "accounts", account_id), {"plan": plan})
     if as_json:
-        return show_json(changed)
-    click.echo(f"{account_id} is on the {plan} plan.")
+        return show_json(record)
+    click.echo(f"{account_id} is now on the {plan} plan.")
 
 
 @click.command()
 @click.argument("action", type=click.Choice(["status", "on", "off", "approve", "unapprove"]))
 @as_json
 def inference(action: str, as_json: bool) -> None:
-    """Operators: the inference switch and the processing approval."""
+    """Operators: manage the inference switch and approval.
+
+    \b
+    status               show both
+    on, off              turn the switch on or off
+    approve, unapprove   give or withdraw the approval of production processing
+    """
     changes = {
         "on": {"enabled": True},
         "off": {"enabled": False},
@@ -157,16 +175,16 @@ def inference(action: str, as_json: bool) -> None:
         "unapprove": {"approved": False},
     }
     method = "GET" if action == "status" else "PUT"
-    found = service().fields(method, "/platform/inference", changes.get(action), having="managedInferenceStatus")
+    record = open_service().fields(method, "/platform/inference", changes.get(action), having="managedInferenceStatus")
     if as_json:
-        return show_json(found)
+        return show_json(record)
     show_fields(
         {
-            "managed inference": _either(found, "managedInference", "available", "unavailable"),
-            "status": word(found.get("managedInferenceStatus")),
-            "switch": _either(found, "enabled", "on", "off"),
-            "approval": _either(found, "approved", "given", "missing"),
-            "emergency file": _either(found, "emergencyOff", "there: nothing is sent", "none"),
+            "managed inference": _either(record, "managedInference", "available", "unavailable"),
+            "status": colour_state(record.get("managedInferenceStatus")),
+            "switch": _either(record, "enabled", "on", "off"),
+            "approval": _either(record, "approved", "given", "missing"),
+            "emergency file": _either(record, "emergencyOff", "present: inference is off", "none"),
         }
     )
 

@@ -1,6 +1,7 @@
-"""How the command line tool prints: tables for people, JSON for programs, and one line for everything else.
+"""How the command line prints: tables for people, JSON for programs, single lines for everything else.
 
-A pipe gets no colours and no folded lines. Ids and addresses are never folded or cut, so that they can be copied.
+Output into a pipe has no colours and no folded lines. Ids and addresses are never folded or cut, so that they can be
+copied.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 NANO = 1_000_000_000
-FOLDED = 24  # cells that a column of prose gets at least
-SPACE = 2  # cells between columns
+PROSE_WIDTH = 24  # the least width of a folded column, in terminal cells
+GAP = 2  # cells between columns
 
 STYLES = {
     "live": "green",
@@ -41,17 +42,17 @@ Cell = str | Text
 Row = Mapping[str, Any]
 Columns = Mapping[str, Callable[[Row], Cell]]
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print the service's answer as JSON.")
 
 
 def console() -> Console:
-    # rich's own NO_COLOR keeps bold and dim, which are escape sequences all the same.
+    # With NO_COLOR, rich alone would still print bold and dim as escape sequences.
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
     return Console(color_system=colours, highlight=False, markup=False, emoji=False)
 
 
-def say(sentence: str) -> None:
-    """What a person should know beside the result, which stands alone on stdout."""
+def print_note(sentence: str) -> None:
+    """Prints on stderr, because stdout contains only the result."""
     click.echo(sentence, err=True)
 
 
@@ -60,23 +61,26 @@ def show_json(value: Any) -> None:
 
 
 def show_table(rows: Sequence[Row], columns: Columns, *, prose: str = "", empty: str) -> None:
-    """`prose` names the one column whose cells may be folded between words. Columns that say nothing are left out."""
+    """Prints the rows without their empty columns. `prose` names the column that may be folded between words."""
     if not rows:
         click.echo(empty)
         return
     cells = {name: [_text(cell(row)) for row in rows] for name, cell in columns.items()}
     first = next(iter(columns))
-    told = {name: column for name, column in cells.items() if name == first or any(cell.plain for cell in column)}
-    _print([list(row) for row in zip(*told.values(), strict=True)], list(told), prose)
+    filled = {name: column for name, column in cells.items() if name == first or any(cell.plain for cell in column)}
+    _print_grid([list(row) for row in zip(*filled.values(), strict=True)], list(filled), prose)
 
 
 def show_fields(fields: Mapping[str, Cell | None]) -> None:
-    _print([[Text(name, "dim"), _text(value)] for name, value in fields.items() if value not in (None, "")], [], "")
+    """Prints names and values in two columns, without the empty values."""
+    _print_grid(
+        [[Text(name, "dim"), _text(value)] for name, value in fields.items() if value not in (None, "")], [], ""
+    )
 
 
-def _print(rows: list[list[Text]], headings: list[str], prose: str) -> None:
+def _print_grid(rows: list[list[Text]], headings: list[str], prose: str) -> None:
     screen = console()
-    table = Table(box=None, pad_edge=False, padding=(0, SPACE, 0, 0), show_header=bool(headings), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=bool(headings), header_style="dim")
     needed = wanted = 0
     for index in range(len(rows[0])):
         heading = headings[index].upper() if headings else ""
@@ -84,13 +88,13 @@ def _print(rows: list[list[Text]], headings: list[str], prose: str) -> None:
         least = longest
         if headings and headings[index] == prose:
             words = [word for row in rows for word in row[index].plain.split()]
-            least = min(longest, max([FOLDED, *map(cell_len, words)]))
+            least = min(longest, max([PROSE_WIDTH, *map(cell_len, words)]))
         table.add_column(heading, no_wrap=least == longest, min_width=least)
-        wanted += longest + SPACE
-        needed += least + SPACE
+        wanted += longest + GAP
+        needed += least + GAP
     for row in rows:
         table.add_row(*row)
-    # A terminal too narrow folds the lines itself, which leaves them whole for copying.
+    # A terminal that is too narrow wraps the lines itself, and copying them still yields whole lines.
     screen.width = max(screen.width, needed) if screen.is_terminal else wanted
     with screen.capture() as captured:
         screen.print(table)
@@ -101,37 +105,39 @@ def _print(rows: list[list[Text]], headings: list[str], prose: str) -> None:
 # -- cells ---------------------------------------------------------------------------------------------------
 
 
-def clean(text: str) -> str:
-    """Without what a terminal would obey."""
+def strip_controls(text: str) -> str:
+    """Removes the characters that could control a terminal; newlines and tabs become spaces."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text.replace("\n", " ").replace("\t", " "))
 
 
 def _text(value: Cell | None) -> Text:
-    return value if isinstance(value, Text) else Text(clean(value or ""))
+    return value if isinstance(value, Text) else Text(strip_controls(value or ""))
 
 
-def word(value: Any) -> Text:
-    """A state in its colour."""
-    return Text.assemble((clean(str(value or "")), STYLES.get(str(value), "")))
+def colour_state(value: Any) -> Text:
+    return Text.assemble((strip_controls(str(value or "")), STYLES.get(str(value), "")))
 
 
-def plain(name: str) -> Callable[[Row], str]:
+# The next four make the cell functions of a table's columns.
+
+
+def text_of(name: str) -> Callable[[Row], str]:
     return lambda row: "" if row.get(name) is None else str(row[name])
 
 
-def state(name: str) -> Callable[[Row], Text]:
-    return lambda row: word(row.get(name))
+def state_of(name: str) -> Callable[[Row], Text]:
+    return lambda row: colour_state(row.get(name))
 
 
-def time(name: str, otherwise: str = "") -> Callable[[Row], str]:
-    return lambda row: otherwise if row.get(name) is None else ago(row[name])
+def age_of(name: str, missing: str = "") -> Callable[[Row], str]:
+    return lambda row: missing if row.get(name) is None else format_age(row[name])
 
 
-def took(name: str) -> Callable[[Row], str]:
-    return lambda row: "" if row.get(name) is None else duration(row[name])
+def duration_of(name: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(name) is None else format_duration(row[name])
 
 
-def ago(iso: Any, now: datetime.datetime | None = None) -> str:
+def format_age(iso: Any, now: datetime.datetime | None = None) -> str:
     try:
         then = datetime.datetime.fromisoformat(iso)
         seconds = int(((now or datetime.datetime.now(datetime.UTC)) - then).total_seconds())
@@ -151,7 +157,7 @@ def ago(iso: Any, now: datetime.datetime | None = None) -> str:
     return f"{then.astimezone():%Y-%m-%d}"
 
 
-def duration(milliseconds: Any) -> str:
+def format_duration(milliseconds: Any) -> str:
     if not isinstance(milliseconds, int | float):
         return str(milliseconds)
     if milliseconds < 1000:
@@ -162,8 +168,8 @@ def duration(milliseconds: Any) -> str:
     return f"{minutes} min {seconds} s"
 
 
-def size(count: Any) -> str:
-    """Of bytes; a KB has 1,024, as in the service's limits."""
+def format_size(count: Any) -> str:
+    """Formats bytes. A KB has 1,024 of them, as in the service's limits."""
     if not isinstance(count, int | float):
         return str(count)
     if count < 1024:
@@ -171,8 +177,8 @@ def size(count: Any) -> str:
     return f"{count / 1024:.0f} KB" if count < 1_048_576 else f"{count / 1_048_576:.1f} MB"
 
 
-def euro(nano: Any) -> str:
-    """Exact, with as many decimals as it takes and at least two."""
+def format_euro(nano: Any) -> str:
+    """Formats the exact amount, with at least two decimals."""
     if not isinstance(nano, int):
         return str(nano)
     decimals = f"{abs(nano) % NANO:09d}".rstrip("0").ljust(2, "0")

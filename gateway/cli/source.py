@@ -1,8 +1,8 @@
-"""Packing an app's source for `capsule deploys publish`.
+"""Packs an app's source for `capsule deploys publish`.
 
-What `.gitignore` and `.capsuleignore` leave out stays at home, in every folder as git reads them; a `.capsuleignore`
-is read after the `.gitignore` beside it and may take back (`!dist`). Repositories, installed packages and files of
-secrets never travel, whatever those files say.
+Files that `.gitignore` and `.capsuleignore` exclude are left out, with the rules of git in every folder. In each
+folder `.capsuleignore` is read after `.gitignore`, so it can include a file again (`!dist`). Repositories, installed
+packages and files of secrets are always left out, whatever those files say.
 """
 
 from __future__ import annotations
@@ -20,74 +20,74 @@ from pathspec import GitIgnoreSpec
 
 from gateway.cli.service import Refused
 
-LIMIT = 104_857_600  # bytes, packed: what the service takes
-NEVER = re.compile(r"\.git|node_modules|\.env(\.local|\..+\.local)?")  # Vite's names for what is not committed
+LIMIT = 104_857_600  # bytes, packed: the limit of the service
+ALWAYS_IGNORED = re.compile(r"\.git|node_modules|\.env(\.local|\..+\.local)?")  # .env names as Vite defines them
 IGNORE_FILES = (".gitignore", ".capsuleignore")
 
-Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder last, and the last word is its
+Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder is last, and its rules take precedence
 
 
-class Packed(NamedTuple):
+class Archive(NamedTuple):
     file: BinaryIO
     files: int
     size: int  # bytes
 
-    def parts(self) -> Iterator[bytes]:
+    def read_chunks(self) -> Iterator[bytes]:
         self.file.seek(0)
-        while part := self.file.read(65_536):
-            yield part
+        while chunk := self.file.read(65_536):
+            yield chunk
 
 
 @contextmanager
-def packed(folder: Path) -> Iterator[Packed]:
-    """A tar.gz in a nameless temporary file. Raises Refused, OSError."""
+def pack(folder: Path) -> Iterator[Archive]:
+    """Gives a tar.gz in an unnamed temporary file. Raises Refused, OSError."""
     folder = folder.resolve()
     with tempfile.TemporaryFile() as file:
         files = 0
         with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as tar:
-            for path in _chosen(folder):
-                # A second name of a file travels as a file, not as a link.
+            for path in _select_files(folder):
+                # Without this, tar would store a hard link's second name as a link.
                 tar.inodes.clear()  # type: ignore[attr-defined]
-                tar.add(path, arcname=path.relative_to(folder).as_posix(), recursive=False, filter=_anonymous)
+                tar.add(path, arcname=path.relative_to(folder).as_posix(), recursive=False, filter=_drop_owner)
                 files += 1
                 if file.tell() > LIMIT:
                     raise _too_large()
         if not files:
-            raise Refused(f"nothing to publish in {folder}: it is empty, or everything in it is ignored")
+            raise Refused(f"nothing to publish in {folder}: it is empty, or all its files are ignored")
         if file.tell() > LIMIT:
             raise _too_large()
-        yield Packed(file, files, file.tell())
+        yield Archive(file, files, file.tell())
 
 
 def _too_large() -> Refused:
-    return Refused(f"packed, the source is over {LIMIT // 1_048_576} MB; leave something out with a .capsuleignore")
+    return Refused(f"the packed source is over {LIMIT // 1_048_576} MB; exclude files with a .capsuleignore")
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _drop_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     return entry
 
 
-def _chosen(folder: Path) -> Iterator[Path]:
-    inherited = _inherited(folder)
-    if _ignored(folder, True, inherited):
-        inherited = []  # the folder was named by hand: what ignores it as a whole does not count
-    return _walk(folder, folder, inherited)
+def _select_files(folder: Path) -> Iterator[Path]:
+    rules = _read_rules_above(folder)
+    if _is_ignored(folder, True, rules):
+        rules = []  # the user named this folder, so a rule that ignores all of it does not apply
+    return _walk(folder, folder, rules)
 
 
-def _inherited(folder: Path) -> Rules:
-    """Of the folders above, up to the root of the repository."""
+def _read_rules_above(folder: Path) -> Rules:
+    """Reads the ignore files above the folder, up to the root of its repository."""
     above: Rules = []
     for parent in (folder, *folder.parents):
         if parent != folder:
-            above = _rules(parent) + above
+            above = _read_rules(parent) + above
         if (parent / ".git").exists():
             return above
     return []
 
 
-def _rules(folder: Path) -> Rules:
+def _read_rules(folder: Path) -> Rules:
     lines: list[str] = []
     for name in IGNORE_FILES:
         if (file := folder / name).is_file():
@@ -95,34 +95,34 @@ def _rules(folder: Path) -> Rules:
     try:
         return [(folder, GitIgnoreSpec.from_lines(lines))] if lines else []
     except ValueError as error:
-        raise Refused(f"an ignore file in {folder} has a pattern that cannot be read: {error}") from None
+        raise Refused(f"an ignore file in {folder} has an invalid pattern: {error}") from None
 
 
-def _ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
+def _is_ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
     for base, spec in reversed(rules):
-        word = spec.check_file(path.relative_to(base).as_posix() + "/" * is_folder).include
-        if word is not None:
-            return word
+        ignored = spec.check_file(path.relative_to(base).as_posix() + "/" * is_folder).include
+        if ignored is not None:
+            return ignored
     return False
 
 
 def _walk(top: Path, folder: Path, rules: Rules) -> Iterator[Path]:
-    rules = rules + _rules(folder)
+    rules = rules + _read_rules(folder)
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
-        if NEVER.fullmatch(entry.name) or _ignored(path, is_folder, rules):
+        if ALWAYS_IGNORED.fullmatch(entry.name) or _is_ignored(path, is_folder, rules):
             continue
         if is_folder:
             yield from _walk(top, path, rules)
         elif entry.is_symlink():
-            yield _inside(path, top)
+            _check_link(path, top)
+            yield path
         elif entry.is_file():
             yield path
 
 
-def _inside(link: Path, top: Path) -> Path:
-    """The service unpacks no link that leaves the source."""
+def _check_link(link: Path, top: Path) -> None:
+    """Raises Refused for a link that leaves the source: the service would not unpack it."""
     target = Path(os.readlink(link))
     if target.is_absolute() or not (link.parent / target).resolve().is_relative_to(top):
-        raise Refused(f"{link} is a link out of the folder; put the file itself there, or ignore it")
-    return link
+        raise Refused(f"{link} links to a file outside of the folder; put the file itself there, or ignore the link")

@@ -1,23 +1,22 @@
+"""Deploy hooks: secret URLs that queue a deploy of one app. Redis holds only the digest of a hook's token."""
+
 from __future__ import annotations
 
 import secrets
-from typing import Any
 
 import msgspec
 
 from gateway.accounts.credentials import digest
 from gateway.accounts.registry import Registry
-from gateway.errors import (
-    NotFound,
-    RequestMalformed,
-)
+from gateway.errors import NotFound, RequestMalformed
+from gateway.events.catalogue import Time
 from gateway.ids import new_id, now_iso
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
 
-TRIGGERS_A_MINUTE = 6
-HOOKS = 100  # of one account
+TRIGGERS_PER_MINUTE = 6  # of one hook
+MAX_HOOKS = 100  # of one account
 
 
 class Hook(msgspec.Struct, frozen=True):
@@ -29,12 +28,28 @@ class Hook(msgspec.Struct, frozen=True):
     createdAt: str
 
 
+class HookView(msgspec.Struct):
+    """A hook as its account sees it."""
+
+    id: str
+    name: str
+    app: str
+    createdAt: Time
+
+
+class CreatedHook(HookView):
+    url: str  # the secret; shown only here
+
+
+class ListedHook(HookView):
+    lastUsedAt: Time | None
+
+
 class Hooks:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
 
-    async def create(self, account_id: str, app: str, name: str) -> dict[str, Any]:
-        """The hook, with its URL: the only time that shows."""
+    async def create(self, account_id: str, app: str, name: str) -> CreatedHook:
         found = await self._registry.find(app)
         if found is None or found.account != account_id:
             raise NotFound("There is no such app in this account.")
@@ -44,14 +59,15 @@ class Hooks:
         hook = Hook(new_id("hook"), name.strip(), found.name, found.id, account_id, now_iso())
         record, key = msgspec.json.encode(hook).decode(), keys.hooks_key(account_id)
         with backbone():
-            if await self._store.client.hlen(key) >= HOOKS:
-                raise RequestMalformed(f"An account has at most {HOOKS} hooks; revoke one first.")
-            # Listed before it works, so that a hook that works can always be found and revoked.
+            if await self._store.client.hlen(key) >= MAX_HOOKS:
+                raise RequestMalformed(f"An account has at most {MAX_HOOKS} hooks; revoke one first.")
+            # Listed first and enabled second, so that every hook that works can be found and revoked.
             await self._store.client.hset(key, hook.id, msgspec.json.encode([digest(token), hook]).decode())
             await self._store.client.set(keys.hook_key(digest(token)), record)
-        return {**self._shown(hook), "url": f"{self._settings.api_url}/hooks/deploy/{token}"}
+        url = f"{self._settings.api_url}/hooks/deploy/{token}"
+        return CreatedHook(hook.id, hook.name, hook.app, hook.createdAt, url)
 
-    async def list(self, account_id: str) -> list[dict[str, Any]]:
+    async def list(self, account_id: str) -> list[ListedHook]:
         """Newest first."""
         with backbone():
             records = await self._store.client.hgetall(keys.hooks_key(account_id))
@@ -59,7 +75,13 @@ class Hooks:
         hooks = [msgspec.json.decode(record, type=tuple[str, Hook])[1] for record in records.values()]
         hooks.sort(key=lambda hook: hook.id, reverse=True)
         return [
-            {**self._shown(hook), "lastUsedAt": now_iso(int(used[hook.id]) / 1000) if hook.id in used else None}
+            ListedHook(
+                id=hook.id,
+                name=hook.name,
+                app=hook.app,
+                createdAt=hook.createdAt,
+                lastUsedAt=now_iso(int(used[hook.id]) / 1000) if hook.id in used else None,
+            )
             for hook in hooks
         ]
 
@@ -73,10 +95,6 @@ class Hooks:
             await self._store.client.hdel(keys.hooks_key(account_id), hook_id)
             await self._store.client.hdel(keys.hooks_used_key(account_id), hook_id)
 
-    async def of_token(self, token: str) -> Hook | None:
+    async def find_by_token(self, token: str) -> Hook | None:
         record = await self._store.get(keys.hook_key(digest(token)))
         return None if record is None else msgspec.json.decode(record, type=Hook)
-
-    @staticmethod
-    def _shown(hook: Hook) -> dict[str, Any]:
-        return {"id": hook.id, "name": hook.name, "app": hook.app, "createdAt": hook.createdAt}

@@ -1,15 +1,14 @@
-"""Deploys: hooks, the daily quota, the queue, and the states a deploy goes through.
+"""Deploys: the daily quota, the queue, and the states that a deploy goes through.
 
     queued → building → checking → canary → live        a preview goes from checking to live
                   ╰───────┴──────────┴─────→ failed
 
-The move of a state, the event that follows from it and the app's live deploy are one script with a compare-and-set,
-so that every deploy ends once and tells it once, whoever builds it: our worker, or an outside engine that reports.
+One script changes the state with a compare-and-set, queues the event that follows from it, and sets the app's live
+deploy. So every deploy ends once and sends one event, whether the built-in worker or an outside engine makes it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import re
@@ -22,7 +21,8 @@ import msgspec
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
-from gateway.deploys.hooks import TRIGGERS_A_MINUTE, Hook
+from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
+from gateway.deploys.sources import Sources
 from gateway.errors import (
     BackboneUnavailable,
     DeployQuotaReached,
@@ -30,7 +30,6 @@ from gateway.errors import (
     NoDeployYet,
     NotFound,
     RequestMalformed,
-    RequestTooLarge,
     ServiceError,
     TarballGone,
 )
@@ -43,18 +42,17 @@ from gateway.store.scripts import Advance
 
 STREAM, GROUP = "builds", "deploys"
 LOG_BYTES = 262_144  # of one deploy
+LOG_SECONDS = 90 * 86_400
 SLUG_LENGTH = 19
-SOURCE_BYTES = 104_857_600  # of a packed source
-WAITING = 1_000  # deploys of a partition that are looked through
-SOURCES = 10  # stored of one app, beside the live one's
-ENGINE_SECONDS = 7_200.0  # that an outside engine has from its first report to its last
-SOURCE_SECONDS = 600.0  # that its upload may take
+SCAN_LIMIT = 1_000  # entries read from one partition's stream
+ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500
 
 Trigger = Literal["hook", "upload", "operator"]
 State = Literal["queued", "building", "checking", "canary", "live", "failed"]
+FINAL: tuple[State, ...] = ("live", "failed")
 
-# state, phase → the state after it went well
+# (state, phase that succeeded) → next state
 NEXT: dict[tuple[str, str], State] = {
     ("queued", "build"): "checking",
     ("building", "build"): "checking",
@@ -63,8 +61,8 @@ NEXT: dict[tuple[str, str], State] = {
 }
 
 
-class Moved(Exception):
-    """The deploy is not in the state it was read in: somebody else moved it."""
+class StaleDeploy(Exception):
+    """The deploy has changed its state since it was read."""
 
 
 class Deploy(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,15 +83,9 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     error: str | None = None
 
-    def shown(self) -> dict[str, Any]:
-        """As account holders see it."""
-        hidden = {"account", "appId", "source", "branch", "startedAt"}
-        fields: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: value for name, value in fields.items() if value is not None and name not in hidden}
-
 
 def slug(branch: str) -> str:
-    """Branches that differ only in punctuation share one: the interface's rule."""
+    """The interface defines this rule. Branches that differ only in punctuation share a slug."""
     return re.sub(r"[^a-z0-9]+", "-", branch.lower()).strip("-")[:SLUG_LENGTH].rstrip("-") or "preview"
 
 
@@ -106,7 +98,7 @@ def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
 class Deploys:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
-        self._sources = Path(settings.data_dir) / "sources"
+        self._sources = Sources(Path(settings.data_dir) / "sources")
 
     # -- queueing --------------------------------------------------------------------------------------------
 
@@ -120,7 +112,7 @@ class Deploys:
         source: str = "",
         hook: Hook | None = None,
     ) -> str:
-        """The id of the queued deploy. Raises the hook's refusals."""
+        """Queues a deploy and returns its id. Raises a ServiceError when the deploy is refused."""
         account = await self._registry.account(app.account)
         if account is None:
             raise NotFound
@@ -142,7 +134,7 @@ class Deploys:
             deploy_id,
             record,
             hook=hook.id if hook else "",
-            hook_limit=TRIGGERS_A_MINUTE,
+            hook_limit=TRIGGERS_PER_MINUTE,
             quota=self._settings.deploy_quotas[account.plan],
             source=source,
             has_repository=app.repository is not None,
@@ -161,77 +153,55 @@ class Deploys:
             case "source-gone":
                 return TarballGone()
             case "full":
-                return BackboneUnavailable(
-                    "Too many deploys wait to be built; nothing was queued. Try again in a minute."
-                )
+                return BackboneUnavailable("Too many deploys are waiting; this one was not queued. Retry in a minute.")
             case _:
                 return DeployQuotaReached(retry_after=86_400 - time.time() % 86_400)
 
-    async def today(self, account_id: str, day: str) -> int:
-        return int(await self._store.get(f"{keys.deploys_on_prefix(account_id)}:{day}") or 0)
+    async def count_today(self, account_id: str, day: str) -> int:
+        return int(await self._store.get(keys.deploys_on_key(account_id, day)) or 0)
 
     # -- stored sources --------------------------------------------------------------------------------------
 
     async def publish(self, app: App, body: AsyncIterable[bytes], trigger: Trigger) -> str:
-        """Stores a tar.gz and queues a live deploy of it; its id. A refused deploy leaves nothing stored."""
-        source = new_id("src")
-        path = self._source(app.id, source)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Stores a tar.gz, queues a live deploy of it, and returns the deploy's id.
+
+        Nothing stays stored when the deploy is refused.
+        """
+        source = await self._sources.receive(app.id, body)
         try:
-            await self._receive(body, path)
             deploy_id = await self.queue(app, trigger, source=source)
         except BaseException:
-            path.unlink(missing_ok=True)
+            self._sources.remove(app.id, {source})
             raise
-        await self._tidy(app)
+        await self._prune_sources(app)
         return deploy_id
 
-    async def _tidy(self, app: App) -> None:
-        """The live one, those that wait to be built, and the newest stay; their ids sort by time."""
-        stored = sorted((self._sources / app.id).glob("*.tar.gz"))
-        if len(stored) <= SOURCES:
+    def source_path(self, deploy: Deploy) -> Path:
+        return self._sources.path(deploy.appId, deploy.source)
+
+    async def _prune_sources(self, app: App) -> None:
+        """Removes old sources, except the live deploy's and those of queued deploys."""
+        old = self._sources.list_old(app.id)
+        if not old:
             return
         client = self._store.client
         with backbone():
             needed = {await client.hget(keys.site_key(app.account, app.id), "source")}
-            waiting = await client.xrange(keys.stream_key(keys.tag(app.account), STREAM), count=WAITING)
+            waiting = await client.xrange(keys.stream_key(keys.tag(app.account), STREAM), count=SCAN_LIMIT)
             for _, entry in waiting:
                 if entry["app"] == app.id:
                     needed.add(await client.hget(keys.deploy_key(app.account, entry["id"]), "source"))
-        for path in stored[:-SOURCES] if len(waiting) < WAITING else []:
-            if path.name.removesuffix(".tar.gz") not in needed:
-                path.unlink(missing_ok=True)
-
-    @staticmethod
-    async def _receive(body: AsyncIterable[bytes], path: Path) -> None:
-        size = 0
-        with path.open("xb") as file:
-            async with asyncio.timeout(SOURCE_SECONDS):
-                async for part in body:
-                    if not size and len(part) > 1 and not part.startswith(b"\x1f\x8b"):
-                        raise RequestMalformed("The body must be a tar.gz of the app's source.")
-                    size += len(part)
-                    if size > SOURCE_BYTES:
-                        raise RequestTooLarge(f"A source is at most {SOURCE_BYTES // 1_048_576} MiB, packed.")
-                    file.write(part)
-        if not size:
-            raise RequestMalformed("The body is empty; send a tar.gz of the app's source.")
-
-    def source_path(self, deploy: Deploy) -> Path:
-        return self._source(deploy.appId, deploy.source)
-
-    def _source(self, app_id: str, source: str) -> Path:
-        return self._sources / app_id / f"{source}.tar.gz"
+        if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
+            self._sources.remove(app.id, set(old) - needed)
 
     async def forget_sources(self, app: App) -> None:
-        """The stored source is cleaned up; a hook answers TARBALL_GONE from now on."""
+        """Removes the app's stored sources. Its hooks answer TARBALL_GONE until the next publish."""
         with backbone():
             await self._store.client.hdel(keys.site_key(app.account, app.id), "source")
-        for path in (self._sources / app.id).glob("*.tar.gz"):
-            path.unlink(missing_ok=True)
+        self._sources.remove_all(app.id)
 
-    async def forget(self, app: App) -> None:
-        """The app is gone: it is live no more, and its sources go with it. Its hooks find no app."""
+    async def forget_app(self, app: App) -> None:
+        """For an app that was deleted: removes its stored sources and its live deploy."""
         await self.forget_sources(app)
         with backbone():
             await self._store.client.delete(keys.site_key(app.account, app.id))
@@ -242,6 +212,15 @@ class Deploys:
         with backbone():
             record = await self._store.client.hgetall(keys.deploy_key(account_id, deploy_id))
         return msgspec.convert(record, Deploy, strict=False) if record else None
+
+    async def find(self, deploy_id: str) -> Deploy | None:
+        """Any account's deploy. The id does not name the account, so this asks every partition."""
+        for tag in keys.partition_tags():
+            with backbone():
+                record = await self._store.client.hgetall(keys.tagged_deploy_key(tag, deploy_id))
+            if record:
+                return msgspec.convert(record, Deploy, strict=False)
+        return None
 
     async def list(self, account_id: str, app: str | None, limit: int) -> list[Deploy]:
         """Newest first."""
@@ -256,36 +235,29 @@ class Deploys:
                 break
         return found
 
-    async def queued(self) -> Sequence[Deploy]:
-        """Of every account, the oldest of each partition first."""
-        return [deploy for deploy in await self._of_stream() if deploy.state == "queued"]
+    async def list_queued(self) -> Sequence[Deploy]:
+        """The queued deploys of all accounts, oldest first within each partition."""
+        return [deploy for deploy in await self._list_in_streams() if deploy.state == "queued"]
 
-    async def _of_stream(self) -> Sequence[Deploy]:
-        """That wait or are under way."""
+    async def _list_in_streams(self) -> Sequence[Deploy]:
+        """All deploys that are queued or in progress."""
         found = []
         for tag in keys.partition_tags():
             with backbone():
-                entries = await self._store.client.xrange(keys.stream_key(tag, STREAM), count=WAITING)
+                entries = await self._store.client.xrange(keys.stream_key(tag, STREAM), count=SCAN_LIMIT)
             for _, entry in entries:
                 deploy = await self.get(entry["id"], entry["account"])
                 if deploy is not None:
                     found.append(deploy)
         return found
 
-    async def anyones(self, deploy_id: str) -> Deploy | None:
-        """By id alone, for an outside engine: the id does not tell the account, so every partition is asked."""
-        for tag in keys.partition_tags():
-            with backbone():
-                record = await self._store.client.hgetall(keys.tagged_deploy_key(tag, deploy_id))
-            if record:
-                return msgspec.convert(record, Deploy, strict=False)
-        return None
+    # -- log -------------------------------------------------------------------------------------------------
 
     async def read_log(self, deploy: Deploy) -> str:
         return await self._store.get(keys.deploy_log_key(deploy.account, deploy.id)) or ""
 
-    async def log(self, deploy: Deploy, text: str) -> None:
-        """Appends; the log's beginning is what is kept, because the first error is the telling one."""
+    async def append_log(self, deploy: Deploy, text: str) -> None:
+        """Keeps the beginning of a log that is too long, because the first error explains the others."""
         key = keys.deploy_log_key(deploy.account, deploy.id)
         with backbone():
             length = await self._store.client.strlen(key)
@@ -293,27 +265,27 @@ class Deploys:
                 return
             if length + len(text.encode()) >= LOG_BYTES:
                 room = LOG_BYTES - length
-                text = text.encode()[:room].decode(errors="ignore") + "\n… the log was cut here\n"
+                text = text.encode()[:room].decode(errors="ignore") + "\n… the log is cut off here\n"
             await self._store.client.append(key, text)
-            await self._store.client.expire(key, 90 * 86_400)
+            await self._store.client.expire(key, LOG_SECONDS)
 
-    # -- moving ----------------------------------------------------------------------------------------------
+    # -- state changes: each raises StaleDeploy --------------------------------------------------------------
 
     async def start(self, deploy: Deploy) -> Deploy:
-        """queued → building. Raises Moved."""
+        """queued → building"""
         if deploy.state != "queued":
-            raise Moved
+            raise StaleDeploy
         return await self._move(deploy, state="building", startedAt=now_iso())
 
-    async def give_back(self, deploy: Deploy) -> Deploy:
-        """Its worker was stopped in good order: it waits again. Raises Moved."""
+    async def requeue(self, deploy: Deploy) -> Deploy:
+        """Any state → queued, because the worker was stopped in good order."""
         return await self._move(deploy, state="queued")
 
-    async def note(self, deploy: Deploy, *, commit: str) -> Deploy:
+    async def record_commit(self, deploy: Deploy, commit: str) -> Deploy:
         return await self._move(deploy, state=deploy.state, commit=commit)
 
     async def advance(self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "") -> Deploy:
-        """A phase is over. Raises Moved, or RequestMalformed when the deploy is not in that phase."""
+        """Records the result of a phase. Raises RequestMalformed when the deploy is not in that phase."""
         state = NEXT.get((deploy.state, phase))
         if state is None:
             raise RequestMalformed(f"phase: a deploy that is {deploy.state} is not in its {phase} phase.")
@@ -321,34 +293,40 @@ class Deploys:
             return await self._fail(deploy, phase, reason or f"the {phase} phase failed")
         if state == "canary" and deploy.kind == "preview":
             state = "live"
-        if state != "live":
-            return await self._move(deploy, state=state, startedAt=deploy.startedAt or now_iso())
+        if state == "live":
+            return await self._go_live(deploy)
+        return await self._move(deploy, state=state, startedAt=deploy.startedAt or now_iso())
+
+    async def _go_live(self, deploy: Deploy) -> Deploy:
         account = await self._registry.account(deploy.account)
         url = f"https://{host(deploy.app, deploy.kind, deploy.branch, self._settings.apps_domain)}"
-        ended = self._ended(deploy)
+        timing = self._final_timing(deploy)
         event = DeploySucceeded(
             deployId=deploy.id,
             url=url,
-            durationMs=int(ended["durationMs"]),
+            durationMs=int(timing["durationMs"]),
             kind=deploy.kind,
             plan=account.plan if account else None,
         )
-        return await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **ended)
+        return await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
 
     async def fail_abandoned(
-        self, deploy: Deploy, reason: str = "the worker stopped in the middle of it; deploy again"
+        self, deploy: Deploy, reason: str = "the worker stopped during the deploy; deploy again"
     ) -> Deploy:
-        """Whoever made it is gone: what was half done is not taken up again."""
+        """For a deploy whose worker or engine is gone. A half-made deploy is not resumed."""
         phases: dict[str, Phase] = {"checking": "health", "canary": "canary"}
         return await self._fail(deploy, phases.get(deploy.state, "build"), reason)
 
     async def fail_unreported(self) -> int:
-        """Those that an outside engine began and never ended; how many. Any number may do this at once."""
+        """Fails deploys that an outside engine started and did not finish in time; returns how many.
+
+        Several processes may do this at once.
+        """
         failed, oldest = 0, now_iso(time.time() - ENGINE_SECONDS)
-        for deploy in await self._of_stream():
-            if deploy.state not in ("queued", "live", "failed") and (deploy.startedAt or "") < oldest:
-                with contextlib.suppress(Moved):
-                    reason = f"the engine told no end of it within {ENGINE_SECONDS // 3600:.0f} hours; deploy again"
+        reason = f"the engine reported no result within {ENGINE_SECONDS // 3600:.0f} hours; deploy again"
+        for deploy in await self._list_in_streams():
+            if deploy.state not in ("queued", *FINAL) and (deploy.startedAt or "") < oldest:
+                with contextlib.suppress(StaleDeploy):
                     await self.fail_abandoned(deploy, reason)
                     failed += 1
         return failed
@@ -356,15 +334,17 @@ class Deploys:
     async def _fail(self, deploy: Deploy, phase: Phase, reason: str) -> Deploy:
         reason = reason[:REASON_LENGTH]
         event = DeployFailed(deployId=deploy.id, kind=deploy.kind, phase=phase, reason=reason)
-        return await self._move(deploy, event, state="failed", error=f"{phase}: {reason}", **self._ended(deploy))
+        error = f"{phase}: {reason}"
+        return await self._move(deploy, event, state="failed", error=error, **self._final_timing(deploy))
 
     @staticmethod
-    def _ended(deploy: Deploy) -> dict[str, Any]:
+    def _final_timing(deploy: Deploy) -> dict[str, Any]:
         began = datetime.datetime.fromisoformat(deploy.startedAt or deploy.createdAt)
         now = datetime.datetime.now(datetime.UTC)
         return {"finishedAt": now_iso(), "durationMs": str(max(0, int((now - began).total_seconds() * 1000)))}
 
     async def _move(self, deploy: Deploy, event: Event | None = None, *, live: bool = False, **fields: Any) -> Deploy:
+        """Writes `fields`, and queues the event, if the deploy is still in the state that it was read in."""
         queued = None
         if event is not None:
             queued = queued_event(event, new_id("evt"), deploy.account, deploy.appId, deploy.app)
@@ -382,7 +362,7 @@ class Deploys:
             source=deploy.source if live and deploy.source and self.source_path(deploy).exists() else "",
         )
         if not await scripts.advance(self._store, move):
-            raise Moved
+            raise StaleDeploy
         after = await self.get(deploy.id, deploy.account)
         if after is None:
             raise BackboneUnavailable

@@ -1,4 +1,4 @@
-"""`make run`: everything on one machine, started in the order of need and stopped in reverse."""
+"""`make run`: the whole service on one machine. It starts each part after those it needs, and stops in reverse."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ import click
 import httpx
 from dotenv import load_dotenv
 
-from gateway.dev import kept, report, valkey
-from gateway.dev.account import registered
-from gateway.dev.children import Child, Refusal, child
+from gateway.dev import keys, report, valkey
+from gateway.dev.account import register_demo
+from gateway.dev.children import Child, StartFailed, run_child
 from gateway.dev.demo import demo_app
 from gateway.dev.layout import DRAIN, Layout
 from gateway.dev.model import model_app
-from gateway.dev.serving import claim, served
+from gateway.dev.serving import claim_port, serve_app
 
 
 @contextmanager
-def alone(layout: Layout) -> Iterator[None]:
-    """The lock goes with this process, however it ends."""
+def run_lock(layout: Layout) -> Iterator[None]:
+    """Allows one run per folder. The lock ends with this process, even if it is killed."""
     with (layout.folder / "run.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            raise Refusal(f"It is running already, {lock.read()}. Ctrl-C there stops it.") from None
+            raise StartFailed(f"Already running {lock.read()}. Press Ctrl-C there to stop it.") from None
         lock.truncate(0)
         lock.write(f"at {layout.demo} (process {os.getpid()})")
         lock.flush()
@@ -40,50 +40,51 @@ def alone(layout: Layout) -> Iterator[None]:
 
 
 async def run(layout: Layout) -> None:
+    """Runs until cancelled. Raises StartFailed if a part cannot start, or ends."""
     for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        stack.enter_context(alone(layout))
-        children = await started(layout, stack)
-        ended = [asyncio.create_task(child.ended()) for child in children]
-        done, _ = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
+        stack.enter_context(run_lock(layout))
+        children = await start(layout, stack)
+        waiting = [asyncio.create_task(child.wait_for_end()) for child in children]
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         raise done.pop().result()
 
 
-async def started(layout: Layout, stack: AsyncExitStack) -> list[Child]:
-    # Every port is tried before anything starts.
-    model_listener = stack.enter_context(claim(layout.model_port, "model stand-in"))
-    demo_listener = stack.enter_context(claim(layout.demo_port, "demo app"))
-    claim(layout.port, "gateway").close()
-    claim(layout.valkey_port, "database").close()
-    claim(layout.apps_port, "hosted apps").close()
-    report.starting()
+async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
+    # All ports are claimed before anything starts.
+    model_listener = stack.enter_context(claim_port(layout.model_port, "model stand-in"))
+    demo_listener = stack.enter_context(claim_port(layout.demo_port, "demo app"))
+    claim_port(layout.port, "gateway").close()
+    claim_port(layout.valkey_port, "database").close()
+    claim_port(layout.apps_port, "hosted apps").close()
+    report.print_starting()
 
-    keys = kept.load(layout.keys)
-    settings = layout.settings(keys)
+    run_keys = keys.load(layout.keys)
+    settings = layout.settings(run_keys)
     enter = stack.enter_async_context
 
     command = valkey.command(layout.valkey_port, layout.folder / "valkey")
-    database = await enter(child("database", *command, log=layout.log("valkey"), grace=10))
-    await database.until(lambda: valkey.ready(layout.redis))
+    database = await enter(run_child("database", *command, log=layout.log("valkey"), grace=10))
+    await database.wait_until_ready(lambda: valkey.is_ready(layout.redis))
 
-    await enter(served(model_app(keys.provider_key), model_listener))
-    await enter(served(demo_app(keys.signing_key, layout.ai, layout.demo), demo_listener))
+    await enter(serve_app(model_app(run_keys.provider_key), model_listener))
+    await enter(serve_app(demo_app(run_keys.signing_key, layout.ai, layout.demo), demo_listener))
 
     command = [sys.executable, "-m", "workers"]
-    workers = await enter(child("workers", *command, log=layout.log("workers"), grace=10, settings=settings))
+    workers = await enter(run_child("workers", *command, log=layout.log("workers"), grace=10, settings=settings))
 
     command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(layout.port)]
-    gateway = await enter(child("gateway", *command, log=layout.log("gateway"), grace=DRAIN + 5, settings=settings))
-    await gateway.until(lambda: answers(f"{layout.gateway}/ready"))
+    gateway = await enter(run_child("gateway", *command, log=layout.log("gateway"), grace=DRAIN + 5, settings=settings))
+    await gateway.wait_until_ready(lambda: is_ready(f"{layout.gateway}/ready"))
 
-    keys.api_key = await registered(layout.gateway, keys, layout.jwks)
-    kept.save(keys, layout.keys)
-    report.running(layout, keys.api_key)
+    run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks)
+    keys.save(run_keys, layout.keys)
+    report.print_running(layout, run_keys.api_key)
     return [database, workers, gateway]
 
 
-async def answers(url: str) -> bool:
+async def is_ready(url: str) -> bool:
     async with httpx.AsyncClient(trust_env=False) as http:
         try:
             return (await http.get(url)).is_success
@@ -91,13 +92,14 @@ async def answers(url: str) -> bool:
             return False
 
 
-async def supervised(layout: Layout) -> int:
+async def run_until_signal(layout: Layout) -> int:
+    """Returns the exit code."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task
 
     def stop() -> None:
         if not task.cancelling():
-            report.stopping()
+            report.print_stopping()
         task.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -105,22 +107,43 @@ async def supervised(layout: Layout) -> int:
     try:
         await run(layout)
     except asyncio.CancelledError:
-        report.stopped()
+        report.print_stopped()
         return 0
-    except Refusal as refusal:
-        report.refused(str(refusal))
+    except StartFailed as error:
+        report.print_error(str(error))
     return 1
 
 
 @click.command()
-@click.option("--port", envvar="CAPSULE_PORT", default=8000, type=click.IntRange(1024, 65531), show_default=True)
-@click.option("--data-dir", envvar="GATEWAY_DATA_DIR", default=".capsule", type=click.Path(path_type=Path))
-@click.option("--provider-url", envvar="GATEWAY_PROVIDER_URL")
+@click.option(
+    "--port",
+    envvar="CAPSULE_PORT",
+    default=8000,
+    type=click.IntRange(1024, 65531),
+    show_default=True,
+    show_envvar=True,
+    help="Port of the gateway. The four ports after it are used too.",
+)
+@click.option(
+    "--data-dir",
+    envvar="GATEWAY_DATA_DIR",
+    default=".capsule",
+    type=click.Path(path_type=Path),
+    show_default=True,
+    show_envvar=True,
+    help="Folder for data, keys and logs.",
+)
+@click.option(
+    "--provider-url",
+    envvar="GATEWAY_PROVIDER_URL",
+    show_envvar=True,
+    help="A model provider to use instead of the stand-in. Set GATEWAY_PROVIDER_KEY too.",
+)
 def main(port: int, data_dir: Path, provider_url: str | None) -> None:
-    """Run everything on this machine, on the given port and the four after it."""
-    sys.exit(asyncio.run(supervised(Layout(port, data_dir.resolve(), provider_url))))
+    """Run the whole service on this machine, with a demo app."""
+    sys.exit(asyncio.run(run_until_signal(Layout(port, data_dir.resolve(), provider_url))))
 
 
 if __name__ == "__main__":
-    load_dotenv(".env")  # the gateway reads it too, and the two must agree on the provider
+    load_dotenv(".env")  # the gateway reads it too, and both must use the same provider
     main()

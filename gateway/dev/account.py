@@ -1,4 +1,4 @@
-"""The demo account and its apps, registered as an operator would, and the first deploy of one."""
+"""Registers the demo account and its apps as an operator would, and deploys one of the apps."""
 
 from __future__ import annotations
 
@@ -8,38 +8,59 @@ from pathlib import Path
 
 import httpx
 
-from gateway.dev.children import Refusal
-from gateway.dev.kept import Kept
+from gateway.dev.children import StartFailed
+from gateway.dev.keys import Keys
 
 HELLO = Path(__file__).parent / "hello"
 
 
-def packed(folder: Path) -> bytes:
+async def register_demo(gateway: str, keys: Keys, jwks_url: str) -> str:
+    """Returns the account's API key: the saved one, unless the database does not know it."""
+    async with httpx.AsyncClient(base_url=gateway, trust_env=False, timeout=10) as http:
+        try:
+            account_id, api_key = await _register_account(http, keys)
+            await _put_apps(http, keys.operator_token, account_id, jwks_url)
+            await _deploy_hello(http, api_key)
+        except httpx.HTTPError as error:
+            raise StartFailed(f"The demo app could not be registered: {error}") from None
+        return api_key
+
+
+async def _register_account(http: httpx.AsyncClient, keys: Keys) -> tuple[str, str]:
+    """Returns the account's id and API key."""
+    api_key = keys.api_key
+    answer = await http.get("/account", headers=_bearer(api_key or "none"))
+    if answer.status_code == 401:
+        body = {"name": "Demo", "plan": "maker"}
+        answer = await http.post("/platform/accounts", json=body, headers=_bearer(keys.operator_token))
+        api_key = answer.raise_for_status().json()["apiKey"]
+    return answer.raise_for_status().json()["id"], api_key
+
+
+async def _put_apps(http: httpx.AsyncClient, operator_token: str, account_id: str, jwks_url: str) -> None:
+    apps = {
+        "demo": {"account": account_id, "auth": {"kind": "jwks", "url": jwks_url}},
+        "hello": {"account": account_id, "build": {"command": "sh build.sh", "output": "dist"}},
+    }
+    for name, app in apps.items():
+        answer = await http.put(f"/platform/apps/{name}", json=app, headers=_bearer(operator_token))
+        answer.raise_for_status()
+
+
+async def _deploy_hello(http: httpx.AsyncClient, api_key: str) -> None:
+    headers = _bearer(api_key)
+    deploys = await http.get("/account/deploys", params={"app": "hello"}, headers=headers)
+    if not deploys.raise_for_status().json():
+        answer = await http.put("/account/apps/hello/source", content=_pack(HELLO), headers=headers)
+        answer.raise_for_status()
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def _pack(folder: Path) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         tar.add(folder, ".")
     return archive.getvalue()
-
-
-async def registered(gateway: str, kept: Kept, jwks_url: str) -> str:
-    """The account's API key: the one it had before, as long as the database knows it."""
-    async with httpx.AsyncClient(base_url=gateway, trust_env=False, timeout=10) as http:
-        operator = {"Authorization": f"Bearer {kept.operator_token}"}
-        api_key = kept.api_key
-        try:
-            found = await http.get("/account", headers={"Authorization": f"Bearer {api_key or 'none'}"})
-            if found.status_code == 401:
-                found = await http.post("/platform/accounts", json={"name": "Demo", "plan": "maker"}, headers=operator)
-                api_key = found.raise_for_status().json()["apiKey"]
-            app = {"account": found.raise_for_status().json()["id"], "auth": {"kind": "jwks", "url": jwks_url}}
-            (await http.put("/platform/apps/demo", json=app, headers=operator)).raise_for_status()
-            hello = {"account": app["account"], "build": {"command": "sh build.sh", "output": "dist"}}
-            (await http.put("/platform/apps/hello", json=hello, headers=operator)).raise_for_status()
-            holder = {"Authorization": f"Bearer {api_key}"}
-            deploys = await http.get("/account/deploys", params={"app": "hello"}, headers=holder)
-            if not deploys.raise_for_status().json():
-                url = "/account/apps/hello/source"
-                (await http.put(url, content=packed(HELLO), headers=holder)).raise_for_status()
-        except httpx.HTTPError as error:
-            raise Refusal(f"The demo app could not be registered: {error}") from None
-        return api_key

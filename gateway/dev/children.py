@@ -1,4 +1,4 @@
-"""The processes that `make run` starts: each writes to a log file and ends with its supervisor."""
+"""The processes that `make run` starts. Each writes to a log file and is stopped before `make run` ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 
-class Refusal(Exception):
-    """`make run` cannot go on; the message is all that the user is shown."""
+class StartFailed(Exception):
+    """`make run` cannot start or continue. It prints the message and ends."""
 
 
 class Child:
@@ -19,30 +19,33 @@ class Child:
         self.process = process
         self.log = log
 
-    async def ended(self) -> Refusal:
+    async def wait_for_end(self) -> StartFailed:
+        """Returns what to report when the process ends, which it should not."""
         code = await self.process.wait()
-        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-12:]) or "(it wrote nothing)"
-        return Refusal(f"The {self.name} ended by itself, with code {code}. Its last lines, from {self.log}:\n\n{tail}")
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-12:]) or "(The log is empty.)"
+        return StartFailed(
+            f"The {self.name} ended unexpectedly with code {code}. The last lines of {self.log}:\n\n{tail}"
+        )
 
-    async def until(self, ready: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
-        ended = asyncio.create_task(self.ended())
+    async def wait_until_ready(self, is_ready: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
+        end = asyncio.create_task(self.wait_for_end())
         try:
             async with asyncio.timeout(seconds):
-                while not await ready():
-                    if ended.done():
-                        raise ended.result()
+                while not await is_ready():
+                    if end.done():
+                        raise end.result()
                     await asyncio.sleep(0.05)
         except TimeoutError:
-            raise Refusal(f"The {self.name} was not ready after {seconds:.0f} s; see {self.log}.") from None
+            raise StartFailed(f"The {self.name} was not ready after {seconds:.0f} s. See {self.log}.") from None
         finally:
-            ended.cancel()
+            end.cancel()
 
 
 @asynccontextmanager
-async def child(
+async def run_child(
     name: str, *command: str | Path, log: Path, grace: float, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[Child]:
-    """`grace` is how many seconds it may take to end itself."""
+    """At the end the process gets SIGTERM, and is killed after `grace` seconds."""
     with log.open("wb") as out:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -51,23 +54,27 @@ async def child(
                 stdout=out,
                 stderr=out,
                 env={**os.environ, **(settings or {})},
-                # Ctrl-C in the terminal must reach the supervisor alone, which stops the children in order.
+                # Keeps Ctrl-C in the terminal away from the children: `make run` stops them in order.
                 start_new_session=True,
             )
         except OSError as error:
-            raise Refusal(f"The {name} cannot be started: {error}.") from None
+            raise StartFailed(f"The {name} could not be started: {error}.") from None
     try:
         yield Child(name, process, log)
     finally:
-        try:
-            if process.returncode is None:
-                process.terminate()
-                async with asyncio.timeout(grace):
-                    await process.wait()
-        except TimeoutError:
-            pass
-        finally:
-            # Also when a second Ctrl-C cuts the waiting short.
-            if process.returncode is None:
-                process.kill()
+        await _stop(process, grace)
+
+
+async def _stop(process: asyncio.subprocess.Process, grace: float) -> None:
+    try:
+        if process.returncode is None:
+            process.terminate()
+            async with asyncio.timeout(grace):
                 await process.wait()
+    except TimeoutError:
+        pass
+    finally:
+        # Reached after a second Ctrl-C too, which cancels the wait above.
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

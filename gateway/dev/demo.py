@@ -1,4 +1,4 @@
-"""The demo app: the capsule template as it is, and the backend that signs its users' tokens."""
+"""The demo app: the unchanged capsule template, and a backend that signs its users' tokens."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from litestar.static_files import create_static_files_router
 TEMPLATE = Path(__file__).parents[2] / "capsule"
 TOKEN_SECONDS = 600
 SESSION_SECONDS = 30 * 86_400
-FRESH = CacheControlHeader(no_cache=True)
+REVALIDATE = CacheControlHeader(no_cache=True)
 
 
 class Signer:
-    """ES256; the key's name is its fingerprint, so that another key never passes for it."""
+    """Signs with ES256. The key id is the fingerprint of the key, so a new key always has a new id."""
 
     def __init__(self, pem: str) -> None:
         self._key = load_pem_private_key(pem.encode(), None)
@@ -32,7 +32,7 @@ class Signer:
         self._kid = hashlib.sha256(json.dumps(public, sort_keys=True).encode()).hexdigest()[:16]
         self.jwks = {"keys": [{**public, "kid": self._kid, "use": "sig", "alg": "ES256"}]}
 
-    def token(self, user: str) -> str:
+    def sign_token(self, user: str) -> str:
         now = int(time.time())
         claims = {"sub": user, "iat": now, "exp": now + TOKEN_SECONDS}
         return jwt.encode(claims, self._key, "ES256", {"kid": self._kid})  # type: ignore[arg-type]
@@ -43,10 +43,10 @@ def demo_app(signing_key: str, ai_url: str, address: str) -> Litestar:
 
     @post("/session", status_code=200, sync_to_thread=False)
     def session(request: Request[Any, Any, Any]) -> Response[Any]:
-        """Signs in: the same user as long as the cookie lives. `Accept: text/plain` gets the bare token."""
+        """Signs in as the user of the cookie, or as a new one. `Accept: text/plain` returns the token alone."""
         cookie = request.cookies.get("session") or secrets.token_urlsafe(16)
-        # The cookie is what proves the user; the gateway learns a name that proves nothing.
-        token = signer.token("user-" + hashlib.sha256(cookie.encode()).hexdigest()[:16])
+        # Whoever has the cookie is the user, so the gateway gets a hash of it instead.
+        token = signer.sign_token("user-" + hashlib.sha256(cookie.encode()).hexdigest()[:16])
         plain = request.headers.get("Accept") == "text/plain"
         return Response(
             token if plain else {"token": token},
@@ -59,20 +59,21 @@ def demo_app(signing_key: str, ai_url: str, address: str) -> Litestar:
     def keys() -> dict[str, Any]:
         return signer.jwks
 
-    @get("/lib/ai.js", media_type="text/javascript", cache_control=FRESH, sync_to_thread=False)
+    @get("/lib/ai.js", media_type="text/javascript", cache_control=REVALIDATE, sync_to_thread=False)
     def ai_module() -> str:
-        # What Vite does for a page that is served without a build; on the first line, to keep the numbering.
+        # Sets what a build by Vite would set; on the first line, so that line numbers stay the same.
         env = json.dumps({"VITE_SERVICE_AI_URL": ai_url})
         return f"import.meta.env = {env}; " + (TEMPLATE / "lib/ai.js").read_text()
 
     @get("/", sync_to_thread=False)
     def page(request: Request[Any, Any, Any]) -> Response[Any]:
-        # The gateway serves the app's own origin alone; the page would not work under `localhost`.
+        # The gateway accepts requests only from the app's own origin, so the page would not work on `localhost`.
         if str(request.base_url).rstrip("/") != address:
             return Redirect(address)
         return Response((TEMPLATE / "index.html").read_text(), media_type="text/html")
 
     static = [
-        create_static_files_router(f"/{folder}", [TEMPLATE / folder], cache_control=FRESH) for folder in ("demo", "lib")
+        create_static_files_router(f"/{folder}", [TEMPLATE / folder], cache_control=REVALIDATE)
+        for folder in ("demo", "lib")
     ]
     return Litestar([session, keys, ai_module, page, *static], openapi_config=None, logging_config=None)

@@ -1,4 +1,4 @@
-"""Where everything is: five ports in a row, one folder, and the settings that follow."""
+"""The ports, folder and settings of `make run`: five ports in a row and one folder."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.dev.kept import Kept
+from gateway.dev.keys import Keys
 
-DRAIN = 5  # seconds that running answers get on Ctrl-C
+DRAIN = 5  # seconds that running answers get after Ctrl-C
 
 
 class Layout(msgspec.Struct, frozen=True):
-    port: int  # the gateway's; after it the demo app's, the model's, the database's and the hosted apps'
+    port: int  # of the gateway; then follow demo app, model, database and hosted apps
     folder: Path
-    provider_url: str | None = None  # a true provider instead of the stand-in; its key is in the environment
+    provider_url: str | None = None  # a real provider instead of the stand-in; its key is in the environment
 
     @property
     def demo_port(self) -> int:
@@ -50,7 +50,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def jwks(self) -> str:
-        # By number: browsers know every name under localhost, resolvers do not.
+        # An IP address, because resolvers do not know the names under localhost that browsers know.
         return f"http://127.0.0.1:{self.demo_port}/.well-known/jwks.json"
 
     @property
@@ -64,7 +64,7 @@ class Layout(msgspec.Struct, frozen=True):
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
-    def settings(self, kept: Kept) -> dict[str, str]:
+    def settings(self, keys: Keys) -> dict[str, str]:
         settings = {
             "GATEWAY_REDIS_URL": self.redis,
             "GATEWAY_BASE_URL": self.gateway,
@@ -72,8 +72,8 @@ class Layout(msgspec.Struct, frozen=True):
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
-            "GATEWAY_OPERATOR_TOKEN": kept.operator_token,
-            "GATEWAY_ENCRYPTION_KEY": kept.encryption_key,
+            "GATEWAY_OPERATOR_TOKEN": keys.operator_token,
+            "GATEWAY_ENCRYPTION_KEY": keys.encryption_key,
             "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
             "GATEWAY_DATA_DIR": str(self.folder),
             "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}",
@@ -86,7 +86,7 @@ class Layout(msgspec.Struct, frozen=True):
         }
         if not self.provider_url:
             settings["GATEWAY_PROVIDER_URL"] = f"http://127.0.0.1:{self.model_port}/v1"
-            settings["GATEWAY_PROVIDER_KEY"] = kept.provider_key
+            settings["GATEWAY_PROVIDER_KEY"] = keys.provider_key
         return settings
 
     @property

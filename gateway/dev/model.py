@@ -1,4 +1,4 @@
-"""A stand-in for the model provider: OpenAI-compatible on the wire, a handful of sentences inside."""
+"""A stand-in for the model provider: an OpenAI-compatible server that knows a few sentences."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ SELF = (
 ABOUT = {
     "capsule": (
         "A capsule is an app with its backend built in, made from one template. It reaches a model through the "
-        "gateway and never holds a provider’s key. What you see now took that very way: your token was verified, "
-        "your rate and the day’s budget were checked, and the worst-case price was set aside — then settled "
-        "down to what these words cost, to the billionth of a euro (€)."
+        "gateway and never has a provider’s key. This answer came the same way: the gateway verified your token, "
+        "checked your rate limit and the day’s budget, and reserved the highest possible price. At the end it "
+        "charges what these words cost, to the billionth of a euro (€)."
     ),
     "key": (
         "This page sends you a short-lived token that the app’s own backend signed. The gateway verifies it with "
-        "that backend’s public keys and calls the provider with a key that only the gateway knows. So there is "
-        "nothing here to steal: no secret in the page, none in the build, none in a variable. ✓"
+        "that backend’s public keys and calls the provider with a key that only the gateway has. So there is "
+        "nothing to steal here: no secret in the page, in the build or in a variable. ✓"
     ),
     "": (
-        "Everything else is real, though: the token check, the limits, the reservation of money, the streaming, "
-        "and the cancelling when you press Stop. Point GATEWAY_PROVIDER_URL at a true provider and the same page "
-        "talks to a true model — en français, auf Deutsch, 日本語で, or with a 🙂, should you ask for one."
+        "Everything else is real: the token check, the limits, the reservation of money, the streaming, and the "
+        "cancellation when you press Stop. Set GATEWAY_PROVIDER_URL to a real provider and the same page talks "
+        "to a real model, en français, auf Deutsch, 日本語で, or with a 🙂."
     ),
 }
 
@@ -61,35 +61,35 @@ class Question(msgspec.Struct):
     max_completion_tokens: int | None = None
 
 
-def tokens(text: str) -> list[str]:
-    """About as long as a model's: a word with the space before it, cut every six letters."""
+def split_tokens(text: str) -> list[str]:
+    """Splits text into pieces about as long as a model's tokens: up to six letters of a word, with the space before."""
     return re.findall(r"\s?\S{1,6}", text)
 
 
-def reply(prompt: str) -> list[str]:
+def answer_tokens(prompt: str) -> list[str]:
     about = next(text for word, text in ABOUT.items() if word in prompt.lower())
-    return tokens(SELF + about)
+    return split_tokens(SELF + about)
 
 
 class Answer:
     def __init__(self, question: Question) -> None:
         limit = question.max_completion_tokens or question.max_tokens or 2000
-        whole = reply(question.messages[-1].content)
-        self.tokens = whole[:limit]
-        self.finish = "stop" if len(whole) <= limit else "length"
+        tokens = answer_tokens(question.messages[-1].content)
+        self.tokens = tokens[:limit]
+        self.finish = "stop" if len(tokens) <= limit else "length"
         self.head = {
             "id": f"chatcmpl-{secrets.token_hex(8)}",
             "created": int(time.time()),
             "model": question.model,
         }
-        read = sum(len(tokens(message.content)) for message in question.messages)
+        input_tokens = sum(len(split_tokens(message.content)) for message in question.messages)
         self.usage = {
-            "prompt_tokens": read,
+            "prompt_tokens": input_tokens,
             "completion_tokens": len(self.tokens),
-            "total_tokens": read + len(self.tokens),
+            "total_tokens": input_tokens + len(self.tokens),
         }
 
-    def whole(self) -> dict[str, Any]:
+    def completion(self) -> dict[str, Any]:
         message = {"role": "assistant", "content": "".join(self.tokens)}
         choice = {"index": 0, "message": message, "finish_reason": self.finish}
         return {**self.head, "object": "chat.completion", "choices": [choice], "usage": self.usage}
@@ -101,15 +101,15 @@ class Answer:
             yield self._chunk({"content": token})
         yield self._chunk({}, self.finish)
         if include_usage:
-            yield _event({**self.head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage})
+            yield _encode_event({**self.head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage})
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
-        return _event({**self.head, "object": "chat.completion.chunk", "choices": [choice]})
+        return _encode_event({**self.head, "object": "chat.completion.chunk", "choices": [choice]})
 
 
-def _event(body: dict[str, Any]) -> bytes:
+def _encode_event(body: dict[str, Any]) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
@@ -127,23 +127,23 @@ async def chat(data: Question) -> Response[Any] | Stream:
         usage = data.stream_options is not None and data.stream_options.include_usage
         return Stream(answer.events(usage), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
     await asyncio.sleep(TOKEN_SECONDS * len(answer.tokens))
-    return Response(answer.whole())
+    return Response(answer.completion())
 
 
-def _error(_: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
+def _render_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:
     body = {"error": {"message": error.detail, "type": "invalid_request_error", "code": None}}
     return Response(body, status_code=error.status_code)
 
 
 def model_app(key: str) -> Litestar:
-    def only_with_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    def require_key(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
         if not secrets.compare_digest(connection.headers.get("Authorization", ""), f"Bearer {key}"):
             raise NotAuthorizedException("Incorrect API key provided")
 
     return Litestar(
         [models, chat],
-        guards=[only_with_key],
-        exception_handlers={HTTPException: _error},
+        guards=[require_key],
+        exception_handlers={HTTPException: _render_error},
         openapi_config=None,
         logging_config=None,
     )

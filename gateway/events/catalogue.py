@@ -1,6 +1,6 @@
-"""The catalogue of events: what each one's data holds, as types, so that a wrong field cannot be sent.
+"""Defines the events and the fields of their data, as types, so that a wrong field cannot be sent.
 
-Names and formats are the interface's. Times are ISO 8601 UTC with milliseconds and Z.
+Names and formats are part of the public interface. Times are ISO 8601 UTC with milliseconds and Z.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HttpsUrl = Annotated[str, msgspec.Meta(pattern="^https://")]
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: ClassVar[str]
-    sample: bool = False  # a test, not something that happened
+    sample: bool = False  # a test event
 
 
 class DeploySucceeded(Event, frozen=True, kw_only=True):
@@ -129,10 +129,10 @@ def queued_event(event: Event, event_id: str, account: str, app_id: str, app_nam
 
 
 def encode(event: Event, app_id: str, app_name: str) -> bytes:
-    """The event's `data`, JSON. Raises msgspec.ValidationError for a value that is not of its field's type."""
+    """Returns the event's `data` as JSON. Raises msgspec.ValidationError for a value of the wrong type."""
     fields = msgspec.to_builtins(event)
-    msgspec.convert(fields, type(event))  # making a struct checks names, not values
+    msgspec.convert(fields, type(event))  # constructing a struct does not check the types of its values
     data = {"appId": app_id, "appName": app_name, **fields}
     if isinstance(event, SecurityFinding):
-        data["tier"] = event.tier  # a default, but a receiver reads it
+        data["tier"] = event.tier  # omitted as a default, but receivers read it
     return msgspec.json.encode(data)

@@ -1,6 +1,6 @@
-"""Event webhooks: an account's receiver, what is sent to it, and how an event gets into the queue.
+"""Event webhooks: an account's receiver, the signed bodies sent to it, the queue of events, and the delivery log.
 
-An event waits in its partition's stream until the worker knows its outcome. Its id is fixed when it happens; its
+An event waits in its partition's stream until the worker knows its outcome. Its id is set when it is queued. Its
 timestamp and signatures are made when it is sent, with the receiver of that moment.
 """
 
@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from typing import Any
+from typing import Literal
 
 import msgspec
 import structlog
@@ -31,15 +31,15 @@ logger = structlog.get_logger()
 
 GROUP = "webhooks"
 STREAM = "events"
-LOGGED = 1_000  # outcomes kept of an account
+LOGGED = 1_000  # deliveries kept per account
 LOGGED_SECONDS = 30 * 86_400
-CHECK_SECONDS = 2.0  # that the look-up of a receiver's name may take when it is saved
-DATA_BYTES = 262_144  # of one event
+CHECK_SECONDS = 2.0  # for the look-up of a receiver's name when it is saved
+DATA_BYTES = 262_144  # per event
 
 
 class Receiver(msgspec.Struct, frozen=True):
     url: str
-    secret: str  # sealed
+    secret: str  # encrypted
     createdAt: str
 
 
@@ -47,8 +47,8 @@ def new_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def signed(secret: str, event_id: str, event_type: str, data: str, now: float) -> tuple[bytes, dict[str, str]]:
-    """The exact bytes to send, and their headers. `now`: seconds since the epoch."""
+def sign_event(secret: str, event_id: str, event_type: str, data: str, now: float) -> tuple[bytes, dict[str, str]]:
+    """Returns the exact bytes to send, and their headers. `now` is in seconds since the epoch."""
     timestamp = int(now * 1000)
     body = b'{"type":%b,"id":%b,"timestamp":%d,"data":%b}' % (
         msgspec.json.encode(event_type),
@@ -56,8 +56,8 @@ def signed(secret: str, event_id: str, event_type: str, data: str, now: float) -
         timestamp,
         data.encode(),
     )
-    ours = hmac.new(secret.encode(), b"%d." % timestamp + body, hashlib.sha256).hexdigest()
-    # Standard Webhooks signs with the bytes behind the prefix, and counts in seconds.
+    signature = hmac.new(secret.encode(), b"%d." % timestamp + body, hashlib.sha256).hexdigest()
+    # Standard Webhooks uses the decoded secret as its key, and a timestamp in seconds.
     key = base64.b64decode(secret.removeprefix("whsec_"))
     standard = hmac.new(key, f"{event_id}.{timestamp // 1000}.".encode() + body, hashlib.sha256).digest()
     return body, {
@@ -65,11 +65,29 @@ def signed(secret: str, event_id: str, event_type: str, data: str, now: float) -
         "X-Service-Event": event_type,
         "X-Service-Delivery": event_id,
         "X-Service-Timestamp": str(timestamp),
-        "X-Service-Signature": f"sha256={ours}",
+        "X-Service-Signature": f"sha256={signature}",
         "webhook-id": event_id,
         "webhook-timestamp": str(timestamp // 1000),
         "webhook-signature": f"v1,{base64.b64encode(standard).decode()}",
     }
+
+
+class Delivery(msgspec.Struct):
+    """The outcome of one delivery."""
+
+    id: str
+    type: str
+    app: str
+    at: catalogue.Time
+    durationMs: int
+    outcome: Literal["delivered", "failed", "dropped"]
+    status: int | msgspec.UnsetType = msgspec.UNSET  # the receiver's
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def _delivery(entry: dict[str, str]) -> Delivery:
+    fields = {name: value for name, value in entry.items() if value or name not in ("status", "error")}
+    return msgspec.convert({**fields, "at": now_iso(int(entry["at"]) / 1000)}, Delivery, strict=False)
 
 
 class Webhooks:
@@ -83,8 +101,8 @@ class Webhooks:
         return None if text is None else msgspec.json.decode(text, type=Receiver)
 
     async def set(self, account_id: str, url: str) -> tuple[Receiver, str | None]:
-        """The receiver, and its secret when the URL is another one than before: the only time it shows."""
-        url = await self._checked(url)
+        """Returns the receiver, and its secret when the URL is new. The secret is never returned again."""
+        url = await self._check_url(url)
         key = keys.webhook_key(account_id)
         for _ in range(10):
             before = await self._store.get(key)
@@ -93,13 +111,13 @@ class Webhooks:
                 if receiver.url == url:
                     return receiver, None
             secret = new_secret()
-            receiver = Receiver(url, self._sealed(secret), now_iso())
+            receiver = Receiver(url, self._seal(secret), now_iso())
             record = msgspec.json.encode(receiver).decode()
             if await scripts.change(self._store, key, record, expected=before or ""):
                 return receiver, secret
         raise BackboneUnavailable("The receiver is being changed from several places at once; try again.")
 
-    def _sealed(self, secret: str) -> str:
+    def _seal(self, secret: str) -> str:
         try:
             return self._vault.seal(secret)
         except NoEncryptionKey as error:
@@ -109,8 +127,8 @@ class Webhooks:
     async def clear(self, account_id: str) -> None:
         await scripts.change(self._store, keys.webhook_key(account_id), "")
 
-    async def _checked(self, url: str) -> str:
-        """Judged now for a clear answer; judged again at every connection, because a name's addresses change."""
+    async def _check_url(self, url: str) -> str:
+        """Refuses private addresses with a clear message. Each delivery checks again, because names may change."""
         try:
             url = addresses.check_url(url, allow_private=self._allow_private)
             host, port = addresses.host_and_port(url)
@@ -119,13 +137,16 @@ class Webhooks:
         except addresses.BlockedAddress as error:
             raise RequestMalformed(f"url: {error}") from None
         except (addresses.CallFailed, TimeoutError):
-            pass  # a name that cannot be looked up today may be there tomorrow
+            pass  # the name may resolve later
         return url
 
     # -- events ----------------------------------------------------------------------------------------------
 
     async def emit(self, app: App, event: catalogue.Event, event_id: str = "") -> str:
-        """Queues an event of an app; its id. It may be repeated with an `event_id`. Raises BackboneUnavailable."""
+        """Queues an event of an app and returns its id. Raises BackboneUnavailable.
+
+        With an `event_id` the call can be repeated: the event is queued once.
+        """
         queued = catalogue.queued_event(event, event_id or new_id("evt"), app.account, app.id, app.name)
         await scripts.emit(self._store, queued, once=bool(event_id))
         return queued.id
@@ -140,8 +161,8 @@ class Webhooks:
         return queued.id
 
     async def redeliver(self, account_id: str, event_id: str) -> None:
-        """The same event, with the same id, once more."""
-        for entry in await self._log(account_id, LOGGED):
+        """Queues the event again, with the same id."""
+        for entry in await self._read_log(account_id, LOGGED):
             if entry["id"] == event_id:
                 queued = QueuedEvent(event_id, account_id, entry["app"], entry["type"], entry["data"])
                 return await scripts.emit(self._store, queued)
@@ -149,26 +170,11 @@ class Webhooks:
 
     # -- the log ---------------------------------------------------------------------------------------------
 
-    async def deliveries(self, account_id: str, limit: int) -> list[dict[str, Any]]:
+    async def deliveries(self, account_id: str, limit: int) -> list[Delivery]:
         """Newest first."""
-        shown = []
-        for entry in await self._log(account_id, limit):
-            row: dict[str, Any] = {
-                "id": entry["id"],
-                "type": entry["type"],
-                "app": entry["app"],
-                "at": now_iso(int(entry["at"]) / 1000),
-                "durationMs": int(entry["durationMs"]),
-                "outcome": entry["outcome"],
-            }
-            if entry["status"]:
-                row["status"] = int(entry["status"])
-            if entry["error"]:
-                row["error"] = entry["error"]
-            shown.append(row)
-        return shown
+        return [_delivery(entry) for entry in await self._read_log(account_id, limit)]
 
-    async def _log(self, account_id: str, limit: int) -> list[dict[str, str]]:
+    async def _read_log(self, account_id: str, limit: int) -> list[dict[str, str]]:
         oldest = int((time.time() - LOGGED_SECONDS) * 1000)
         with backbone():
             entries = await self._store.client.xrevrange(keys.deliveries_key(account_id), min=str(oldest), count=limit)

@@ -1,8 +1,9 @@
-"""Whether inference is available, and why not.
+"""Whether inference is available, and if not, why.
 
-Configuration (switch, approval, emergency-off file, credential) decides the flag; what was learnt of the provider
-only explains the state, so that an outage never takes the endpoint's address out of builds. Both live in Redis and
-are copied into every process; a process that has not read them yet answers as if Redis were away.
+Configuration (the switch, the approval, the emergency-off file, the credential) decides whether it is available. What
+requests and probes reveal about the provider only refines the status, so that an outage never removes the endpoint's
+address from builds. The switch and the provider's health live in Redis, and every process keeps a copy. Until a
+process has read them, it answers as if Redis were unreachable.
 """
 
 from __future__ import annotations
@@ -10,25 +11,27 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-from collections.abc import Awaitable, Callable
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable, Coroutine
 
 import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
+from gateway.inference.signals import ProviderSignal
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import backbone
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
-FAILURES = 3  # attempts in a row that must fail before the provider counts as unreachable
-PROBE_INTERVAL = 30.0  # seconds, while not operational
+FAILURES = 3  # failed attempts in a row after which the provider counts as unreachable
+PROBE_INTERVAL = 30.0  # seconds between probes while the provider refuses the credential or is unreachable
+PROBE_LEASE = 20  # seconds for which one process has the right to probe
+BACKGROUND_TASKS = 100  # in an outage under load, the first hundred signals suffice
 
 
-class Status(enum.StrEnum):
+class InferenceStatus(enum.StrEnum):
     DISABLED = "disabled"
     MISCONFIGURED = "misconfigured"
     QUOTA_EXHAUSTED = "quota-exhausted"
@@ -37,89 +40,79 @@ class Status(enum.StrEnum):
 
     @property
     def available(self) -> bool:
-        return self not in (Status.DISABLED, Status.MISCONFIGURED)
+        return self not in (InferenceStatus.DISABLED, InferenceStatus.MISCONFIGURED)
 
 
-class Seen(enum.Enum):
-    """What an attempt or a probe showed of the provider."""
+class ProviderHealth(msgspec.Struct, frozen=True, omit_defaults=True):
+    failures: int = 0  # in a row
+    quota: bool = False  # the quota is used up
+    refused: bool = False  # the credential is refused
 
-    COMPLETION = "an answer"
-    REACHED = "a probe or a request was answered, if only with a refusal of this one request"
-    FAILED = "no connection, or a 5xx"
-    QUOTA = "402, or 429 naming quota or billing"
-    REFUSED = "the credential was refused, and a probe confirmed it"
-
-
-class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    failures: int = 0
-    quota: bool = False
-    refused: bool = False
+    def after(self, signal: ProviderSignal) -> ProviderHealth:
+        match signal:
+            case ProviderSignal.COMPLETION:
+                return ProviderHealth()
+            case ProviderSignal.REACHED:
+                # GET /models succeeds without quota, so only a completion shows that there is quota again.
+                return ProviderHealth(quota=self.quota)
+            case ProviderSignal.FAILED:
+                return msgspec.structs.replace(self, failures=min(self.failures + 1, FAILURES))
+            case ProviderSignal.QUOTA:
+                return ProviderHealth(quota=True)
+            case ProviderSignal.REFUSED:
+                return ProviderHealth(refused=True)
 
 
 class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """None: as the settings say."""
+    """The runtime switch and the approval. None leaves the value to the settings."""
 
     enabled: bool | None = None
     approved: bool | None = None
 
 
-def learn(health: Health, seen: Seen) -> Health:
-    match seen:
-        case Seen.COMPLETION:
-            return Health()
-        case Seen.REACHED:
-            # GET /models answers whatever the quota is: only a completion shows that there is some again.
-            return Health(quota=health.quota)
-        case Seen.FAILED:
-            return msgspec.structs.replace(health, failures=min(health.failures + 1, FAILURES))
-        case Seen.QUOTA:
-            return Health(quota=True)
-        case Seen.REFUSED:
-            return Health(refused=True)
+class InferenceState(msgspec.Struct):
+    """What operators see: the status, and the gates it follows from."""
+
+    managedInference: bool
+    managedInferenceStatus: InferenceStatus
+    enabled: bool
+    approved: bool
+    emergencyOff: bool
 
 
-def status(*, enabled: bool, approved: bool, emergency_off: bool, usable: bool, health: Health) -> Status:
-    """`usable`: the credential is there and the provider's address is one."""
-    if not enabled or emergency_off or not approved:
-        return Status.DISABLED
-    if not usable or health.refused:
-        return Status.MISCONFIGURED
+def derive_status(*, enabled: bool, approved: bool, configured: bool, health: ProviderHealth) -> InferenceStatus:
+    """`configured`: there is a credential, and a usable address for it."""
+    if not enabled or not approved:
+        return InferenceStatus.DISABLED
+    if not configured or health.refused:
+        return InferenceStatus.MISCONFIGURED
     if health.quota:
-        return Status.QUOTA_EXHAUSTED
+        return InferenceStatus.QUOTA_EXHAUSTED
     if health.failures >= FAILURES:
-        return Status.PROVIDER_UNREACHABLE
-    return Status.OPERATIONAL
-
-
-def usable_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
+        return InferenceStatus.PROVIDER_UNREACHABLE
+    return InferenceStatus.OPERATIONAL
 
 
 class Availability:
-    """`probe` asks the provider's GET /models; `has_key` tells whether there is a credential."""
+    """`is_configured` says whether there is a credential and an address; `probe` sends the provider a GET /models."""
 
     def __init__(
         self,
         settings: Settings,
         registry: Registry,
-        has_key: Callable[[], bool],
-        probe: Callable[[], Awaitable[Seen]],
+        is_configured: Callable[[], bool],
+        probe: Callable[[], Awaitable[ProviderSignal]],
     ) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
-        self._has_key, self._probe = has_key, probe
-        self._usable_url = usable_url(settings.provider_url)
+        self._is_configured, self._probe = is_configured, probe
         self._switch: Switch | None = None
-        self._health = Health()
-        self._configured: Status | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._health = ProviderHealth()
+        self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
+        self._tasks: set[asyncio.Task[None]] = set()
         registry.subscribe(keys.INFERENCE, self.reload)
         registry.subscribe(keys.PROVIDER, self.reload)
 
-    # -- asking ----------------------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------------------
 
     def emergency_off(self) -> bool:
         try:
@@ -127,59 +120,47 @@ class Availability:
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            return True  # it cannot be looked at: fail closed
+            return True  # whether the file exists is unknown, so inference is off
         return True
 
-    def status(self) -> Status:
-        """Raises BackboneUnavailable before the switch was ever read."""
-        if self._configured is None:
+    def status(self) -> InferenceStatus:
+        """Raises BackboneUnavailable until the switch has been read for the first time."""
+        if self._status is None:
             raise BackboneUnavailable
-        return Status.DISABLED if self.emergency_off() else self._configured
+        return InferenceStatus.DISABLED if self.emergency_off() else self._status
 
     def provider_up(self) -> bool:
-        """As far as it is known; whatever the switches say."""
+        """The provider's last known health, whatever the switches say."""
         health = self._health
         return not (health.refused or health.quota or health.failures >= FAILURES)
 
-    def describe(self, status: Status) -> dict[str, object]:
-        assert self._switch is not None
-        return {
-            "managedInference": status.available,
-            "managedInferenceStatus": status,
-            "enabled": self._pick(self._switch.enabled, self._settings.inference),
-            "approved": self._pick(self._switch.approved, self._settings.processing_approved),
-            "emergencyOff": self.emergency_off(),
-        }
-
-    def _recompute(self) -> None:
-        if self._switch is None:
-            return
-        before, self._configured = (
-            self._configured,
-            status(
-                enabled=self._pick(self._switch.enabled, self._settings.inference),
-                approved=self._pick(self._switch.approved, self._settings.processing_approved),
-                emergency_off=False,
-                usable=self._usable_url and self._has_key(),
-                health=self._health,
-            ),
+    def describe(self, status: InferenceStatus) -> InferenceState:
+        return InferenceState(
+            managedInference=status.available,
+            managedInferenceStatus=status,
+            enabled=self._enabled(),
+            approved=self._approved(),
+            emergencyOff=self.emergency_off(),
         )
-        if before != self._configured:
-            log.info("inference.status", status=self._configured, before=before)
 
-    @staticmethod
-    def _pick(said: bool | None, configured: bool) -> bool:
-        return configured if said is None else said
+    def _enabled(self) -> bool:
+        assert self._switch is not None
+        return self._settings.inference if self._switch.enabled is None else self._switch.enabled
+
+    def _approved(self) -> bool:
+        assert self._switch is not None
+        return self._settings.processing_approved if self._switch.approved is None else self._switch.approved
 
     # -- changing --------------------------------------------------------------------------------------------
 
     async def reload(self) -> None:
         switch, health = await self._store.get(keys.INFERENCE), await self._store.get(keys.PROVIDER)
         self._switch = msgspec.json.decode(switch or "{}", type=Switch)
-        self._health = msgspec.json.decode(health or "{}", type=Health)
-        self._recompute()
+        self._health = msgspec.json.decode(health or "{}", type=ProviderHealth)
+        self._update_status()
 
-    async def set(self, *, enabled: bool | None = None, approved: bool | None = None) -> Status:
+    async def set(self, *, enabled: bool | None = None, approved: bool | None = None) -> InferenceStatus:
+        """Changes what is not None, for all processes."""
         while True:
             before = await self._store.get(keys.INFERENCE)
             switch = msgspec.json.decode(before or "{}", type=Switch)
@@ -192,51 +173,66 @@ class Availability:
                 await self.reload()
                 return self.status()
 
-    def see(self, seen: Seen) -> None:
-        """Notes what an attempt showed, off the request's path; nothing is written while nothing changes."""
-        if learn(self._health, seen) != self._health:
-            self._start(self._learn(seen))
+    def note(self, signal: ProviderSignal) -> None:
+        """Records a signal in the background. Writes nothing if it changes nothing."""
+        if self._health.after(signal) != self._health:
+            self._start(self._record(signal))
 
-    def doubt_credential(self) -> None:
-        """A request met a 401 or 403: only a second refusal, by a probe, counts."""
-        self._start(self._probe_now())
-
-    def _start(self, work: Awaitable[None]) -> None:
-        if len(self._running) < 100:  # an outage under load: the first hundred tell enough
-            task = asyncio.ensure_future(work)
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-
-    async def _learn(self, seen: Seen) -> None:
-        try:
-            while True:
-                before = await self._store.get(keys.PROVIDER)
-                health = msgspec.json.decode(before or "{}", type=Health)
-                after = learn(health, seen)
-                if after == health or await scripts.change(
-                    self._store, keys.PROVIDER, msgspec.json.encode(after).decode(), expected=before or ""
-                ):
-                    self._health = after
-                    self._recompute()
-                    return
-        except BackboneUnavailable:
-            pass  # the next attempt will tell again
-
-    async def _probe_now(self) -> None:
-        seen = await self._probe()
-        if learn(self._health, seen) != self._health:
-            await self._learn(seen)
+    def check_credential(self) -> None:
+        """Call this after a request met a 401 or 403. Only a second refusal, of a probe, counts."""
+        self._start(self._probe_and_record())
 
     async def keep_probing(self) -> None:
-        """Runs as long as the process; one process at a time asks the provider."""
+        """Runs for the life of the process. One process at a time probes the provider."""
         while True:
             await asyncio.sleep(PROBE_INTERVAL)
             if not self._health.refused and self._health.failures < FAILURES:
                 continue
             try:
                 with backbone():
-                    mine = await self._store.client.set(keys.PROBE, str(os.getpid()), nx=True, ex=20)
+                    mine = await self._store.client.set(keys.PROBE, str(os.getpid()), nx=True, ex=PROBE_LEASE)
             except BackboneUnavailable:
                 continue
             if mine:
-                await self._probe_now()
+                await self._probe_and_record()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        if len(self._tasks) >= BACKGROUND_TASKS:
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _probe_and_record(self) -> None:
+        signal = await self._probe()
+        if self._health.after(signal) != self._health:
+            await self._record(signal)
+
+    async def _record(self, signal: ProviderSignal) -> None:
+        try:
+            while True:
+                before = await self._store.get(keys.PROVIDER)
+                health = msgspec.json.decode(before or "{}", type=ProviderHealth)
+                after = health.after(signal)
+                if after == health or await scripts.change(
+                    self._store, keys.PROVIDER, msgspec.json.encode(after).decode(), expected=before or ""
+                ):
+                    self._health = after
+                    self._update_status()
+                    return
+        except BackboneUnavailable:
+            pass  # the next attempt reveals the same
+
+    def _update_status(self) -> None:
+        if self._switch is None:
+            return
+        before = self._status
+        self._status = derive_status(
+            enabled=self._enabled(),
+            approved=self._approved(),
+            configured=self._is_configured(),
+            health=self._health,
+        )
+        if before != self._status:
+            logger.info("inference.status", status=self._status, before=before)

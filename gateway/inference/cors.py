@@ -1,7 +1,7 @@
-"""Which browsers may read an answer: those at the app's own addresses.
+"""CORS: which browser pages may read an answer. Only those at the app's own addresses may.
 
-Litestar's CORS is one list for a whole application and is skipped where no route matches, so this one is applied to
-everything that leaves under /capsule/<app>/, errors and preflights included.
+Litestar's CORS is one list for a whole application, and Litestar skips it where no route matches. So the handler adds
+these headers itself to every response under /capsule/<app>/, errors and preflights included.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from gateway.accounts.records import App
 from gateway.errors import Headers
 from gateway.settings import Settings
 
-EXPOSED = b"X-Request-Id, Retry-After, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset"
+EXPOSED_HEADERS = b"X-Request-Id, Retry-After, RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset"
 VARY = (b"vary", b"Origin")
-_TOKENS = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+( *, *[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
+MAX_REQUESTED = 4_096  # bytes of Access-Control-Request-Headers that a preflight may name
+_HEADER_NAMES = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+( *, *[!#$%&'*+.^_`|~0-9A-Za-z-]+)*")
 
 
-def allowed(settings: Settings, app: App, origin: bytes) -> bool:
-    """Compared whole, never by suffix or prefix."""
+def is_allowed(settings: Settings, app: App, origin: bytes) -> bool:
+    """Compares whole origins, never a suffix or prefix."""
     host = f"{app.name}.{settings.apps_domain}"
     if origin == f"https://{host}".encode():
         return True
@@ -29,22 +30,23 @@ def allowed(settings: Settings, app: App, origin: bytes) -> bool:
     return False
 
 
-def readable(origin: bytes) -> Headers:
-    """For an allowed origin."""
+def response_headers(origin: bytes) -> Headers:
+    """`origin` must be an allowed one."""
     return [
         (b"access-control-allow-origin", origin),
-        (b"access-control-expose-headers", EXPOSED),
+        (b"access-control-expose-headers", EXPOSED_HEADERS),
         VARY,
     ]
 
 
-def preflight(origin: bytes, asked_headers: bytes | None, methods: bytes) -> Headers:
+def preflight_headers(origin: bytes, requested: bytes | None, methods: bytes) -> Headers:
+    """`origin` must be an allowed one; `requested` is the value of Access-Control-Request-Headers."""
     headers = [
         (b"access-control-allow-origin", origin),
         (b"access-control-allow-methods", methods),
         (b"access-control-max-age", b"7200"),
         (b"vary", b"Origin, Access-Control-Request-Headers"),
     ]
-    if asked_headers and len(asked_headers) <= 4096 and _TOKENS.fullmatch(asked_headers.strip()):
-        headers.append((b"access-control-allow-headers", asked_headers.strip()))
+    if requested and len(requested) <= MAX_REQUESTED and _HEADER_NAMES.fullmatch(requested.strip()):
+        headers.append((b"access-control-allow-headers", requested.strip()))
     return headers

@@ -1,4 +1,4 @@
-"""The models that may be asked for, and what they cost. A change of price is a change of this table and its date."""
+"""The models on offer and their prices. To change a price, change the table and its date."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ PRICED_ON = "2026-07-02"
 DEFAULT_MODEL = "gpt-oss-120b"
 MAX_OUTPUT_TOKENS = 2_000
 
-# Tokens that the provider's chat template may add to the text of one message, and to each further one.
+# Tokens that the provider's chat template may add: to a request with one message, and for each further message.
 TEMPLATE_TOKENS = 256
 MESSAGE_TOKENS = 16
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Nano-euro a token."""
+    """Nano-euro per token."""
 
     input: int
     output: int
@@ -34,12 +34,23 @@ class Usage(msgspec.Struct, frozen=True):
     output: int
 
 
+class Owed(msgspec.Struct, frozen=True):
+    """What a request is settled at."""
+
+    cost: int  # nano-euro, at most the reservation's bound
+    anomaly: str | None = None  # why the cost is not the price of the usage: a label of `gateway_usage_anomalies`
+
+
+NOTHING = Owed(0)
+
+
 def worst_case(model: str, text_bytes: int, max_tokens: int) -> int:
-    """Nano-euro that a request can cost at most: a byte is never less than a token."""
+    """The most that a request can cost, in nano-euro. A token is at least one byte of text."""
     price = PRICES[model]
     return (text_bytes + TEMPLATE_TOKENS) * price.input + max_tokens * price.output
 
 
-def cost(model: str, usage: Usage) -> int:
+def owed_for_usage(model: str, usage: Usage, bound: int) -> Owed:
     price = PRICES[model]
-    return usage.input * price.input + usage.output * price.output
+    cost = usage.input * price.input + usage.output * price.output
+    return Owed(cost) if cost <= bound else Owed(bound, "above bound")

@@ -1,8 +1,11 @@
-"""Whose token is this? The user's JWT, verified against the backend of the app that was called.
+"""Verifies a user's JWT against the backend of the app that was called.
 
-A verified token is remembered under its hash together with the app's way to verify, for 60 s and never past its
-`exp`. Key sets are kept for each app: used while fresh, refreshed behind the requests once they age, usable for an
-hour when the backend is down, then the app fails closed. One fetch at a time an app, and a bounded rate of them.
+A verified token is cached for 60 seconds, never past its `exp`, under a hash of the token and of the app's `auth`
+settings, so that a token of one app never passes at another.
+
+Each app has a cached key set. It is refreshed in the background after five minutes and stays usable for an hour while
+the backend is down; after that, the app's requests are refused. Fetches are limited to one at a time per app, and in
+rate.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import jwt
@@ -25,20 +28,20 @@ from gateway.outbound import addresses
 from gateway.outbound import client as outbound
 from gateway.settings import Settings
 
-log = structlog.get_logger()
+logger = structlog.get_logger()
 
-LEEWAY = 10  # seconds
-REMEMBER = 60.0  # seconds a verified token is believed without looking again
-TOKENS = 50_000  # remembered at the most
+LEEWAY = 10  # seconds that clocks may differ
+TOKEN_LIFE = 60.0  # seconds that a verified token stays cached
+TOKENS = 50_000  # in the cache
 TOKEN_BYTES = 8_192
 USER_BYTES = 512
 
-FRESH = 300.0  # seconds before keys are fetched again, behind a request
-STALE = 3_600.0  # seconds that keys are used while their backend is down
-UNKNOWN_KID = 10.0  # seconds between fetches because of an unknown kid
-RETRY = 1.0  # seconds between fetches while none has succeeded
+REFRESH_AFTER = 300.0  # seconds after which keys are fetched again in the background
+KEYS_LIFE = 3_600.0  # seconds that keys stay usable while their backend is down
+FETCH_INTERVAL = 10.0  # seconds between fetches while there are usable keys
+RETRY = 1.0  # seconds between fetches while there are none
 KEY_SETS = 10_000
-KEYS = 100  # of one set
+KEYS = 100  # per key set
 FETCH_BUDGET = 5.0  # seconds
 FETCH_BYTES = 262_144
 
@@ -46,11 +49,9 @@ HMAC = ("HS256", "HS384", "HS512")
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 
-_UNREACHABLE = (httpx.HTTPError, addresses.BlockedAddress, outbound.ResponseTooLarge, OSError, TimeoutError)
-
 
 def algorithms(jwk: dict[str, Any]) -> tuple[str, ...]:
-    """What a key may verify: its type decides, never the token."""
+    """The algorithms that a key may verify. The key's type decides, never the token."""
     match jwk.get("kty"):
         case "RSA":
             allowed: tuple[str, ...] = RSA
@@ -62,8 +63,8 @@ def algorithms(jwk: dict[str, Any]) -> tuple[str, ...]:
             allowed = ()
     if jwk.get("use", "sig") != "sig" or "verify" not in jwk.get("key_ops", ["verify"]):
         return ()
-    named = jwk.get("alg")
-    return allowed if named is None else tuple(a for a in allowed if a == named)
+    alg = jwk.get("alg")
+    return allowed if alg is None else tuple(a for a in allowed if a == alg)
 
 
 class Key(msgspec.Struct, frozen=True):
@@ -73,19 +74,19 @@ class Key(msgspec.Struct, frozen=True):
 
 
 def read_keys(body: bytes) -> list[Key]:
-    """The usable keys of a JWKS document. Raises ValueError when it is none."""
+    """The usable keys of a JWKS document. Raises ValueError if it is not one."""
     document = msgspec.json.decode(body)
-    found = document.get("keys") if isinstance(document, dict) else None
-    if not isinstance(found, list):
+    jwks = document.get("keys") if isinstance(document, dict) else None
+    if not isinstance(jwks, list):
         raise ValueError("not a key set")
     keys = []
-    for jwk in found[:KEYS]:
+    for jwk in jwks[:KEYS]:
         if isinstance(jwk, dict) and (allowed := algorithms(jwk)):
             try:
                 kid = jwk.get("kid")
                 keys.append(Key(kid if isinstance(kid, str) else None, allowed, jwt.PyJWK(jwk, allowed[0]).key))
             except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-                continue  # one key that cannot be read does not take the others away
+                continue  # the other keys stay usable
     return keys
 
 
@@ -95,43 +96,45 @@ class KeySet:
     def __init__(self, http: outbound.Client, url: str) -> None:
         self._http, self._url = http, url
         self._keys: list[Key] = []
-        self._fetched = float("-inf")
-        self._tried = float("-inf")
-        self._fetching: asyncio.Task[None] | None = None
+        self._fetched_at = float("-inf")
+        self._tried_at = float("-inf")
+        self._fetch_task: asyncio.Task[None] | None = None
 
     async def keys(self) -> list[Key]:
-        age = time.monotonic() - self._fetched
-        if age > FRESH:
-            fetching = self._fetch(UNKNOWN_KID if age <= STALE else RETRY)
-            if age > STALE:
-                if fetching is not None:
-                    await asyncio.shield(fetching)
-                if time.monotonic() - self._fetched > STALE:
+        """The cached keys. Waits for a fetch only if there are none. Raises AppBackendUnreachable."""
+        age = time.monotonic() - self._fetched_at
+        if age > REFRESH_AFTER:
+            usable = age <= KEYS_LIFE
+            fetch = self._start_fetch(FETCH_INTERVAL if usable else RETRY)
+            if not usable:
+                if fetch is not None:
+                    await asyncio.shield(fetch)
+                if time.monotonic() - self._fetched_at > KEYS_LIFE:
                     raise AppBackendUnreachable(retry_after=RETRY)
         return self._keys
 
     async def find(self, kid: str | None, alg: str) -> list[Key]:
-        """The keys a token may have been signed with; an unknown `kid` asks the backend again, at a bounded rate."""
-        found = self._match(await self.keys(), kid, alg)
-        if not found and kid is not None and (fetching := self._fetch(UNKNOWN_KID)) is not None:
-            await asyncio.shield(fetching)
-            found = self._match(self._keys, kid, alg)
-        return found
+        """The keys that may have signed a token. An unknown `kid` fetches the keys again, at a limited rate."""
+        keys = self._match(await self.keys(), kid, alg)
+        if not keys and kid is not None and (fetch := self._start_fetch(FETCH_INTERVAL)) is not None:
+            await asyncio.shield(fetch)
+            keys = self._match(self._keys, kid, alg)
+        return keys
 
     @staticmethod
     def _match(keys: list[Key], kid: str | None, alg: str) -> list[Key]:
         return [k for k in keys if alg in k.algorithms and (kid is None or k.kid is None or k.kid == kid)]
 
-    def _fetch(self, apart: float) -> asyncio.Task[None] | None:
-        if self._fetching is None and time.monotonic() - self._tried >= apart:
-            self._tried = time.monotonic()
-            self._fetching = asyncio.create_task(self._fetch_once())
-        return self._fetching
+    def _start_fetch(self, interval: float) -> asyncio.Task[None] | None:
+        """The fetch under way, or a new one unless the last began less than `interval` seconds ago."""
+        if self._fetch_task is None and time.monotonic() - self._tried_at >= interval:
+            self._tried_at = time.monotonic()
+            self._fetch_task = asyncio.create_task(self._fetch())
+        return self._fetch_task
 
-    async def _fetch_once(self) -> None:
+    async def _fetch(self) -> None:
         try:
-            answer = await outbound.fetch(
-                self._http,
+            answer = await self._http.fetch(
                 "GET",
                 self._url,
                 headers={"accept": "application/json"},
@@ -141,29 +144,42 @@ class KeySet:
             if answer.status != 200:
                 raise ValueError(f"status {answer.status}")
             self._keys = read_keys(answer.body)
-            self._fetched = time.monotonic()
-        except (*_UNREACHABLE, ValueError, msgspec.MsgspecError, RecursionError) as error:
-            log.warning("jwks.failed", host=httpx.URL(self._url).host, error=type(error).__name__)
+            self._fetched_at = time.monotonic()
+        except (addresses.CallFailed, ValueError, msgspec.MsgspecError, RecursionError) as error:
+            logger.warning("jwks.failed", host=httpx.URL(self._url).host, error=type(error).__name__)
         finally:
-            self._fetching = None
+            self._fetch_task = None
+
+
+class VerifiedToken(NamedTuple):
+    user: str
+    cached_until: float  # monotonic seconds
+    expires_at: float  # Unix seconds
 
 
 class Users:
     def __init__(self, settings: Settings, vault: Vault, http: outbound.Client) -> None:
         self._domain, self._vault, self._http = settings.apps_domain, vault, http
-        self._remembered: OrderedDict[bytes, tuple[str, float, float]] = OrderedDict()
+        self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         self._key_sets: OrderedDict[bytes, KeySet] = OrderedDict()
 
     async def verify(self, app: App, token: bytes) -> str:
         """The user's id. Raises TokenInvalid or AppBackendUnreachable."""
         if len(token) > TOKEN_BYTES:
             raise TokenInvalid
-        mark = hashlib.sha256(app.auth_digest + token).digest()
-        if (known := self._remembered.get(mark)) is not None:
-            user, until, expires = known
-            if time.monotonic() < until and time.time() < expires:
-                return user
-            del self._remembered[mark]
+        digest = hashlib.sha256(app.auth_digest + token).digest()
+        if (verified := self._verified.get(digest)) is not None:
+            if time.monotonic() < verified.cached_until and time.time() < verified.expires_at:
+                return verified.user
+            del self._verified[digest]
+        user, expires_at = await self._verify_anew(app, token)
+        while len(self._verified) >= TOKENS:
+            self._verified.popitem(last=False)
+        self._verified[digest] = VerifiedToken(user, time.monotonic() + TOKEN_LIFE, expires_at)
+        return user
+
+    async def _verify_anew(self, app: App, token: bytes) -> tuple[str, float]:
+        """The user's id, and the Unix time at which the token expires."""
         try:
             text = token.decode("ascii")
             header = jwt.get_unverified_header(text)
@@ -172,22 +188,21 @@ class Users:
         try:
             match app.auth:
                 case JwksAuth() as auth:
-                    claims = await self._by_key_set(app, auth, text, header)
-                    user = self._user(claims, auth.userClaim)
+                    claims = await self._verify_with_key_set(app, auth, text, header)
+                    user = _user_of(claims, auth.userClaim)
                 case SecretAuth() as auth:
                     claims = self._decode(text, self._vault.open(auth.secret), HMAC, auth)
-                    user = self._user(claims, auth.userClaim)
+                    user = _user_of(claims, auth.userClaim)
                 case BackendAuth() as auth:
-                    claims, user = await self._by_backend(auth, text)
+                    claims, user = await self._verify_with_backend(auth, text)
         except NoEncryptionKey as error:
-            log.error("auth.sealed", app=app.id, error=str(error))
+            logger.error("auth.sealed", app=app.id, error=str(error))
             raise AppBackendUnreachable from None
-        while len(self._remembered) >= TOKENS:
-            self._remembered.popitem(last=False)
-        self._remembered[mark] = (user, time.monotonic() + REMEMBER, float(claims["exp"]) + LEEWAY)
-        return user
+        return user, float(claims["exp"]) + LEEWAY
 
-    async def _by_key_set(self, app: App, auth: JwksAuth, token: str, header: dict[str, Any]) -> dict[str, Any]:
+    async def _verify_with_key_set(
+        self, app: App, auth: JwksAuth, token: str, header: dict[str, Any]
+    ) -> dict[str, Any]:
         alg, kid = header.get("alg"), header.get("kid")
         if not isinstance(alg, str) or not isinstance(kid, str | None):
             raise TokenInvalid
@@ -220,8 +235,8 @@ class Users:
             raise TokenInvalid from None
         return claims
 
-    async def _by_backend(self, auth: BackendAuth, token: str) -> tuple[dict[str, Any], str]:
-        # The backend judges the signature; a token that has expired, or cannot, is not worth asking about.
+    async def _verify_with_backend(self, auth: BackendAuth, token: str) -> tuple[dict[str, Any], str]:
+        # The backend checks the signature. Tokens that have expired, or never expire, are refused without asking it.
         try:
             claims: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
             if time.time() > float(claims["exp"]) + LEEWAY:
@@ -229,16 +244,15 @@ class Users:
         except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise TokenInvalid from None
         try:
-            answer = await outbound.fetch(
-                self._http,
+            answer = await self._http.fetch(
                 auth.method,
                 auth.url,
                 headers={"authorization": f"Bearer {token}", "accept": "application/json"},
                 budget=FETCH_BUDGET,
                 max_bytes=FETCH_BYTES,
             )
-        except _UNREACHABLE as error:
-            log.warning("backend.failed", host=httpx.URL(auth.url).host, error=type(error).__name__)
+        except addresses.CallFailed as error:
+            logger.warning("backend.failed", host=httpx.URL(auth.url).host, error=type(error).__name__)
             raise AppBackendUnreachable(retry_after=RETRY) from None
         if answer.status in (400, 401, 403, 404, 422):
             raise TokenInvalid
@@ -250,27 +264,27 @@ class Users:
             body = None
         paths = [auth.userField] if auth.userField else ["id", "sub", "record.id", "user.id"]
         for path in paths:
-            if (user := _dig(body, path)) is not None:
+            if (user := _user_at(body, path)) is not None:
                 return claims, user
         if auth.userField:
             raise TokenInvalid
-        return claims, self._user(claims, None)
-
-    @staticmethod
-    def _user(claims: dict[str, Any], claim: str | None) -> str:
-        for name in [claim] if claim else ["sub", "id"]:
-            if (user := _dig(claims, name)) is not None:
-                return user
-        raise TokenInvalid
+        return claims, _user_of(claims, None)
 
 
-def _dig(value: Any, path: str) -> str | None:
-    """A user id at a dotted path: text, or a whole number."""
+def _user_of(claims: dict[str, Any], claim: str | None) -> str:
+    for name in [claim] if claim else ["sub", "id"]:
+        if (user := _user_at(claims, name)) is not None:
+            return user
+    raise TokenInvalid
+
+
+def _user_at(value: Any, path: str) -> str | None:
+    """The user id at a dotted path, if there is one: a string or an integer."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     try:
         return value if isinstance(value, str) and 0 < len(value.encode()) <= USER_BYTES else None
-    except UnicodeEncodeError:  # half a surrogate pair is no text
+    except UnicodeEncodeError:  # half a surrogate pair cannot be encoded
         return None

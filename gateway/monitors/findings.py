@@ -1,11 +1,12 @@
-"""Security findings of an app: what the last scan found, and which of it was told.
+"""Stores the security findings of an app, and notifies its account of new red ones.
 
-A scan is the whole truth about an app: what it does not name is closed, and new if it ever comes back. A finding is
-the same while cve and component are. Each red one is told once while it is open, when the app is live; one of an app
-that is not is told by the first scan after it went live. Yellow ones are kept and counted, never told.
+A scan replaces the one before: findings it does not name are closed, and count as new if they come back. Findings are
+the same if their cve and component are. The account of a live app is notified of each red finding once while it is
+open. While an app is not live, its red findings wait for the first scan after it went live. Yellow findings are stored
+and counted only.
 
-What is open is one record, replaced under its version together with the events that follow, so that two scans at a
-time cannot both tell.
+The open findings of an app are one record, which is replaced under its version together with the events that follow.
+Therefore two scans at the same time cannot notify twice.
 """
 
 from __future__ import annotations
@@ -24,40 +25,42 @@ from gateway.monitors.scans import RANKS, Reported, Scan, Tier
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
-from gateway.store.scripts import Observation
 
 logger = structlog.get_logger()
 
-OPEN = 5_000  # findings of one app
+MOST_OPEN = 5_000  # findings per app
 DAY = 86_400  # seconds
 
 
 class Open(Finding, frozen=True, kw_only=True):
-    told: bool = False
+    notified: bool = msgspec.field(default=False, name="told")
 
 
 class Counts(msgspec.Struct, frozen=True):
     new: int
     known: int
-    ignored: int  # named twice, or not affecting the app
+    ignored: int  # duplicates, and those that do not affect the app
 
 
 def merge(
     before: list[Open], scan: Scan, now: float, deadlines: Mapping[str, int], live: bool
 ) -> tuple[list[Open], list[Open], Counts]:
-    """What is open from now on, and of it what is told now. `now` in seconds, deadlines in days. Pure."""
+    """Returns the open findings, those of them to notify now, and the counts.
+
+    `now` is in seconds, deadlines are in days. Pure.
+    """
     known = {(each.cve, each.component): each for each in before}
     reported: dict[tuple[str, str], Reported] = {}
     for each in scan.reported:
         key = (each.cve, each.component)
         if key not in reported or _weight(each) > _weight(reported[key]):
             reported[key] = each
-    after, telling = [], []
+    after, notify = [], []
     for key, each in reported.items():
         old, tier = known.get(key), _tier(each)
         deadline = each.deadlineAt or (old.deadlineAt if old and old.tier == tier else None)
-        told = old is not None and old.told
-        tell = live and tier == "red" and not told
+        notified = old is not None and old.notified
+        due = live and tier == "red" and not notified
         finding = Open(
             cve=each.cve,
             component=each.component,
@@ -65,14 +68,14 @@ def merge(
             fixedIn=each.fixedIn,
             tier=tier,
             deadlineAt=deadline or now_iso(now + deadlines[tier] * DAY),
-            told=told or tell,
+            notified=notified or due,
         )
         after.append(finding)
-        if tell:
-            telling.append(finding)
+        if due:
+            notify.append(finding)
     again = len(reported.keys() & known.keys())
     ignored = scan.ignored + len(scan.reported) - len(reported)
-    return after, telling, Counts(len(reported) - again, again, ignored)
+    return after, notify, Counts(len(reported) - again, again, ignored)
 
 
 def _tier(reported: Reported) -> Tier:
@@ -83,14 +86,14 @@ def _weight(reported: Reported) -> tuple[bool, int, bool]:
     return reported.red, RANKS.index(reported.severity), reported.fixedIn is not None
 
 
-def events(telling: list[Open]) -> Iterator[SecurityFinding]:
-    """As many as it takes to keep each one's data within its bound."""
+def events(findings: list[Open]) -> Iterator[SecurityFinding]:
+    """Splits the findings into events whose data stays within its bound."""
     part: list[Finding] = []
     size = 0
-    for each in telling:
+    for each in findings:
         finding = Finding(**{name: getattr(each, name) for name in Finding.__struct_fields__})
         length = len(msgspec.json.encode(finding)) + 1
-        if part and size + length > DATA_BYTES - 4_096:  # the app's names and the like
+        if part and size + length > DATA_BYTES - 4_096:  # for the other fields, such as the app's name
             yield SecurityFinding(findings=part)
             part, size = [], 0
         part.append(finding)
@@ -104,7 +107,7 @@ class Findings:
         self._deadlines, self._store = settings.finding_deadlines, store
 
     async def take_in(self, app: App, scan: Scan) -> Counts:
-        """Raises RequestMalformed, or BackboneUnavailable; then nothing has changed."""
+        """Replaces the open findings of an app. Raises RequestMalformed or BackboneUnavailable, without any change."""
         key = keys.findings_key(keys.tag(app.account), app.id)
         for _ in range(10):
             with backbone():
@@ -112,26 +115,29 @@ class Findings:
                 version, text = await self._store.client.hmget(key, ["version", "open"])
                 live = bool(await self._store.client.hget(keys.site_key(app.account, app.id), "live"))
             before = msgspec.json.decode(text or "[]", type=list[Open])
-            after, telling, counts = merge(before, scan, seconds, self._deadlines, live)
-            if len(after) > OPEN:
-                raise RequestMalformed(f"findings: {len(after)} different ones; at most {OPEN} are kept of an app.")
-            if await self._write(app, key, version or "", after, telling):
+            after, notify, counts = merge(before, scan, seconds, self._deadlines, live)
+            if len(after) > MOST_OPEN:
+                raise RequestMalformed(
+                    f"findings: {len(after)} different ones; at most {MOST_OPEN} are kept of an app."
+                )
+            if await self._write(app, key, version or "", after, notify):
                 return counts
         raise BackboneUnavailable("Several scans of this app arrive at once; send it again.")
 
-    async def _write(self, app: App, key: str, version: str, after: list[Open], telling: list[Open]) -> bool:
+    async def _write(self, app: App, key: str, version: str, after: list[Open], notify: list[Open]) -> bool:
         red = sum(each.tier == "red" for each in after)
-        observation = Observation(
+        recorded = await scripts.observe(
+            self._store,
+            key,
             app=app.id,
             account=app.account,
             version=version,
             next_version=new_id("ver"),
             fields={"open": msgspec.json.encode(after).decode(), "red": red, "yellow": len(after) - red},
-            events=[queued_event(event, new_id("evt"), app.account, app.id, app.name) for event in events(telling)],
+            events=[queued_event(event, new_id("evt"), app.account, app.id, app.name) for event in events(notify)],
         )
-        recorded = await scripts.observe(self._store, key, observation)
-        if recorded and telling:
+        if recorded and notify:
             logger.info(
-                "monitor.told", type=SecurityFinding.type, app=app.id, account=app.account, findings=len(telling)
+                "monitor.told", type=SecurityFinding.type, app=app.id, account=app.account, findings=len(notify)
             )
         return recorded

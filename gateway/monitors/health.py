@@ -1,42 +1,44 @@
-"""Whether an app answers from outside, and when that is told.
+"""Decides from probes whether an app is healthy, and when its account is notified.
 
     unknown ──answers──▶ healthy ◀──answers──╮
        ╰──────3 failures in a row──▶ unhealthy
 
-`step` is pure: what is known, what a probe saw, the outcomes of deliveries that are known, and the time, in; what is
-known from now on, and the events that follow, out. It keeps no clock and no connection, so that any worker goes on
-where another stopped. What is known is kept as JSON beside its version; `of_apps` reads it for the account's page.
+`step` is pure: it takes the state, the result of a probe, the known outcomes of deliveries and the time, and returns
+the next state and the events that follow. It holds no clock and no connection, so any worker can continue where another
+one stopped. The state is stored as JSON beside its version; `of_apps` reads it for the account's page.
 
-- A window is told as app.unhealthy once: at the third failure, or, while the cooldown since the last one runs, when
-  that is over and the app still fails. A window that ends before was suppressed, and so is its recovery.
-- The recovery of a window that was told is owed until the outcome of its app.unhealthy is known. Delivered: it is
-  told. Any other, or none for a day: it is not.
+- An account is notified once of a window of failures, by app.unhealthy: at the third failure or, when the last
+  notification was within the cooldown, once the cooldown is over and the app still fails. A window that ends before
+  then is suppressed, and so is its recovery.
+- When a window ends of which the account was notified, its app.recovered waits for the outcome of its app.unhealthy. It
+  is sent when that was delivered, and discarded when that was not, or when there is no outcome for a day.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from gateway.accounts.records import Account, App
-from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event
+from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event, Time
 from gateway.ids import now_iso
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import Store, backbone
 
 FAILURES = 3  # in a row
-OWED = 100  # recoveries of one app; with the cooldown of 15 minutes a day has 96
-OWED_FOR = 86_400_000  # ms; then the event itself has expired
+READS = 4  # values per app
+PENDING = 100  # recoveries per app; a day has at most 96, by the cooldown of 15 minutes
+PENDING_FOR = 86_400_000  # ms; then the app.unhealthy itself has expired
 
-Reason = Literal["", "dns", "connect", "tls", "timeout", "status"]  # empty: it answers
-Status = Literal["unknown", "healthy", "unhealthy"]
+Reason = Literal["", "dns", "connect", "tls", "timeout", "status"]  # empty: the app answers
+HealthStatus = Literal["unknown", "healthy", "unhealthy"]
 
 
-class Owed(msgspec.Struct, frozen=True, array_like=True):
-    """A recovery, for when the outcome of the app.unhealthy with this id is known. Times in ms."""
+class PendingRecovery(msgspec.Struct, frozen=True, array_like=True):
+    """A recovery that waits for the outcome of the app.unhealthy with this id. Times in ms."""
 
     event: str
     down_since: int
@@ -44,27 +46,42 @@ class Owed(msgspec.Struct, frozen=True, array_like=True):
     delivered: bool = False
 
 
-class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+class AppHealth(msgspec.Struct, frozen=True, omit_defaults=True):
     """Times in ms."""
 
-    status: Status = "unknown"
-    since: int = 0  # when the status began: for unhealthy with the first of the failures
+    status: HealthStatus = "unknown"
+    since: int = 0  # when the status began: unhealthy begins with the first of the failures
     failures: int = 0  # in a row
     failing_since: int = 0
     reason: Reason = ""  # of the last failure in the row
-    told: str = ""  # id of this window's app.unhealthy
-    delivered: bool = False  # it was: remembered, because outcomes are for two days only
-    told_at: int = 0  # when the last app.unhealthy was
-    owed: tuple[Owed, ...] = ()
+    notified: str = msgspec.field(default="", name="told")  # id of this window's app.unhealthy
+    delivered: bool = False  # whether that was delivered; stored because outcomes are kept for two days only
+    notified_at: int = msgspec.field(default=0, name="told_at")  # when the last app.unhealthy was sent
+    pending: tuple[PendingRecovery, ...] = msgspec.field(default=(), name="owed")
 
     @property
     def awaited(self) -> list[str]:
-        """Ids of the events whose outcomes the next step asks for."""
-        return [*([self.told] if self.told else []), *(each.event for each in self.owed)]
+        """Ids of the events whose outcomes the next step needs."""
+        return [*([self.notified] if self.notified else []), *(each.event for each in self.pending)]
+
+
+class OpenFindings(msgspec.Struct):
+    red: int
+    yellow: int
+
+
+class MonitoredApp(msgspec.Struct):
+    """What the monitors know of an app, as account holders see it."""
+
+    status: Literal["live", "never-live"]
+    health: HealthStatus
+    healthSince: Time | None
+    certificateExpiresAt: Time | None
+    openFindings: OpenFindings
 
 
 def step(
-    health: Health,
+    health: AppHealth,
     reason: Reason,
     outcomes: Mapping[str, str | None],
     now: int,
@@ -72,24 +89,28 @@ def step(
     url: str,
     cooldown: int,
     new_id: Callable[[], str],
-) -> tuple[Health, list[tuple[str, Event]]]:
-    """`outcomes`: event id → `waiting`, `delivered`, or one that means it did not arrive. Times in ms."""
-    if health.told and outcomes.get(health.told) == "delivered":
+) -> tuple[AppHealth, list[tuple[str, Event]]]:
+    """`outcomes` are by event id: `waiting`, `delivered`, or any other when the event did not arrive. Times in ms."""
+    if health.notified and outcomes.get(health.notified) == "delivered":
         health = msgspec.structs.replace(health, delivered=True)
-    health, events = _failed(health, reason, now, url, cooldown, new_id) if reason else (_answered(health, now), [])
-    owed = []
-    for each in health.owed:
+    events: list[tuple[str, Event]] = []
+    if reason:
+        health, events = _record_failure(health, reason, now, url, cooldown, new_id)
+    else:
+        health = _record_answer(health, now)
+    pending = []
+    for each in health.pending:
         outcome = outcomes.get(each.event)
         if each.delivered or outcome == "delivered":
             events.append((new_id(), _recovered(each, url)))
-        elif outcome == "waiting" and now - each.up_at < OWED_FOR:
-            owed.append(each)
-    return msgspec.structs.replace(health, owed=tuple(owed[-OWED:])), events
+        elif outcome == "waiting" and now - each.up_at < PENDING_FOR:
+            pending.append(each)
+    return msgspec.structs.replace(health, pending=tuple(pending[-PENDING:])), events
 
 
-def _failed(
-    health: Health, reason: Reason, now: int, url: str, cooldown: int, new_id: Callable[[], str]
-) -> tuple[Health, list[tuple[str, Event]]]:
+def _record_failure(
+    health: AppHealth, reason: Reason, now: int, url: str, cooldown: int, new_id: Callable[[], str]
+) -> tuple[AppHealth, list[tuple[str, Event]]]:
     health = msgspec.structs.replace(
         health,
         failures=health.failures + 1,
@@ -99,46 +120,46 @@ def _failed(
     if health.failures < FAILURES:
         return health, []
     health = msgspec.structs.replace(health, status="unhealthy", since=health.failing_since)
-    if health.told or (health.told_at and now - health.told_at < cooldown):
+    if health.notified or (health.notified_at and now - health.notified_at < cooldown):
         return health, []
     event_id = new_id()
     event = AppUnhealthy(url=url, failures=health.failures, reason=reason)
-    return msgspec.structs.replace(health, told=event_id, told_at=now, delivered=False), [(event_id, event)]
+    return msgspec.structs.replace(health, notified=event_id, notified_at=now, delivered=False), [(event_id, event)]
 
 
-def _answered(health: Health, now: int) -> Health:
-    owed = health.owed
-    if health.told:
-        owed = (*owed, Owed(health.told, health.failing_since, now, health.delivered))
+def _record_answer(health: AppHealth, now: int) -> AppHealth:
+    pending = health.pending
+    if health.notified:
+        pending = (*pending, PendingRecovery(health.notified, health.failing_since, now, health.delivered))
     since = health.since if health.status == "healthy" else now
-    return Health(status="healthy", since=since, told_at=health.told_at, owed=owed)
+    return AppHealth(status="healthy", since=since, notified_at=health.notified_at, pending=pending)
 
 
-def _recovered(owed: Owed, url: str) -> AppRecovered:
-    return AppRecovered(url=url, downSince=now_iso(owed.down_since / 1000), downMs=owed.up_at - owed.down_since)
+def _recovered(recovery: PendingRecovery, url: str) -> AppRecovered:
+    down = recovery.up_at - recovery.down_since
+    return AppRecovered(url=url, downSince=now_iso(recovery.down_since / 1000), downMs=down)
 
 
-def watched(plan: str, live: bool) -> bool:
-    """Probes are for live apps, from the Starter plan on."""
+def is_probed(plan: str, live: bool) -> bool:
+    """Only live apps are probed, from the Starter plan on."""
     return live and plan != "free"
 
 
 def public_address(app: str, settings: Settings) -> str:
-    """What is probed."""
+    """Returns the address to probe."""
     return settings.probe_url.replace("{app}", app).replace("{apps_domain}", settings.apps_domain)
 
 
-def read(state: str | None) -> Health:
-    return msgspec.json.decode(state, type=Health) if state else Health()
+def read(state: str | None) -> AppHealth:
+    return msgspec.json.decode(state, type=AppHealth) if state else AppHealth()
 
 
-def shown(health: Health) -> tuple[Status, str | None]:
-    """The status, and since when."""
+def status_and_since(health: AppHealth) -> tuple[HealthStatus, str | None]:
     return health.status, now_iso(health.since / 1000) if health.since else None
 
 
-async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[dict[str, Any]]:
-    """What account holders are shown of each: live or not, and what all monitors saw."""
+async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[MonitoredApp]:
+    """In the order of `apps`."""
     tag = keys.tag(account.id)
     with backbone():
         async with store.client.pipeline(transaction=False) as pipeline:
@@ -148,17 +169,19 @@ async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[d
                 pipeline.hget(keys.certificate_key(tag, app.id), "expiresAt")
                 pipeline.hmget(keys.findings_key(tag, app.id), ["red", "yellow"])
             found = await pipeline.execute() if apps else []
-    rows = []
-    for live, state, expires, (red, yellow) in zip(*[iter(found)] * 4, strict=True):
-        # A worker that has not come by yet may have left the health of a time when the app was probed.
-        status, since = shown(read(state if watched(account.plan, bool(live)) else None))
-        rows.append(
-            {
-                "status": "live" if live else "never-live",
-                "health": status,
-                "healthSince": since,
-                "certificateExpiresAt": now_iso(int(expires) / 1000) if expires else None,
-                "openFindings": {"red": int(red or 0), "yellow": int(yellow or 0)},
-            }
-        )
-    return rows
+    return [_monitored(account, *found[first : first + READS]) for first in range(0, len(found), READS)]
+
+
+def _monitored(
+    account: Account, live: str | None, state: str | None, expires: str | None, findings: Sequence[str | None]
+) -> MonitoredApp:
+    # An app that is no longer probed may still have the health of its last probe, until a worker removes it.
+    status, since = status_and_since(read(state if is_probed(account.plan, bool(live)) else None))
+    red, yellow = findings
+    return MonitoredApp(
+        status="live" if live else "never-live",
+        health=status,
+        healthSince=since,
+        certificateExpiresAt=now_iso(int(expires) / 1000) if expires else None,
+        openFindings=OpenFindings(int(red or 0), int(yellow or 0)),
+    )

@@ -1,8 +1,8 @@
-"""Security scans as they come in: our own list, or the JSON that Trivy, Grype and OSV-Scanner print.
+"""Reads security scans: our own list, or the JSON that Trivy, Grype and OSV-Scanner print.
 
-Only what is used of a format is read, and by its published schema: a field of another type is refused with its path,
-and nothing of that scan counts. A scanner's severities are brought to the words of `SEVERITIES`; what a scanner itself
-says does not affect the app is left out.
+Only the fields in use are read, by the published schema of the format. A field of another type is refused with its
+path, and the scan with it. `SEVERITIES` translates the severities of every scanner. Entries that the scanner itself
+marks as not affecting the app are ignored.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ SEVERITIES: dict[str, Severity] = {
     "unknown": "unknown",
 }
 RANKS: list[Severity] = ["unknown", "negligible", "low", "medium", "high", "critical"]
-LONGEST = {"cve": 100, "component": 300, "fixedIn": 200}  # characters; a scanner's are cut there
+LONGEST = {"cve": 100, "component": 300, "fixedIn": 200}  # characters; longer values of a scanner are cut
 
 T = TypeVar("T")
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """One vulnerability of one component, in the words of any scanner."""
+    """A vulnerability of a component, whichever scanner reported it."""
 
     cve: str
     component: str
     severity: Severity
     fixedIn: str | None = None
-    exploited: bool = False  # known to be, now
-    tier: Tier | None = None  # None: by the rule
-    deadlineAt: str | None = None  # None: by the settings
+    exploited: bool = False  # known to be exploited now
+    tier: Tier | None = None  # None: decided by `red`
+    deadlineAt: str | None = None  # None: set by the settings
 
     @property
     def red(self) -> bool:
@@ -60,7 +60,7 @@ class Scan(msgspec.Struct, frozen=True):
 
 
 def read(body: bytes) -> Scan:
-    """Raises RequestMalformed with the field named."""
+    """Raises RequestMalformed, whose message names the field."""
     top = _decode(body, dict[str, msgspec.Raw])
     if "findings" in top:
         return _ours(_decode(body, _Ours))
@@ -77,8 +77,8 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        told, _, path = str(error).partition(" - at `$")
-        raise RequestMalformed(f"{path.strip('`').lstrip('.') or 'body'}: {told}") from None
+        problem, _, path = str(error).partition(" - at `$")
+        raise RequestMalformed(f"{path.strip('`').lstrip('.') or 'body'}: {problem}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestMalformed(f"body: {error}") from None
 
@@ -99,7 +99,7 @@ def _severity(text: str | None) -> Severity:
     return SEVERITIES.get((text or "").lower(), "unknown")
 
 
-# -- our own -------------------------------------------------------------------------------------------------
+# -- our own list --------------------------------------------------------------------------------------------
 
 
 def _text(longest: int) -> Any:
@@ -222,7 +222,7 @@ def _grype(scan: _Grype) -> Scan:
 
 
 def _cve(ids: Iterator[str]) -> str:
-    """Scanners name one vulnerability by different catalogues; the CVE is the name they share."""
+    """Prefers the CVE: scanners use the ids of different catalogues for the same vulnerability."""
     every = list(ids)
     return _cut("cve", next((each for each in every if each.startswith("CVE-")), every[0]))
 
@@ -254,7 +254,7 @@ class _OsvVulnerability(msgspec.Struct):
 
 
 class _OsvGroup(msgspec.Struct):
-    """Records of several databases on one vulnerability."""
+    """The records of several databases on the same vulnerability."""
 
     ids: Annotated[list[str], msgspec.Meta(min_length=1)]
     aliases: list[str] | None = None
@@ -280,7 +280,7 @@ def _osv(scan: _Osv) -> Scan:
     for found in (found for result in scan.results or [] for found in result.packages or []):
         records = {each.id: each for each in found.vulnerabilities or []}
         groups = found.groups
-        if groups is None:  # before OSV-Scanner 1.0
+        if groups is None:  # OSV-Scanner before 1.0
             groups = [_OsvGroup([each.id], each.aliases) for each in records.values()]
         for group in groups:
             members = [records[each] for each in group.ids if each in records]
@@ -300,7 +300,7 @@ def _osv(scan: _Osv) -> Scan:
 
 
 def _osv_severity(group: _OsvGroup, members: list[_OsvVulnerability]) -> Severity:
-    """By the score's band in CVSS; without a score by the databases' own word."""
+    """Uses the band of the CVSS score or, without a score, the severity that the databases state."""
     try:
         score = float(group.max_severity or "")
     except ValueError:
@@ -314,5 +314,5 @@ def _osv_fixes(record: _OsvVulnerability, package: str) -> Iterator[str]:
     for affected in record.affected or []:
         if affected.package is not None and affected.package.name == package:
             for each in affected.ranges or []:
-                if each.type != "GIT":  # a commit is no version to go to
+                if each.type != "GIT":  # a commit is not a version to update to
                     yield from (event["fixed"] for event in each.events or [] if "fixed" in event)

@@ -1,7 +1,7 @@
-"""What the workers have before them, and which workers there are.
+"""The workers' queues, and the workers themselves.
 
-Nothing is found by scanning keys, so that a look costs the same whatever the number of accounts, in a cluster too: the
-workers are the consumers of their streams' groups, and those live whose heartbeat does.
+Workers are found as the consumers of their streams' groups, and a worker lives while its heartbeat key does. Nothing
+scans keys, so reading the backlog costs the same for any number of accounts, in a cluster too.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ STREAMS = {receivers.GROUP: receivers.STREAM, states.GROUP: states.STREAM}
 
 
 class Queue(msgspec.Struct):
-    """Of all partitions."""
+    """Sums of all partitions."""
 
-    waiting: int = 0  # entries without their outcome
-    pending: int = 0  # of those, in a worker's hands
+    waiting: int = 0  # entries without an outcome
+    pending: int = 0  # of those, the ones that a worker has taken
     oldestMs: int | None = None
 
     def add(
@@ -39,22 +39,22 @@ class Queue(msgspec.Struct):
 class Worker(msgspec.Struct):
     group: str
     name: str
-    heartbeatMs: int | None  # since its last; None: it has died
+    heartbeatMs: int | None  # since the last heartbeat; None for a dead worker
     pending: int
 
 
 class Backlog(msgspec.Struct):
     webhooks: Queue
     deploys: Queue
-    workers: list[Worker]  # those with a heartbeat, and those that died with something in their hands
-    outcomes: dict[str, int]  # of deliveries, ever
+    workers: list[Worker]  # living ones, and dead ones that still hold entries
+    outcomes: dict[str, int]  # of all deliveries so far
 
-    def alive(self) -> dict[str, int]:
+    def workers_alive(self) -> dict[str, int]:
         groups = [worker.group for worker in self.workers if worker.heartbeatMs is not None]
         return {group: groups.count(group) for group in STREAMS}
 
 
-async def look(store: Store, now: int) -> Backlog:
+async def read_backlog(store: Store, now: int) -> Backlog:
     """`now`: Redis's clock, ms. Raises one of store.FAULTS."""
     tags = keys.partition_tags()
     async with store.client.pipeline(transaction=False) as pipe:
@@ -69,20 +69,20 @@ async def look(store: Store, now: int) -> Backlog:
     outcomes: dict[str, int] = {}
     pending: dict[tuple[str, str], int] = {}
     for _ in tags:
-        for outcome, often in _known(next(answers)).items():
-            outcomes[outcome] = outcomes.get(outcome, 0) + int(often)
+        for outcome, count in _value(next(answers)).items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + int(count)
         for group in STREAMS:
-            length, oldest, consumers = (_known(next(answers)) for _ in range(3))
+            length, oldest, consumers = (_value(next(answers)) for _ in range(3))
             queues[group].add(length, oldest, consumers, now)
             for consumer in consumers:
                 name = (group, consumer["name"])
                 pending[name] = pending.get(name, 0) + consumer["pending"]
-    workers = await _workers(store, pending)
+    workers = await _read_workers(store, pending)
     return Backlog(queues[receivers.GROUP], queues[states.GROUP], workers, outcomes)
 
 
-def _known(answer: Any) -> Any:
-    """A stream or a group that no worker has made yet is an empty one; every other fault is a fault."""
+def _value(answer: Any) -> Any:
+    """Raises the answer's error. A stream or group that no worker has created yet counts as empty."""
     if isinstance(answer, RedisError) and str(answer).startswith(("NOGROUP", "no such key")):
         return []
     if isinstance(answer, BaseException):
@@ -90,7 +90,7 @@ def _known(answer: Any) -> Any:
     return answer
 
 
-async def _workers(store: Store, pending: dict[tuple[str, str], int]) -> list[Worker]:
+async def _read_workers(store: Store, pending: dict[tuple[str, str], int]) -> list[Worker]:
     async with store.client.pipeline(transaction=False) as pipe:
         for group, name in pending:
             pipe.pttl(keys.worker_key(group, name))

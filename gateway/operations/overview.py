@@ -1,18 +1,17 @@
-"""Whether the service is well: what the operators' page and the gauges of `/metrics` show.
+"""The service's health: the gauges of `/metrics` and the operators' page.
 
-The queues, the workers and Redis itself are looked at in the background, for the gauges every ten seconds, for the page
-every two while somebody watches.
+Each process refreshes its gauges every ten seconds. While somebody watches the page, the process also takes a snapshot
+every two seconds.
 
-An account's cap is kept by the admission script. This checks it from outside: of every account whose money moved,
-what is settled and reserved is read again and compared with the cap of its plan.
+The admission script enforces each account's daily cap. This module verifies it independently: for every account whose
+money moved, it reads what is settled and reserved and compares the sum with the cap of the account's plan.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 import structlog
@@ -21,17 +20,26 @@ from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.inference.availability import Availability
-from gateway.operations.backlog import look
+from gateway.operations.backlog import read_backlog
+from gateway.operations.snapshot import (
+    AccountSpend,
+    DaySpend,
+    Process,
+    RedisFigures,
+    Snapshot,
+    first_token,
+    render_counts,
+)
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
-from gateway.telemetry.counters import TOTAL, TTFT, TTFT_FIELDS, Counters
+from gateway.telemetry.counters import TOTAL, Counters
 from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
 
-INTERVAL = 10.0  # seconds between looks for the gauges
-WATCH_INTERVAL = 2.0  # seconds between snapshots for the page
+GAUGES_INTERVAL = 10.0  # seconds
+SNAPSHOT_INTERVAL = 2.0  # seconds
 MINUTES = 60
 TOP = 8  # accounts
 BATCH = 100  # accounts whose spend is read together
@@ -49,53 +57,55 @@ class Overview:
         self._caps, self._registry, self._store = settings.daily_caps, registry, registry.store
         self._availability, self._counters, self._metrics = availability, counters, metrics
 
-    # -- for the gauges --------------------------------------------------------------------------------------
+    # -- gauges ----------------------------------------------------------------------------------------------
 
-    async def keep_looking(self) -> None:
+    async def keep_gauges_fresh(self) -> None:
         """Runs as long as the process."""
         while True:
             try:
                 with backbone():
-                    await self._look()
+                    await self.refresh_gauges()
                 self._metrics.redis_up.set(1)
             except BackboneUnavailable as error:
                 self._metrics.redis_up.set(0)
                 logger.debug("overview.waiting", error=type(error.__cause__ or error).__name__)
             self._metrics.provider_up.set(self._availability.provider_up())
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(GAUGES_INTERVAL)
 
-    async def _look(self) -> None:
+    async def refresh_gauges(self) -> None:
         now = await self._now()
-        backlog = await look(self._store, now)
+        backlog = await read_backlog(self._store, now)
         self._metrics.webhook_queue.set(backlog.webhooks.waiting)
         self._metrics.webhook_oldest.set((backlog.webhooks.oldestMs or 0) / 1000)
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
-        for group, alive in backlog.alive().items():
-            self._metrics.workers.labels(group).set(alive)
+        for group, workers in backlog.workers_alive().items():
+            self._metrics.workers.labels(group).set(workers)
         await self._check_caps(now)
 
     async def _check_caps(self, now: int) -> None:
-        moved, day = sorted(self._counters.spenders), day_of(now)
-        for first in range(0, len(moved), BATCH):
-            batch = moved[first : first + BATCH]
-            spends = await self._spends(batch, day)
+        spenders, day = sorted(self._counters.spenders), day_of(now)
+        for first in range(0, len(spenders), BATCH):
+            batch = spenders[first : first + BATCH]
+            spends = await self._read_spends(batch, day)
             self._counters.spenders.difference_update(batch)
             for spend in spends:
-                if spend["settled"] + spend["reserved"] > spend["cap"]:
+                if spend.settled + spend.reserved > spend.cap:
                     self._metrics.cap_breaches.inc()
-                    logger.error("cap.breached", **spend)
+                    logger.error("cap.breached", **msgspec.structs.asdict(spend))
 
-    async def _spends(self, accounts: Sequence[str], day: str) -> list[dict[str, Any]]:
-        """Those that still exist, in this order; nano-euro."""
+    async def _read_spends(self, accounts: Sequence[str], day: str) -> list[AccountSpend]:
+        """In the same order, without accounts that no longer exist."""
         async with self._store.client.pipeline(transaction=False) as pipe:
             for account in accounts:
                 pipe.hmget(keys.spend_key(account, day), ["settled", "reserved"])
-            spent = await pipe.execute()
+            spends = await pipe.execute()
         found = []
-        for account, (settled, reserved) in zip(accounts, spent, strict=True):
+        for account, (settled, reserved) in zip(accounts, spends, strict=True):
             if (record := await self._registry.account(account)) is not None:
-                shown = {"account": account, "name": record.name, "plan": record.plan, "cap": self._caps[record.plan]}
-                found.append({**shown, "settled": int(settled or 0), "reserved": int(reserved or 0)})
+                cap = self._caps[record.plan]
+                found.append(
+                    AccountSpend(account, record.name, record.plan, cap, int(settled or 0), int(reserved or 0))
+                )
         return found
 
     async def _now(self) -> int:
@@ -103,34 +113,29 @@ class Overview:
         seconds, microseconds = await self._store.client.time()
         return int(seconds * 1000 + microseconds // 1000)
 
-    # -- for the page ----------------------------------------------------------------------------------------
+    # -- the page's snapshot ---------------------------------------------------------------------------------
 
-    async def snapshot(self) -> dict[str, Any]:
+    async def snapshot(self) -> Snapshot:
         """Raises BackboneUnavailable."""
         with backbone():
             now = await self._now()
-            backlog, minutes, day = await look(self._store, now), await self._minutes(now), day_of(now)
-            top = await self._store.client.zrevrange(keys.spenders_key(day), 0, TOP, withscores=True)
-            return {
-                "at": now_iso(),
-                "inference": self._availability.describe(self._availability.status()),
-                "gateways": await self._processes(),
-                "minutes": [{"minute": f"{minute}:00.000Z", **told(counts)} for minute, counts in minutes],
-                "firstToken": {
-                    "p50": quantile(histogram(counts for _, counts in minutes), 0.5),
-                    "p99": quantile(histogram(counts for _, counts in minutes), 0.99),
-                },
-                "spend": {
-                    "day": day,
-                    "total": next((int(spent) for account, spent in top if account == TOTAL), 0),
-                    "top": await self._spends([account for account, _ in top if account != TOTAL], day),
-                },
-                **msgspec.to_builtins(backlog),
-                "redis": await self._redis(),
-            }
+            backlog, minutes = await read_backlog(self._store, now), await self._read_minutes(now)
+            return Snapshot(
+                at=now_iso(),
+                inference=self._availability.describe(self._availability.status()),
+                gateways=await self._read_processes(),
+                minutes=[render_counts(minute, counts) for minute, counts in minutes],
+                firstToken=first_token([counts for _, counts in minutes]),
+                spend=await self._read_top_spends(day_of(now)),
+                webhooks=backlog.webhooks,
+                deploys=backlog.deploys,
+                workers=backlog.workers,
+                outcomes=backlog.outcomes,
+                redis=await self._read_redis(),
+            )
 
-    async def _minutes(self, now: int) -> list[tuple[str, dict[str, str]]]:
-        """Of the last hour, oldest first; the last is the present one."""
+    async def _read_minutes(self, now: int) -> list[tuple[str, dict[str, str]]]:
+        """The counts of the last hour, oldest first; the last is the current minute."""
         moments = (time.gmtime(now // 1000 - 60 * ago) for ago in reversed(range(MINUTES)))
         names = [time.strftime("%Y-%m-%dT%H:%M", moment) for moment in moments]
         async with self._store.client.pipeline(transaction=False) as pipe:
@@ -138,45 +143,50 @@ class Overview:
                 pipe.hgetall(keys.minute_key(name))
             return list(zip(names, await pipe.execute(), strict=True))
 
-    async def _processes(self) -> list[dict[str, Any]]:
+    async def _read_top_spends(self, day: str) -> DaySpend:
+        top = await self._store.client.zrevrange(keys.spenders_key(day), 0, TOP, withscores=True)
+        total = next((int(spent) for account, spent in top if account == TOTAL), 0)
+        return DaySpend(day, total, await self._read_spends([account for account, _ in top if account != TOTAL], day))
+
+    async def _read_processes(self) -> list[Process]:
         found = []
         for process in sorted(await self._store.client.smembers(keys.PROCESSES)):
-            life = await self._store.client.hgetall(keys.process_key(process))
-            if life:
-                found.append({"id": process, **life, "streams": int(life["streams"])})
-            else:  # it died; if not, it is here again in two seconds
+            record = await self._store.client.hgetall(keys.process_key(process))
+            if record:
+                found.append(msgspec.convert({"id": process, **record}, Process, strict=False))
+            else:  # it died; a process that lives adds itself again within two seconds
                 await self._store.client.srem(keys.PROCESSES, process)
         return found
 
-    async def _redis(self) -> dict[str, Any]:
+    async def _read_redis(self) -> RedisFigures:
         began = time.perf_counter()
         await self._store.client.ping()
         latency = (time.perf_counter() - began) * 1000
         nodes = await self._store.info()
-        return {
-            "latencyMs": round(latency, 2),
-            "memory": sum(node["used_memory"] for node in nodes),
-            "memoryLimit": sum(node.get("maxmemory", 0) for node in nodes),
-            "clients": sum(node["connected_clients"] for node in nodes),
-            "commandsPerSecond": sum(node["instantaneous_ops_per_sec"] for node in nodes),
-        }
+        return RedisFigures(
+            latencyMs=round(latency, 2),
+            memory=sum(node["used_memory"] for node in nodes),
+            memoryLimit=sum(node.get("maxmemory", 0) for node in nodes),
+            clients=sum(node["connected_clients"] for node in nodes),
+            commandsPerSecond=sum(node["instantaneous_ops_per_sec"] for node in nodes),
+        )
 
 
-class Watch:
-    """One snapshot every two seconds serves everybody who watches in this process; without them none is taken."""
+class SnapshotFeed:
+    """Sends one snapshot every two seconds to all viewers of this process; without viewers it takes none."""
 
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
-        self._looking: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
         self._last = b""
         self._next: asyncio.Future[bytes]
         self.viewers = 0
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """For one viewer; whoever is too slow for a snapshot gets the one after it."""
-        if self._looking is None:
+        """Yields server-sent events for one viewer. A viewer that is too slow for a snapshot gets the next one."""
+        if self._publishing is None:
             self._last, self._next = b"", asyncio.get_running_loop().create_future()
-            self._looking = asyncio.create_task(self._keep_looking())
+            self._publishing = asyncio.create_task(self._keep_publishing())
         self.viewers += 1
         try:
             if self._last:
@@ -186,46 +196,19 @@ class Watch:
         finally:
             self.viewers -= 1
             if not self.viewers:
-                self._looking.cancel()
-                self._looking = None
+                self._publishing.cancel()
+                self._publishing = None
 
-    async def _keep_looking(self) -> None:
+    async def _keep_publishing(self) -> None:
         while True:
             try:
                 self._last = b"data: " + msgspec.json.encode(await self._overview.snapshot()) + b"\n\n"
             except BackboneUnavailable:
                 self._last = b"event: away\ndata: {}\n\n"
-            told, self._next = self._next, asyncio.get_running_loop().create_future()
-            told.set_result(self._last)
-            await asyncio.sleep(WATCH_INTERVAL)
+            current, self._next = self._next, asyncio.get_running_loop().create_future()
+            current.set_result(self._last)
+            await asyncio.sleep(SNAPSHOT_INTERVAL)
 
 
 def day_of(now: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(now // 1000))
-
-
-def told(counts: dict[str, str]) -> dict[str, Any]:
-    codes = {name.removeprefix("code:"): int(n) for name, n in counts.items() if name.startswith("code:")}
-    return {"requests": int(counts.get("requests", 0)), "streams": int(counts.get("streams", 0)), "codes": codes}
-
-
-def histogram(minutes: Iterable[dict[str, str]]) -> list[int]:
-    """Streams by their bucket of TTFT."""
-    sums = [0] * len(TTFT_FIELDS)
-    for counts in minutes:
-        for n, field in enumerate(TTFT_FIELDS):
-            sums[n] += int(counts.get(field, 0))
-    return sums
-
-
-def quantile(counts: Sequence[int], q: float) -> int | None:
-    """Milliseconds, as if times were spread evenly in their bucket; above the last one, its lower end."""
-    rank = q * sum(counts)
-    if not rank:
-        return None
-    below = 0
-    for lower, upper, count in zip((0, *TTFT), TTFT, counts, strict=False):
-        if count and below + count >= rank:
-            return round(lower + (upper - lower) * (rank - below) / count)
-        below += count
-    return TTFT[-1]

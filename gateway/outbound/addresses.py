@@ -1,3 +1,18 @@
+"""Decides which addresses chosen by customers may be called, and resolves their names.
+
+An address is checked twice. `check_url` checks its text when it is saved, without a look-up, so that the customer gets
+a clear answer at once. `resolve` checks every address of the name at each connection and returns the addresses it has
+checked. Nothing looks the name up again, so a name whose addresses change in between (DNS rebinding) gains nothing. A
+name with a single address that is not public is refused as a whole.
+
+Failure policy: closed. An address that cannot be parsed, resolved or checked is refused. Every failure is a
+`CallFailed` with a stable reason. Its message names the host at most: paths and user names hold secrets, and customers
+must not learn what an internal name resolves to.
+
+httpx-secure and safehttpx rely on `ipaddress`, whose answers depend on the Python version. ssrfguard has its own
+table, but bounds neither the time nor the size of an answer. Therefore the table is kept here and tested case by case.
+"""
+
 from __future__ import annotations
 
 import asyncio
@@ -13,18 +28,17 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import httpx
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
 Reason = Literal["blocked", "dns", "connect", "tls", "timeout", "too-large", "encoded"]
 
+LONGEST_URL = 2048  # characters
+LOOKUPS, LOOKUPS_PER_DOMAIN = 64, 4  # at a time
+MOST_ADDRESSES = 8  # of one name
 
-LONGEST_URL = 2048
 
+class CallFailed(Exception):
+    """A call brought no usable answer. `reason` is stable; the message may be shown to the customer.
 
-class CallFailed(httpx.TransportError):
-    """No usable answer. `reason` is stable; the message may be shown to the customer.
-
-    `connect` also stands for a connection that broke, or spoke no HTTP, before the whole answer was there.
+    `connect` also covers connections that break, or speak something other than HTTP, before the answer is complete.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -37,9 +51,9 @@ class BlockedAddress(CallFailed):
         super().__init__("blocked", message)
 
 
-# The IANA special-purpose registries, read for the question "may a customer make us connect there", plus what
-# they leave out. Written down because `ipaddress.is_global` changes between patch releases (3.11.10 and
-# 3.12.4, and again for 3fff::/20), and calls multicast addresses and loopback behind NAT64 global.
+# The IANA special-purpose registries, and the internal addresses they omit. `ipaddress.is_global` is not used because
+# it changes between patch releases (3.11.10 and 3.12.4, and again for 3fff::/20), and because it calls multicast
+# addresses, and loopback behind NAT64, global.
 NOT_PUBLIC = [
     ipaddress.ip_network(block)
     for block in (
@@ -47,7 +61,7 @@ NOT_PUBLIC = [
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # carrier-grade NAT: cluster networks, Alibaba's metadata service
         "127.0.0.0/8",  # loopback
-        "168.63.129.16/32",  # a public number, but Azure's host answers it inside every virtual machine
+        "168.63.129.16/32",  # public, but inside a virtual machine of Azure its host answers
         "169.254.0.0/16",  # link-local: the metadata services
         "172.16.0.0/12",  # private
         "192.0.0.0/24",  # protocol assignments, Oracle's metadata service; its anycasts serve no HTTP
@@ -61,23 +75,21 @@ NOT_PUBLIC = [
         "240.0.0.0/4",  # reserved, and broadcast
         "2001::/23",  # protocol assignments: Teredo (carries an IPv4), benchmarking, ORCHID
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4: carries an IPv4, which anyone's relay connects to
+        "2002::/16",  # 6to4: carries an IPv4 that any relay connects to
         "3fff::/20",  # documentation
     )
 ]
 
-
-# Of IPv6 only this is handed out for public use, so the rest needs no row: unspecified, loopback,
-# IPv4-compatible, 64:ff9b:1::/48 (local NAT64), 100::/64 (discard), 5f00::/16 (segment routing), fc00::/7
-# (unique local, metadata services), fe80::/10 (link-local), fec0::/10 (site-local), ff00::/8 (multicast).
+# The only IPv6 block allocated for public use. It excludes unspecified, loopback, IPv4-compatible,
+# 64:ff9b:1::/48 (local NAT64), 100::/64 (discard), 5f00::/16 (segment routing), fc00::/7 (unique local, metadata
+# services), fe80::/10 (link-local), fec0::/10 (site-local) and ff00::/8 (multicast).
 GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
-
 
 # The resolver of an IPv6-only network answers with these for every name that has only IPv4.
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-
-# Names that only an inside resolver answers. The addresses decide in the end; this says so early and clearly.
+# Names that only an internal resolver answers. Their addresses would be refused too; this refuses them when they are
+# saved, with a clear message.
 INTERNAL_NAME = re.compile(r"(.+\.)?(localhost|localdomain|local|internal|intranet|private|corp|home|lan|home\.arpa)")
 HOST_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
 NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -94,8 +106,8 @@ def is_public(address: Address) -> bool:
     return not any(address in network for network in NOT_PUBLIC)
 
 
-def _judge(host: str, port: int, *, allow_private: bool) -> Address | str:
-    """The host as an address or a canonical name, unless its very text tells that it is not public."""
+def _check_host(host: str, port: int, *, allow_private: bool) -> Address | str:
+    """Returns the host as an address or a canonical name. Raises BlockedAddress when its text is not public."""
     if not 0 < port < 65536:
         raise BlockedAddress("The port must be between 1 and 65535.")
     host = host.lower().removesuffix(".")
@@ -108,7 +120,7 @@ def _judge(host: str, port: int, *, allow_private: bool) -> Address | str:
             six = ipaddress.IPv6Address(host)
             address = six.ipv4_mapped or six
         elif NUMBER.fullmatch(host.rpartition(".")[2]):
-            # Takes what the system's resolver takes: octal, hexadecimal, shortened, one whole number.
+            # Accepts what the system's resolver accepts: octal, hexadecimal, shortened, a single number.
             address = ipaddress.IPv4Address(socket.inet_aton(host))
     except (ValueError, OSError):
         valid = False
@@ -124,13 +136,12 @@ def _judge(host: str, port: int, *, allow_private: bool) -> Address | str:
 
 
 def check_url(url: str, *, allow_private: bool) -> str:
-    """The canonical form of an address, to be saved and called. No look-up. Raises BlockedAddress."""
+    """Returns the canonical form of an address, to be saved and called. Looks nothing up. Raises BlockedAddress."""
     if len(url) > LONGEST_URL:
         raise BlockedAddress(f"The address is longer than {LONGEST_URL} characters; use a shorter one.")
     if not url.isprintable() or " " in url or "\\" in url:
         raise BlockedAddress("The address holds a space, a backslash or a control character; remove it.")
     try:
-        # The parser that is called with later: what two parsers read differently, one of them lets through.
         parsed = httpx.URL(url)
         host, target = parsed.raw_host.decode("ascii"), parsed.raw_path.decode("ascii")
         _ = parsed.host  # decodes xn-- labels, which fails late and with another error otherwise
@@ -142,9 +153,10 @@ def check_url(url: str, *, allow_private: bool) -> str:
         raise BlockedAddress("The address holds a user name or password; remove it.")
     if not host:
         raise BlockedAddress("The address names no host; write it as https://host/path.")
-    judged = _judge(host, 443 if parsed.port is None else parsed.port, allow_private=allow_private)
-    # Put together anew from what will be connected to, so that nothing that was not looked at survives.
-    authority = f"[{judged}]" if isinstance(judged, ipaddress.IPv6Address) else str(judged)
+    checked = _check_host(host, 443 if parsed.port is None else parsed.port, allow_private=allow_private)
+    # Rebuilt from the checked parts: the client parses the address with another library, and text that two parsers
+    # read differently would reach a host that was never checked.
+    authority = f"[{checked}]" if isinstance(checked, ipaddress.IPv6Address) else str(checked)
     port = "" if parsed.port is None else f":{parsed.port}"
     canonical = f"{parsed.scheme}://{authority}{port}{target}"
     if len(canonical) > LONGEST_URL:
@@ -153,72 +165,66 @@ def check_url(url: str, *, allow_private: bool) -> str:
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Of an address that `check_url` has passed."""
+    """Splits an address that `check_url` has returned."""
     parsed = httpx.URL(url)
     return parsed.raw_host.decode("ascii"), parsed.port or (443 if parsed.scheme == "https" else 80)
 
 
 class Turns:
-    """At most `total` at a time, and `each` of one key: a host that hangs must not hold up the others."""
+    """At most `total` turns at a time, and `per_key` of them for one key, so that no key can hold up the others."""
 
-    def __init__(self, total: int, each: int) -> None:
-        self._each = each
+    def __init__(self, total: int, per_key: int) -> None:
+        self._per_key = per_key
         self._total = asyncio.Semaphore(total)
-        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._by_key: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def take(self, key: str) -> Callable[[], None]:
-        """Waits for a turn; what it returns ends the turn, and is called once."""
-        own = self._of.get(key)
-        if own is None:
-            own = self._of[key] = asyncio.Semaphore(self._each)
-        await own.acquire()
+        """Waits for a turn. The caller ends it by calling the returned function once."""
+        of_key = self._by_key.get(key)
+        if of_key is None:
+            of_key = self._by_key[key] = asyncio.Semaphore(self._per_key)
+        await of_key.acquire()
         try:
             await self._total.acquire()
         except BaseException:
-            own.release()
+            of_key.release()
             raise
 
         def end() -> None:
             self._total.release()
-            own.release()
+            of_key.release()
 
         return end
 
 
-# getaddrinfo has no deadline and can't be cancelled: a name whose servers don't answer holds its thread for
-# half a minute. So a turn lasts as long as the thread, not as long as the caller's patience, and the names
-# under one domain share a few turns: whoever owns a domain that hangs can't take them all. The operator's own names
-# have turns of their own, which no customer's domain can take.
+# getaddrinfo has no deadline and cannot be cancelled: a name whose servers do not answer holds its thread for half a
+# minute. Therefore a turn lasts as long as the thread, even when the caller has given up, and all names under one
+# domain share a few turns, so that a domain that hangs cannot take all of them. The operator's own names have separate
+# turns, which no customer's domain can take.
 _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
-
-
 _own_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
 
 
-LOOKUPS, LOOKUPS_OF_A_DOMAIN = 64, 4
-MOST_ADDRESSES = 8
-
-
 async def look_up(name: str, port: int, *, own: bool = False) -> list[str]:
-    """Every address of a name, in the system's order of preference. Raises OSError."""
+    """Returns every address of a name, in the system's order of preference. Raises OSError."""
     loop = asyncio.get_running_loop()
     if own:
         turns = _own_lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS))
     else:
-        turns = _lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS_OF_A_DOMAIN))
-    end = await turns.take(".".join(name.rstrip(".").rsplit(".", 2)[-2:]))
+        turns = _lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS_PER_DOMAIN))
+    end_turn = await turns.take(".".join(name.rstrip(".").rsplit(".", 2)[-2:]))
     found: asyncio.Future[list[str]] = loop.create_future()
 
-    def settle(addresses: list[str], error: Exception | None) -> None:
-        end()
-        if found.done():  # the caller has left
+    def finish(addresses: list[str], error: Exception | None) -> None:
+        end_turn()
+        if found.done():  # the caller has given up
             return
         if error is None:
             found.set_result(addresses)
         else:
             found.set_exception(error)
 
-    def work() -> None:
+    def call_resolver() -> None:
         addresses: list[str] = []
         error: Exception | None = None
         try:
@@ -226,37 +232,37 @@ async def look_up(name: str, port: int, *, own: bool = False) -> list[str]:
             addresses = [str(info[4][0]) for info in infos]
         except Exception as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is gone
-            loop.call_soon_threadsafe(settle, addresses, error)
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            loop.call_soon_threadsafe(finish, addresses, error)
 
     try:
-        # Neither the loop's executor, which others need, nor one of our own: Python waits for an executor's
-        # threads at exit, so a worker told to stop would hang with the resolver.
-        threading.Thread(target=work, name="egress-lookup", daemon=True).start()
+        # A thread instead of an executor: at exit Python waits for the threads of every executor, so a worker that is
+        # told to stop would hang with the resolver.
+        threading.Thread(target=call_resolver, name="outbound-lookup", daemon=True).start()
     except RuntimeError as error:
-        end()
+        end_turn()
         raise OSError("no thread for a look-up") from error
     return await found
 
 
 async def resolve(host: str, port: int, *, allow_private: bool, own: bool = False) -> list[tuple[str, int]]:
-    """The checked addresses to connect to, as numbers that need no further look-up, best first.
+    """Returns the checked addresses to connect to, numeric, best first. `own`: the name is the operator's.
 
-    Raises CallFailed (`blocked`, `dns`). Has no deadline of its own: the caller sets one.
+    Raises CallFailed (`blocked`, `dns`). The caller sets the deadline.
     """
-    judged = _judge(host, port, allow_private=allow_private)
-    if not isinstance(judged, str):
-        return [(str(judged), port)]
-    if allow_private and judged.endswith(".localhost"):
-        return [("127.0.0.1", port)]  # RFC 6761 says so, and many resolvers don't
+    checked = _check_host(host, port, allow_private=allow_private)
+    if not isinstance(checked, str):
+        return [(str(checked), port)]
+    if allow_private and checked.endswith(".localhost"):
+        return [("127.0.0.1", port)]  # RFC 6761 requires it, and many resolvers do not
     try:
-        # The final dot keeps the resolver from trying the name inside the search domains of our own network.
-        found = await look_up(judged if allow_private else f"{judged}.", port, own=own)
+        # The final dot keeps the resolver from trying the name in the search domains of our own network.
+        found = await look_up(checked if allow_private else f"{checked}.", port, own=own)
     except (OSError, UnicodeError) as error:
-        raise CallFailed("dns", f"The name {judged} can't be resolved.") from error
+        raise CallFailed("dns", f"The name {checked} can't be resolved.") from error
     addresses = list(dict.fromkeys(found))
     if not addresses:
-        raise CallFailed("dns", f"The name {judged} has no address.")
+        raise CallFailed("dns", f"The name {checked} has no address.")
     if not allow_private and not all(is_public(ipaddress.ip_address(address)) for address in addresses):
-        raise BlockedAddress(f"{judged} points to an address that is not public.")
+        raise BlockedAddress(f"{checked} points to an address that is not public.")
     return [(address, port) for address in addresses[:MOST_ADDRESSES]]

@@ -1,57 +1,57 @@
 """Every key in Redis.
 
-| key | type | holds | ends |
+| key | type | holds | expires |
 | --- | --- | --- | --- |
 | `app:<name>` | string | an app's record, JSON | when the app is deleted |
-| `alias:<id>` | string | the name of the app of this id, when they differ | when the app is deleted |
-| `key:<sha256>` | string | the account an API key belongs to | when the key is withdrawn |
-| `inference` | string | the runtime switch and the approval, JSON | never: one record |
-| `provider` | string | what was learnt of the provider, JSON | never: one record |
-| `probe` | string | which process probes the provider now | 20 s |
-| `write-check` | string | nothing: that Redis takes writes is seen by writing it | 60 s |
+| `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
+| `key:<sha256>` | string | id of the account that an API key belongs to | when the key is withdrawn |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
-| `{pNN}:account:<id>:apps` | set | names of its apps | with the account |
-| `{pNN}:window:app:<id>` | list | when the requests of the last minute passed, µs | 60 s |
+| `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
+| `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
+| `session:<sha256>` | string | whom a page's session belongs to: an account id, or `operator:<hash>` | 12 h |
+| `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
+| `inference` | string | the runtime switch and the approval, JSON | never: one record |
+| `provider` | string | what is known about the provider's state, JSON | never: one record |
+| `probe` | string | id of the process that is probing the provider | 20 s |
+| `write-check` | string | nothing: writing it shows that Redis takes writes | 60 s |
+| `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
 | `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
-| `{pNN}:spend:<account>:<day>` | hash | `settled`, `reserved`: nano-euro of a UTC day | 35 days |
-| `{pNN}:reservations` | hash | id → `<account> <day> <nano-euro>` | each when settled |
+| `{pNN}:spend:<account>:<day>` | hash | `settled` and `reserved` nano-euro of a UTC day | 35 days |
+| `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro>` | each when settled |
 | `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
-| `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret sealed | when it is cleared |
-| `{pNN}:events` | stream | events that wait for their outcome; group `webhooks` | each at its outcome; 100,000 |
-| `{pNN}:deliveries:<account>` | stream | outcomes of deliveries, the last 1,000 | 30 days |
-| `{pNN}:outcomes` | hash | outcome → how often | never: a dozen fields |
+| `{pNN}:usage:<account>:<hour>` | hash | `requests`, `refused`, `inputTokens` and `outputTokens` of an hour | 48 h |
+| `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
+| `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
+| `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries | 30 days |
+| `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
+| `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
+| `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, on which its `app.recovered` depends | 2 days |
 | `hook:<sha256>` | string | a deploy hook, JSON | when it is revoked |
-| `{pNN}:hooks:<account>` | hash | hook id → its hash and record, JSON | each when revoked; 100 |
-| `{pNN}:hooks-used:<account>` | hash | hook id → when it was last used, ms | each when revoked |
-| `{pNN}:window:hook:<id>` | list | when a hook's triggers of the last minute came, µs | 60 s |
-| `{pNN}:probes` | zset | app ids by when their next uptime probe is due, ms | with the app |
-| `{pNN}:certificates` | zset | app ids by when their domain's certificate is looked at next, ms | with the app |
-| `{pNN}:health:<app id>` | hash | `version`, `state`: what the probes saw, JSON | when it is not probed |
-| `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `fingerprint`, `expiresAt`, `told` | with its domain |
-| `{pNN}:findings:<app id>` | hash | `version`, `open`: of the last scan, JSON, 5,000; `red`, `yellow` | with the app |
-| `{pNN}:emitted:<event id>` | string | that an event was queued, for one that may be repeated | 1 hour |
-| `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, which decides on its `app.recovered` | 2 days |
-| `{pNN}:site:<app id>` | hash | `live`: deploy id; `source`: id of its stored source | with the app |
+| `{pNN}:hooks:<account>` | hash | hook id → the hook's hash and record, JSON | each when revoked; 100 |
+| `{pNN}:hooks-used:<account>` | hash | hook id → time of its last use, ms | each when revoked |
+| `{pNN}:window:hook:<id>` | list | times of the hook's triggers in the last minute, µs | 60 s |
+| `{pNN}:site:<app id>` | hash | `live`: id of the live deploy; `source`: id of the stored source | with the app |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
-| `{pNN}:deploy-log:<id>` | string | a deploy's log, 256 KiB | 90 days |
-| `{pNN}:deploys:<account>` | zset | deploy ids by when they were queued, ms; the last 1,000 | 90 days |
-| `{pNN}:deploys-on:<account>:<day>` | string | deploys of a UTC day | 2 days |
-| `{pNN}:builds` | stream | deploys that wait or are built; group `deploys` | each when it is over; 10,000 |
-| `{registrations}:<day>` | string | registrations of a UTC day | 2 days |
-| `session:<sha256>` | string | whose session of a page: an account's id, or `operator:<hash>` | 12 h |
-| `logins:<hash>` | string | failed log-ins of one client address | 60 s |
-| `{pNN}:usage:<account>:<hour>` | hash | `requests`, `refused`, `inputTokens`, `outputTokens` of an hour | 48 h |
-| `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>` and more: `gateway/counters.py` | 2 h |
-| `{ops}:spend:<day>` | zset | accounts by what they spent, nano-euro, and `total` | 2 days |
+| `{pNN}:deploy-log:<id>` | string | a deploy's log, at most 256 KiB | 90 days |
+| `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
+| `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
+| `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
+| `builder` | string | id of the data folder in use for builds | 15 s |
+| `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
+| `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
+| `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
+| `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `fingerprint`, `expiresAt`, `told` | with its domain |
+| `{pNN}:findings:<app id>` | hash | `version`; `open`: the last scan, JSON, 5,000; `red`, `yellow` | with the app |
+| `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
+| `{ops}:spend:<day>` | zset | accounts by the nano-euro they spent, and `total` | 2 days |
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
-| `{ops}:process:<id>` | hash | `streams` open, `startedAt`, `seenAt` | 15 s |
-| `builder` | string | id of the data folder that is built in | 15 s |
-| `worker:<group>:<name>` | string | a worker's heartbeat, which holds its name | 15 s |
+| `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
+| `worker:<group>:<name>` | string | a worker's heartbeat, which reserves its name | 15 s |
 
-`{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. One script may
-so touch everything that belongs to an account, and everything of an app is under its account's tag.
+`{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. An app's keys carry
+its account's tag, so one script can access everything that belongs to an account.
 
-Changed records are announced on the channel `changes` by the key that changed.
+When a record changes, the name of its key is published on the channel `changes`.
 """
 
 from __future__ import annotations
@@ -248,6 +248,10 @@ def deploy_log_key(account_id: str, deploy_id: str) -> str:
 
 def deploys_key(account_id: str) -> str:
     return f"{tag(account_id)}:deploys:{account_id}"
+
+
+def deploys_on_key(account_id: str, day: str) -> str:
+    return f"{deploys_on_prefix(account_id)}:{day}"
 
 
 def deploys_on_prefix(account_id: str) -> str:

@@ -160,16 +160,16 @@ async def emit(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
     await store.run_script(_EMIT, script_keys, *_flat_event(event))
 
 
-class Claim(msgspec.Struct, frozen=True):
-    granted: bool  # the event is this worker's to send
+class Ownership(msgspec.Struct, frozen=True):
+    owned: bool  # the event is this worker's to send
     receiver: str  # the account's receiver, JSON; '' if none is set
 
 
-async def begin(store: Store, tag: str, account: str, *, group: str, consumer: str, entry: str) -> Claim:
+async def begin(store: Store, tag: str, account: str, *, group: str, consumer: str, entry: str) -> Ownership:
     """Confirms that an entry of the partition's events is this consumer's, and restarts its idle time."""
     script_keys = [keys.stream_key(tag, "events"), keys.webhook_key(account)]
-    granted, receiver = await store.run_script(_BEGIN, script_keys, group, consumer, entry)
-    return Claim(bool(granted), receiver)
+    owned, receiver = await store.run_script(_BEGIN, script_keys, group, consumer, entry)
+    return Ownership(bool(owned), receiver)
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -217,31 +217,30 @@ async def due(store: Store, tag: str, schedule: str, known: str, *, limit: int, 
     return DueApps(int(now), apps)
 
 
-class Observation(msgspec.Struct, frozen=True):
-    """What a monitor records of an app, if nobody has recorded anything since it read `version`."""
-
-    app: str  # id
-    account: str
-    version: str  # '' if there was no record
-    next_version: str
-    fields: Mapping[str, str | int]  # empty: the record stays as it is
-    events: Sequence[QueuedEvent] = ()
-
-
 async def observe(
-    store: Store, record: str, observation: Observation, *, schedule: str | None = None, due_in: int = 0
+    store: Store,
+    record: str,
+    *,
+    app: str,
+    account: str,
+    version: str,
+    next_version: str,
+    fields: Mapping[str, str | int],
+    events: Sequence[QueuedEvent],
+    schedule: str | None = None,
+    due_in: int = 0,
 ) -> bool:
-    """Writes the record and queues its events in one step; the app is due again in `due_in` ms in the zset `schedule`.
+    """Writes what a monitor saw of an app (id), and queues the events that follow, in one step.
 
-    Returns False if the record has changed since it was read, or the app is no longer in the schedule.
+    Without `fields` the record stays as it is. With a `schedule` (a zset) the app is due again in `due_in` ms. Returns
+    False if the record no longer has the `version` that was read ('' for none), or the app is not in the schedule.
     """
-    tag = keys.tag(observation.account)
-    script_keys = [record, *keys.event_keys(tag, observation.account), keys.awaited_prefix(tag)]
-    fields = _flat(observation.fields)
-    events = [part for event in observation.events for part in _flat_event(event)]
-    head = (observation.version, observation.next_version, observation.app, due_in, len(fields))
+    tag = keys.tag(account)
+    script_keys = [record, *keys.event_keys(tag, account), keys.awaited_prefix(tag)]
     script_keys += [] if schedule is None else [schedule]
-    return bool(await store.run_script(_OBSERVE, script_keys, *head, *fields, *events))
+    flat_fields, flat_events = _flat(fields), [part for event in events for part in _flat_event(event)]
+    head = (version, next_version, app, due_in, len(flat_fields))
+    return bool(await store.run_script(_OBSERVE, script_keys, *head, *flat_fields, *flat_events))
 
 
 # -- deploys -------------------------------------------------------------------------------------------------

@@ -26,13 +26,14 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
+import msgspec
 import structlog
 
 from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.events.catalogue import Time
 from gateway.ids import now_iso
-from gateway.inference.prices import Usage
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 
@@ -48,6 +49,23 @@ TTFT = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT), "ttft:more")
 MOST_TOKENS = 1_000_000_000  # counted of one request
 TOTAL = "total"  # among the accounts of a day's spend
+
+
+class Usage(Protocol):
+    """Tokens of one request."""
+
+    @property
+    def input(self) -> int: ...
+    @property
+    def output(self) -> int: ...
+
+
+class HourlyUsage(msgspec.Struct):
+    hour: Time
+    requests: int
+    refused: int
+    inputTokens: int
+    outputTokens: int
 
 
 class Tally:
@@ -195,8 +213,8 @@ class Counters:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    async def usage(self, account_id: str) -> list[dict[str, Any]]:
-        """Of the last 24 hours, oldest first; the last is the present one."""
+    async def usage(self, account_id: str) -> list[HourlyUsage]:
+        """Of the last 24 hours, oldest first; the last is the current one."""
         with backbone():
             now = (await self._store.client.time())[0] // 3600 * 3600
             hours = [time.strftime("%Y-%m-%dT%H", time.gmtime(now - 3600 * ago)) for ago in reversed(range(HOURS))]
@@ -204,8 +222,8 @@ class Counters:
                 for hour in hours:
                     pipe.hgetall(keys.usage_key(account_id, hour))
                 counted = await pipe.execute()
-        names = ("requests", "refused", "inputTokens", "outputTokens")
+        zeros = dict.fromkeys(("requests", "refused", "inputTokens", "outputTokens"), 0)
         return [
-            {"hour": f"{hour}:00:00.000Z", **{name: int(counts.get(name, 0)) for name in names}}
+            msgspec.convert({"hour": f"{hour}:00:00.000Z", **zeros, **counts}, HourlyUsage, strict=False)
             for hour, counts in zip(hours, counted, strict=True)
         ]

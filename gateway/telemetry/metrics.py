@@ -1,6 +1,6 @@
-"""What Prometheus reads at /metrics. Names follow OpenTelemetry's gen_ai conventions where there is one.
+"""The metrics that Prometheus scrapes at /metrics. Names follow OpenTelemetry's gen_ai conventions where those exist.
 
-Children with labels are looked up once and kept: the token path only counts.
+Looking up a metric by its labels is slow, so the hot path looks up each combination once and keeps it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -16,6 +16,15 @@ from prometheus_client.multiprocess import MultiProcessCollector
 TTFT = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)  # seconds
 DURATION = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)  # seconds
 TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 8192, 32768, 131072)
+
+
+class ModelMetrics(NamedTuple):
+    """The histograms of one model."""
+
+    ttft: Histogram
+    duration: Histogram
+    input_tokens: Histogram
+    output_tokens: Histogram
 
 
 class Metrics:
@@ -44,13 +53,13 @@ class Metrics:
         )
         self.tokens = Histogram(
             "gen_ai_client_token_usage",
-            "Tokens of a request, as the provider reported them",
+            "Tokens per request, as reported by the provider",
             ["gen_ai_request_model", "gen_ai_token_type"],
             buckets=TOKENS,
             registry=registry,
         )
-        self._reserved = Counter("gateway_reserved_nano_euro", "Reserved", registry=registry)
-        self._settled = Counter("gateway_settled_nano_euro", "Settled", registry=registry)
+        self._reserved = Counter("gateway_reserved_nano_euro", "Nano-euro reserved", registry=registry)
+        self._settled = Counter("gateway_settled_nano_euro", "Nano-euro settled", registry=registry)
         self.refusals = Counter(
             "gateway_admission_refusals", "Requests over a rate or the cap", ["kind"], registry=registry
         )
@@ -69,34 +78,35 @@ class Metrics:
             registry=registry,
         )
         self.provider_errors = Counter(
-            "gateway_provider_errors", "Requests that the provider failed", ["code"], registry=registry
+            "gateway_provider_errors", "Requests that failed at the provider", ["code"], registry=registry
         )
         self.cap_breaches = Counter(
-            "gateway_cap_breaches", "Looks that found an account above its cap of the day", registry=registry
+            "gateway_cap_breaches", "Checks that found an account above its daily cap", registry=registry
         )
-        # What the gateway sees of the rest, looked at in the background: a scrape waits for nothing.
-        self.provider_up = self._seen("gateway_provider_up", "Whether the provider answers, and with this credential")
-        self.redis_up = self._seen("gateway_redis_up", "Whether Redis answers", mode="livemin")
-        self.webhook_queue = self._seen("gateway_webhook_queue_events", "Events that wait for their outcome")
-        self.webhook_oldest = self._seen("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
-        self.deploy_queue = self._seen("gateway_deploy_queue_deploys", "Deploys that wait or are under way")
-        self.workers = self._seen("gateway_workers", "Workers with a heartbeat", ["group"])
-        # There before the first of them: the increase that an alert looks for begins at a zero that was seen.
+        # Background tasks set these gauges, so that a scrape waits for nothing.
+        self.provider_up = self._gauge("gateway_provider_up", "Whether the provider answers and accepts the credential")
+        self.redis_up = self._gauge("gateway_redis_up", "Whether Redis answers", mode="livemin")
+        self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events that wait for their outcome")
+        self.webhook_oldest = self._gauge("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
+        self.deploy_queue = self._gauge("gateway_deploy_queue_deploys", "Deploys that wait or are under way")
+        self.workers = self._gauge("gateway_workers", "Workers with a heartbeat", ["group"])
+        # Prometheus sees an increase only if it has seen the zero before it: these alert, so they exist from the start.
         for kind in ("no usage", "above bound"):
             self.anomalies.labels(kind)
-        for door in ("", "native", "openai"):
-            self.requests.labels(door, 500, "INTERNAL")
+        for format in ("", "native", "openai"):
+            self.requests.labels(format, 500, "INTERNAL")
         self.request = lru_cache(256)(self.requests.labels)
-        self.model = lru_cache(16)(
-            lambda model: (
-                self.ttft.labels(model),
-                self.duration.labels(model),
-                self.tokens.labels(model, "input"),
-                self.tokens.labels(model, "output"),
-            )
+        self.model = lru_cache(16)(self._model_metrics)
+
+    def _model_metrics(self, model: str) -> ModelMetrics:
+        return ModelMetrics(
+            ttft=self.ttft.labels(model),
+            duration=self.duration.labels(model),
+            input_tokens=self.tokens.labels(model, "input"),
+            output_tokens=self.tokens.labels(model, "output"),
         )
 
-    def _seen(
+    def _gauge(
         self,
         name: str,
         help: str,
@@ -116,7 +126,7 @@ class Metrics:
         self.refusals.labels(kind).inc()
 
     def render(self) -> bytes:
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # several processes of one gateway: their sum
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # several processes of one gateway: the sum over them
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
             return generate_latest(registry)

@@ -10,7 +10,7 @@ from playwright.async_api import Browser
 from tests.browser.site import Site
 from tests.browser.visitor import Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.runner import App, Gateway, gateway_with_redis
+from tests.support.gateway_process import App, Gateway, gateway_with_redis
 
 Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
 

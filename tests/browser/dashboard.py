@@ -8,8 +8,8 @@ from typing import Any
 from playwright.async_api import Browser, Locator, Page, expect
 
 from gateway.store import keys
-from tests.runner import Gateway
-from tests.tenants import Account
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
 
 VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "notifications": "Notifications"}
 # The browser itself reports every refused request; what the page makes of it is what tests look at.

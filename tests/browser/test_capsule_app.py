@@ -6,9 +6,9 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from tests.browser.site import TEMPLATE
-from tests.deployed import hosting
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import COMPLETIONS
+from tests.support.deployment import hosting
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

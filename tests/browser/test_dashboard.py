@@ -20,10 +20,10 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
-from tests.polling import wait_until
-from tests.runner import Gateway, gateway_with_redis
-from tests.tenants import App
-from tests.worker import Worker
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -11,8 +11,8 @@ from playwright.async_api import Browser, Route, expect
 
 from tests.browser.dashboard import VIEWS, Holder, visiting
 from tests.fakes import FakeProvider
-from tests.polling import wait_until
-from tests.runner import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from tests.polling import wait_until
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -101,7 +101,7 @@ async def start(port: int, folder: Path) -> Run:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
     run = await start(five_free_ports(), tmp_path_factory.mktemp("a folder"))
-    await run.read(until="Ctrl-C stops")
+    await run.read(until="Press Ctrl-C to stop.")
     assert run.process.returncode is None, run.said
     yield run
     assert await run.stop(signal.SIGTERM) == 0, run.said
@@ -145,7 +145,7 @@ async def test_the_page_streams(browser: Browser, run: Run, scheme, width: int, 
         await expect(page.locator("#answer")).to_contain_text("I am not a language model.")
         await expect(page.locator("#answer")).to_contain_text("a euro (€).")
         await expect(page.locator("#figures")).to_have_text(
-            re.compile(r"^\d+ tokens · first after \d+ ms · \d+ a second$")
+            re.compile(r"^\d+ tokens · first after \d+ ms · \d+ per second$")
         )
         await expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
         await shoot("done")
@@ -234,7 +234,7 @@ async def test_a_second_run_is_told_of_the_first(run: Run) -> None:
     second = await start(run.port, run.folder)
     await second.read()
     assert await second.process.wait() == 1
-    assert second.said.startswith(f"It is running already, at {run.demo}")
+    assert second.said.startswith(f"Already running at {run.demo}")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -249,7 +249,7 @@ async def test_a_taken_port_is_one_clear_sentence(address: str, offset: int, who
         run = await start(first, tmp_path)
         await run.read()
         assert await run.process.wait() == 1
-    assert run.said.startswith(f"Port {first + offset} is taken, and the {who} needs it.")
+    assert run.said.startswith(f"Port {first + offset} is in use, and the {who} needs it.")
     assert len(run.said.splitlines()) == 1
 
 
@@ -258,7 +258,7 @@ async def test_a_restart_keeps_key_and_account(tmp_path: Path) -> None:
     keys = []
     for number in (signal.SIGINT, signal.SIGTERM):
         run = await start(port, tmp_path)
-        await run.read(until="Ctrl-C stops")
+        await run.read(until="Press Ctrl-C to stop.")
         keys.append(run.api_key)
         assert await run.stop(number) == 0
         assert run.said.endswith("Stopped.\n")
@@ -270,7 +270,7 @@ async def test_ctrl_c_lets_a_running_answer_end_and_twice_does_not(tmp_path: Pat
     port = five_free_ports()
     for times, whole in ((1, True), (2, False)):
         run = await start(port, tmp_path)
-        await run.read(until="Ctrl-C stops")
+        await run.read(until="Press Ctrl-C to stop.")
         shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
         assert shell.stdout
         told = await shell.stdout.readline()
@@ -286,12 +286,12 @@ async def test_ctrl_c_lets_a_running_answer_end_and_twice_does_not(tmp_path: Pat
 
 async def test_a_child_that_dies_takes_all_down_and_says_why(tmp_path: Path) -> None:
     run = await start(five_free_ports(), tmp_path)
-    await run.read(until="Ctrl-C stops")
+    await run.read(until="Press Ctrl-C to stop.")
     log = tmp_path / "logs" / "valkey.log"
     os.kill(int(re.findall(r"pid=(\d+)", log.read_text())[0]), signal.SIGKILL)
     await run.read()
     assert await run.process.wait() == 1
-    assert "The database ended by itself, with code -9." in run.said
+    assert "The database ended unexpectedly with code -9." in run.said
     await wait_until(lambda: not _listens(run.port))
 
 

@@ -11,9 +11,9 @@ from tests.browser.visitor import Visitor
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG
-from tests.polling import wait_until
-from tests.runner import App, Gateway, gateway
-from tests.servers import RedisServer
+from tests.support.gateway_process import App, Gateway, gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,7 +8,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.runner import OPERATOR, Gateway, gateway_with_redis
+from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")

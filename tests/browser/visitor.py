@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from tests.browser.site import Site
-from tests.runner import DOMAIN
+from tests.support.gateway_process import DOMAIN
 
 QUIET = [
     "--no-sandbox",

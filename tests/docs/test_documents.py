@@ -8,12 +8,13 @@ import msgspec
 import pytest
 from litestar import Router
 from litestar.routes import HTTPRoute
+from prometheus_client.metrics import MetricWrapperBase
 
 from gateway import app as application
 from gateway import errors
 from gateway.inference.handler import METHODS
 from gateway.settings import Settings, load
-from gateway.store.client import __doc__
+from gateway.store import keys
 from gateway.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -25,24 +26,40 @@ def text(path: str) -> str:
     return (ROOT / path).read_text()
 
 
+def rows(source: str, heading: str) -> list[list[str]]:
+    """The rows of all tables whose first column has this heading."""
+    found = []
+    for rest in source.split(f"\n| {heading} |")[1:]:
+        lines = [line.strip("| ").split(" | ") for line in rest.partition("\n\n")[0].splitlines()[2:]]
+        # An empty cell leaves a bare bar behind.
+        found += [[part.strip() for cell in line for part in re.split(r"(?<!\S)\|(?!\S)", cell)] for line in lines]
+    return found
+
+
 def table(source: str, heading: str) -> dict[str, list[str]]:
-    """The rows of the table whose first column has this heading, by the first cell without its backticks."""
-    _, _, rest = source.partition(f"\n| {heading} |")
-    rows = [line.strip("| ").split(" | ") for line in rest.partition("\n\n")[0].splitlines()[2:]]
-    # An empty cell leaves a bare bar behind.
-    cells = [[part.strip() for cell in row for part in re.split(r"(?<!\S)\|(?!\S)", cell)] for row in rows]
-    return {row[0].strip("`"): row[1:] for row in cells}
+    """The same rows by their first cell, without its backticks. No two may have the same."""
+    found = rows(source, heading)
+    named = {row[0].strip("`"): row[1:] for row in found}
+    assert len(named) == len(found), f"a {heading} is listed twice"
+    return named
 
 
-def test_every_setting_is_in_the_readme() -> None:
-    assert sorted(set(table(text("README.md"), "variable")) ^ set(FIELDS)) == []
+def test_every_setting_is_listed() -> None:
+    assert sorted(set(table(text("docs/settings.md"), "variable")) ^ set(FIELDS)) == []
+
+
+def test_the_readme_names_every_setting_and_links_to_the_list() -> None:
+    topics = [name for row in rows(text("README.md"), "topic") for name in re.findall(r"`(\w+)`", row[1])]
+    assert sorted(topics) == sorted(FIELDS)
+    assert "(docs/settings.md)" in text("README.md")
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_setting_has_the_type_and_default_it_says(name: str) -> None:
-    kind, _, default, _ = table(text("README.md"), "variable")[name]
+def test_a_setting_has_the_type_unit_and_default_it_says(name: str) -> None:
+    kind, unit, default, _ = table(text("docs/settings.md"), "variable")[name]
     field = FIELDS[name]
     assert kind == TYPES.get(str(field.type), "list")
+    assert unit or kind in ("text", "switch"), "a number without a unit"
     if default == "none":
         assert not getattr(Settings(), field.name)
     elif default == "the base URL":
@@ -63,12 +80,14 @@ def test_the_example_of_an_env_file_names_settings() -> None:
 
 
 def test_every_key_is_in_the_keyspace() -> None:
-    assert __doc__
-    assert table(text("docs/keyspace.md"), "key") == table(__doc__, "key")
+    assert keys.__doc__
+    documented = table(text("docs/keyspace.md"), "key")
+    assert documented
+    assert documented == table(keys.__doc__, "key")
 
 
-def test_every_route_is_in_the_readme() -> None:
-    modules = [import_module(f"gateway.{path.stem}") for path in ROOT.glob("gateway/*.py")]
+def test_every_route_is_listed() -> None:
+    modules = [import_module(f"gateway.api.{path.stem}") for path in ROOT.glob("gateway/api/*.py")]
     handlers = [handler for module in modules for handler in getattr(module, "ROUTES", [])]
     handlers += [application.health, application.ready, application.metrics]
     there = {(method.decode(), f"/capsule/<app>/{path}") for path, method in METHODS.items()}
@@ -76,17 +95,38 @@ def test_every_route_is_in_the_readme() -> None:
         assert isinstance(route, HTTPRoute)
         path = re.sub(r"{(\w+_)?(\w+)}", r"<\2>", route.path_format)
         there |= {(method, path) for method in route.methods - {"OPTIONS"}}
-    _, _, rest = text("README.md").partition("\n| method |")
-    listed = re.findall(r"^\| (\w+) \| `(.+?)` \|", rest.partition("\n\n")[0], re.MULTILINE)
-    assert sorted(set(listed) ^ there) == []
+    listed = [(method, path.strip("`")) for method, path, *_ in rows(text("docs/api.md"), "method")]
+    assert sorted(listed) == sorted(there)
 
 
-def test_every_metric_is_in_the_readme() -> None:
+def test_every_metric_is_listed() -> None:
     there = {
         metric.name + ("_total" if metric.type == "counter" else ""): metric.type
         for metric in Metrics().registry.collect()
     }
-    assert {name: row[0] for name, row in table(text("README.md"), "metric").items()} == there
+    assert {name: row[0] for name, row in table(text("docs/metrics.md"), "metric").items()} == there
+
+
+def test_every_label_of_a_metric_is_listed() -> None:
+    there = {}
+    for metric in vars(Metrics()).values():
+        if isinstance(metric, MetricWrapperBase):
+            (described,) = metric.describe()
+            name = described.name + ("_total" if described.type == "counter" else "")
+            there[name] = list(metric._labelnames)
+    listed = table(text("docs/metrics.md"), "metric")
+    assert {name: re.findall(r"`(\w+)`", row[1]) for name, row in listed.items()} == there
+
+
+def test_every_alert_is_in_the_operations() -> None:
+    there = re.findall(r"- alert: (\w+)", text("ops/alerts.yml"))
+    assert list(table(text("docs/operations.md"), "alert")) == there
+
+
+def test_log_events_of_the_operations_are_logged() -> None:
+    code = "".join(path.read_text() for folder in ("gateway", "workers") for path in (ROOT / folder).rglob("*.py"))
+    for event in table(text("docs/operations.md"), "log event"):
+        assert f'"{event}"' in code, event
 
 
 def test_every_error_is_in_the_api() -> None:
@@ -98,13 +138,56 @@ def subclasses(kind: type[errors.ServiceError]) -> list[type[errors.ServiceError
     return [kind, *(deeper for direct in kind.__subclasses__() for deeper in subclasses(direct))]
 
 
-@pytest.mark.parametrize("source", [path.relative_to(ROOT) for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]])
-def test_links_lead_somewhere(source: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text(str(source))):
-        assert (ROOT / source.parent / target).exists(), target
+PAGES = ["README.md", "CHANGELOG.md", "bench/README.md", "capsule/README.md"]
+PAGES += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md"))]
 
 
-def test_the_map_names_what_is_there() -> None:
-    drawn = text("README.md").split("```\ngateway/ ")[1].split("```")[0]
-    for name in re.findall(r"[\w-]+\.py", drawn):
-        assert (ROOT / "gateway" / name).exists() or (ROOT / "workers" / name).exists(), name
+@pytest.mark.parametrize("source", PAGES)
+def test_links_lead_somewhere(source: str) -> None:
+    folder = (ROOT / source).parent
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text(source)):
+        page = folder / target if target else ROOT / source
+        assert page.exists(), target
+        if anchor:
+            assert anchor in anchors(page.read_text()), f"{target}#{anchor}"
+
+
+def anchors(source: str) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", source, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+SOURCES = [path.relative_to(ROOT) for folder in ("gateway", "workers", "lua") for path in (ROOT / folder).rglob("*.*")]
+ELSEWHERE = {"receiver.py", "examples/receiver.py"}  # in docs/
+
+
+@pytest.mark.parametrize("source", PAGES)
+def test_the_documents_name_files_that_exist(source: str) -> None:
+    if source == "bench/README.md":
+        known = [path.relative_to(ROOT) for path in (ROOT / "bench").glob("*.*")]
+    else:
+        known = SOURCES
+    for name in re.findall(r"[\w/-]+\.(?:py|lua)\b", text(source)):
+        assert any(path.match(name) for path in known) or name in ELSEWHERE, name
+
+
+def test_the_map_is_true() -> None:
+    """Each line of the map names files of its folder, and every folder with code has a line."""
+    drawn = text("docs/architecture.md").split("### Folders\n\n```\n")[1].split("```")[0]
+    top = folder = Path()
+    lines = set()
+    for line in drawn.splitlines():
+        if opened := re.match(r"(  )?([\w-]+)/", line):
+            top = top if opened[1] else Path(opened[2])
+            folder = top / opened[2] if opened[1] else top
+            assert (ROOT / folder).is_dir(), folder
+            lines.add(folder)
+        elif re.match(r"  \w", line):
+            folder = top
+        for name in re.findall(r"\w+\.py", line):
+            assert (ROOT / folder / name).exists(), f"{folder}/{name}"
+    packages = {
+        path.parent.relative_to(ROOT) for name in ("gateway", "workers") for path in ROOT.glob(f"{name}/**/*.py")
+    }
+    assert sorted(packages - lines) == []

@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 
 from gateway.events import catalogue
-from gateway.events.receivers import new_secret, signed
-from tests.polling import wait_until
-from tests.servers import free_port
-from tests.worker import queue
+from gateway.events.receivers import new_secret, sign_event
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.worker_process import queue
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NAMES = ("receiver.py", "receiver.mjs")
@@ -75,7 +75,7 @@ async def example(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 def delivery(example: Example, age: float = 0) -> tuple[bytes, dict[str, str]]:
     event = catalogue.SAMPLES["app.unhealthy"]
     data = catalogue.encode(event, "app_1", "café \u2028").decode()
-    return signed(example.secret, "evt_1", event.type, data, time.time() - age)
+    return sign_event(example.secret, "evt_1", event.type, data, time.time() - age)
 
 
 @pytest.mark.parametrize("name", NAMES)

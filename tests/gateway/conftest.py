@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.runner import Gateway, gateway, gateway_with_redis
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 
 Launch = Callable[..., AbstractAsyncContextManager[Gateway]]
 

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import answered, counted, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import CLOSE
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.runner import gateway
-from tests.servers import BINARIES, cluster
+from tests.support.gateway_process import gateway
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.redis_servers import BINARIES, cluster
+from tests.support.responses import answered, counted, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

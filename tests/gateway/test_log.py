@@ -1,4 +1,4 @@
-"""What a fault leaves in the log: where it was, and nothing of what was in hand."""
+"""A logged exception shows where it was raised, and no values of local variables."""
 
 import subprocess
 import sys
@@ -25,11 +25,11 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_fault_tells_no_local_variables(form: str) -> None:
-    told = subprocess.run(
+def test_tracebacks_hold_no_local_variables(form: str) -> None:
+    output = subprocess.run(
         [sys.executable, "-c", FAULT.format(form=form)], capture_output=True, text=True, check=True, timeout=30
     ).stdout
-    assert told.count("ValueError: what happened") == 2
-    assert "ours" in told
-    assert "theirs" in told
-    assert "csk_not" not in told
+    assert output.count("ValueError: what happened") == 2
+    assert "ours" in output
+    assert "theirs" in output
+    assert "csk_not" not in output

@@ -8,15 +8,15 @@ import time
 import httpx
 import pytest
 
-from tests.expect import ended, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk
 from tests.fakes.server import HANG
 from tests.gateway.conftest import Launch
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.runner import gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import gateway
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.responses import ended, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,4 +1,4 @@
-"""What a client may send before it is understood, over a real socket."""
+"""The limits on what a client may send and on how long it may wait, over a real socket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ import pytest
 import uvicorn
 
 from gateway import server
-from tests.polling import wait_until
-from tests.servers import free_port
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 
 
 async def app(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
@@ -48,7 +48,7 @@ async def serving() -> AsyncIterator[int]:
 
 
 async def ends(reader: asyncio.StreamReader) -> bytes:
-    """What came until the server closed, within the test's patience."""
+    """What the server sent before it closed the connection."""
     try:
         return await asyncio.wait_for(reader.read(), 8)
     except ConnectionResetError:

@@ -1,4 +1,4 @@
-"""How a request may come over the connection: in pieces, too long, never whole, several at once, or as garbage."""
+"""How requests arrive: in pieces, too long, incomplete, several at once, or as garbage."""
 
 import asyncio
 import contextlib
@@ -11,9 +11,9 @@ from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.gateway.inference.test_handler_hostile import bearer, code, healthy
-from tests.money import bound, cost
-from tests.tenants import App
-from tests.wire import request, send
+from tests.support.accounts import App
+from tests.support.prices import bound, cost
+from tests.support.raw_http import request, send
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 )
 async def test_oversized_headers(app: App, headers: list[str]) -> None:
     reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *headers))
-    # A hundred kilobytes are much, but may be taken; two megabytes may not.
+    # A hundred kilobytes may be accepted or refused; two megabytes must be refused.
     assert reply is None or reply.status in ((200, 400, 431) if len(headers[0]) < 10**6 else (400, 431))
     assert await healthy(app)
 
@@ -53,7 +53,7 @@ async def test_garbage(app: App, garbage: bytes) -> None:
 
 
 async def test_length_and_chunks_at_once(app: App, provider: FakeProvider) -> None:
-    """The classic of smuggling: what one reads as a body the other reads as the next request."""
+    """Request smuggling: one server reads as a body what another reads as the next request."""
     inner = provider.plays(tokens("x"))
     smuggled = request(app.path, json.dumps({"prompt": inner}).encode(), bearer(app))
     head = request(app.path, b"", bearer(app), f"Content-Length: {5 + len(smuggled)}", "Transfer-Encoding: chunked")
@@ -64,10 +64,10 @@ async def test_length_and_chunks_at_once(app: App, provider: FakeProvider) -> No
 
 
 async def test_no_more_than_the_limit_is_read(app: App) -> None:
-    """The refusal comes long before ten megabytes have been sent, told or not."""
+    """The refusal arrives long before ten megabytes have been sent, with or without a Content-Length."""
     piece = b"x" * 65_536
-    told = request(app.path, b"", bearer(app), "Content-Length: 10485760")
-    reply = await send(app.gateway.port, told, *[piece] * 160)
+    sized = request(app.path, b"", bearer(app), "Content-Length: 10485760")
+    reply = await send(app.gateway.port, sized, *[piece] * 160)
     assert code(reply) == (413, "REQUEST_TOO_LARGE")
     untold = request(app.path, b"", bearer(app), "Transfer-Encoding: chunked")
     reply = await send(app.gateway.port, untold, *[b"10000\r\n" + piece + b"\r\n"] * 160)
@@ -76,7 +76,7 @@ async def test_no_more_than_the_limit_is_read(app: App) -> None:
 
 
 async def test_a_length_that_is_only_announced(app: App) -> None:
-    """Too large by its own word: refused without a byte of it."""
+    """A Content-Length above the limit is refused before any byte of the body."""
     reply = await send(app.gateway.port, request(app.path, b"", bearer(app), "Content-Length: 102401"))
     assert code(reply) == (413, "REQUEST_TOO_LARGE")
 
@@ -93,7 +93,7 @@ async def test_a_body_that_drips(app: App, provider: FakeProvider) -> None:
 
 
 async def test_requests_that_never_end_hold_up_nobody(app: App) -> None:
-    """A hundred half requests, and one whole beside them."""
+    """A hundred incomplete requests do not delay a complete one."""
     half = request(app.path, b"", bearer(app), "Content-Length: 500") + b'{"prompt":'
     slow = [asyncio.create_task(send(app.gateway.port, half, timeout=2)) for _ in range(100)]
     await asyncio.sleep(0.2)
@@ -136,7 +136,7 @@ async def test_garbage_in_the_middle_of_a_stream(app: App, provider: FakeProvide
 
 
 async def test_a_client_that_stops_sending_but_listens(app: App, provider: FakeProvider) -> None:
-    """Half-closed like `nc -N`: answered or taken for gone, but never forgotten."""
+    """The client half-closes, like `nc -N`: it is answered or treated as gone, and its money is settled."""
     prompt = provider.plays(ROLE, chunk("a"), 0.2, chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
     body = json.dumps({"prompt": prompt, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)

@@ -1,4 +1,4 @@
-"""`serve --workers 2`: one port, several processes, one behaviour; on Redis instead of Valkey, for once."""
+"""`serve --workers 2`: several processes behave as one, on one port. This test uses Redis instead of Valkey."""
 
 import asyncio
 import re
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import answered, counted
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.servers import RedisServer
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import answered, counted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,7 +23,7 @@ async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_
     try:
         await gw.start()
         app = await gw.app(backend)
-        # A connection each, so that both processes get some.
+        # One connection per request, so that both processes get some.
         without_reuse = app.headers(Connection="close")
         answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=without_reuse) for _ in range(20)))
         assert len([answered(a) for a in answers]) == 20
@@ -34,7 +34,7 @@ async def test_two_workers(provider: FakeProvider, backend: FakeAppBackend, tmp_
             lines = re.findall(r'^(\w+_total\{.*code="OK".*\}|\w*requests_total\{.*\}) (\S+)$', response.text, re.M)
             return max(float(value) for _, value in lines)
 
-        # Whoever answers, all of it is counted.
+        # Whichever process answers, it counts the requests of both.
         for _ in range(6):
             assert await metrics() >= 20
         for enabled, status in ((False, 503), (True, 200)):

@@ -7,8 +7,8 @@ import pytest
 
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
-from tests.runner import Gateway
-from tests.servers import free_port
+from tests.support.gateway_process import Gateway
+from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

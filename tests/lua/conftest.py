@@ -8,9 +8,10 @@ import fakeredis
 import pytest
 from hypothesis import settings
 
-from tests.leaks import unexplained
+from tests.lua.deliveries import Deliveries
 from tests.lua.scripts import CLOCK, Scripts
-from tests.servers import BINARIES, RedisServer
+from tests.support.key_leaks import unexplained
+from tests.support.redis_servers import BINARIES, RedisServer
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -41,3 +42,8 @@ def client(any_server: Any) -> Iterator[Any]:
 @pytest.fixture
 def scripts(client: Any) -> Scripts:
     return Scripts(client)
+
+
+@pytest.fixture
+def deliveries(client: Any) -> Deliveries:
+    return Deliveries(client)

@@ -1,7 +1,7 @@
 """The scripts on a clock that a test sets, under the key names of the interface.
 
-Production offers no such clock: the text is changed here, before a server ever sees it, so that the one reading of
-the time is a reading of a test's key.
+Production offers no such clock. A test changes the script's text before a server sees it: the script then reads the
+time from a key that the test writes.
 """
 
 import re
@@ -18,13 +18,27 @@ DAY = 86_400 * SECOND
 TAG = "{p07}"
 
 
-def on_test_clock(name: str) -> str:
-    """The script's text with its one look at the time turned towards the test's key."""
+def source(name: str, **bounds: int) -> str:
+    """The script's text. `bounds` replaces constants, so that a test need not fill a stream of production's length."""
     text = Script(name).source
+    for bound, value in bounds.items():
+        text, count = re.subn(rf"^(local {bound} = )\S+", rf"\g<1>{value}", text, flags=re.MULTILINE)
+        assert count == 1, f"{name}.lua must set {bound} once"
+    return text
+
+
+def on_test_clock(name: str, **bounds: int) -> str:
+    """The script's text, which reads the time from the test's key instead of from the server's clock."""
+    text = source(name, **bounds)
     assert text.count(READING) == 1, f"{name}.lua must read the time once"
     changed = text.replace(READING, f"redis.call('LRANGE', '{CLOCK}', 0, 1)")
     assert not re.search(r"\bTIME\b", re.sub(r"--.*", "", changed))
     return changed
+
+
+def set_clock(client: Any, clock: int) -> None:
+    """In microseconds."""
+    client.pipeline().delete(CLOCK).rpush(CLOCK, clock // SECOND, clock % SECOND).execute()
 
 
 def at(text: str) -> int:
@@ -58,8 +72,7 @@ class Scripts:
         self._settle = client.register_script(Script("settle").source)
 
     def set_clock(self, clock: int) -> None:
-        pipeline = self.client.pipeline()
-        pipeline.delete(CLOCK).rpush(CLOCK, clock // SECOND, clock % SECOND).execute()
+        set_clock(self.client, clock)
 
     def admit(
         self,

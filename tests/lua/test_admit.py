@@ -7,7 +7,7 @@ import pytest
 
 from gateway.store.client import Script
 from tests.lua.scripts import MINUTE, SECOND, TAG, Scripts, at
-from tests.servers import BINARIES
+from tests.support.redis_servers import BINARIES
 
 NOON = at("2026-11-21T12:00:00")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.lua.scripts import CLOCK, SECOND, TAG, on_test_clock
+from tests.lua.scripts import SECOND, TAG, on_test_clock, set_clock
 
 NOON = 1_795_262_400  # seconds
 DUE, SITES, KNOWN = f"{TAG}:probes", f"{TAG}:site", f"{TAG}:health"
@@ -18,8 +18,7 @@ class Due:
         self.set_clock(NOON)
 
     def set_clock(self, seconds: float) -> None:
-        whole, micros = divmod(int(seconds * SECOND), SECOND)
-        self.client.pipeline().delete(CLOCK).rpush(CLOCK, whole, micros).execute()
+        set_clock(self.client, int(seconds * SECOND))
 
     def enter(self, **apps: float) -> None:
         """App and the second in which it is due."""

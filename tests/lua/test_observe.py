@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.lua.deliveries import DATA, GROUP, LOG, OUTCOMES, STREAM, Deliveries
 from tests.lua.scripts import TAG
-from tests.lua.test_deliveries import DATA, GROUP, LOG, OUTCOMES, STREAM, Deliveries
 
 KNOWN, DUE, AWAITED = f"{TAG}:health:shop", f"{TAG}:probes", f"{TAG}:awaited"
 FALL = ("evt_1", "acc", "shop", "app.unhealthy", DATA)

@@ -16,14 +16,14 @@ import pytest_asyncio
 
 from gateway.accounts.records import App as Record
 from gateway.store.keys import partition_tags, tag
-from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.server import answer
-from tests.polling import wait_until
-from tests.runner import Gateway, gateway_with_redis
-from tests.servers import free_port
-from tests.tenants import App
-from tests.worker import CRASH, Queue, Worker
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.responses import refused
+from tests.support.worker_process import CRASH, Queue, Worker
 
 OPS = Path(__file__).parents[2] / "ops"
 DASHBOARDS = sorted((OPS / "grafana/dashboards").glob("*.json"))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.confined import WAYS, Room, room_of
 from tests.fakes.receiver import FakeReceiver, certificate
+from tests.support.sandbox import WAYS, Room, room_of
 
 
 @pytest.fixture(scope="session")

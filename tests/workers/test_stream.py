@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Redis, ResponseError, Store
-from tests.polling import wait_until
-from tests.proxy import Proxy
-from tests.servers import RedisServer
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.tcp_proxy import Proxy
 from workers import stream
 from workers.stream import Consumer, Entry
 
@@ -179,8 +179,8 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
     assert await events.pending(first) == 1, "and what is pending for it"
     entry = one.entries[0].id
-    claim = await scripts.begin(one.store, "{p03}", "x", group="webhooks", consumer=one.name, entry=entry)
-    assert claim == scripts.Claim(False, "")
+    ownership = await scripts.begin(one.store, "{p03}", "x", group="webhooks", consumer=one.name, entry=entry)
+    assert ownership == scripts.Ownership(False, "")
     (number,) = await events.add()
     await wait_until(lambda: number in one.taken, 10)
 

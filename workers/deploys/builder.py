@@ -1,63 +1,58 @@
-"""Takes queued deploys from their streams and has an engine make them, one of an app at a time, in order.
+"""Takes queued deploys from their streams and runs them through an engine: in order per app, apps in parallel.
 
-A deploy's state is in its record (`gateway/deploys.py`) and every move is a compare-and-set there, so that a deploy
-ends once. An entry of the stream stays pending until its deploy is over. What that means for
+A deploy's state is in its record (`gateway/deploys/states.py`), and every state change is a compare-and-set there, so
+that a deploy ends once. A stream entry stays pending until its deploy has ended. Therefore:
 
-- a worker that is told to stop: its deploys are undone and wait again;
-- a worker that is killed: whoever finds its entries undoes what is left on disk and fails those deploys, with the
-  reason. It does not try them again: what killed the worker may have been the build;
-- two workers that believe an entry theirs: one of them moves the state, the other finds it moved and lets go.
+- A worker that is asked to stop undoes its deploys and queues them again.
+- When a worker is killed, the worker that claims its entries undoes what is left on disk and fails those deploys. It
+  does not retry them, because the build may be what killed the worker.
+- When two workers believe that an entry is theirs, one of them changes the state. The other one gets `StaleDeploy` and
+  lets go.
 
-The engine works on this machine's disk, so one worker of a data folder works at a time and another stands by.
+The engine works on this machine's disk, so only one worker per data folder is active; the others stand by.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Self, TypeVar
 
 import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_cancelled, undisturbed
-from gateway.deploys.states import GROUP, LOG_BYTES, STREAM, Deploy, Deploys, Moved, State
+from gateway.cancellation import end_if_cancelled, finish_despite_cancellation
+from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalogue import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
-from gateway.store import keys, scripts
-from gateway.store.client import ATTEMPT, Store, backbone
+from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from workers.deploys.engine import Engine, Job, LocalEngine
-from workers.deploys.source import Failed
+from workers.deploys.lock import BuilderLock
+from workers.deploys.log import DeployLog
+from workers.deploys.source import DeployError
 from workers.sites import sites
 from workers.stream import Consumer, Entry
 
-T = TypeVar("T")
 logger = structlog.get_logger()
 
-BUILDS = 2  # at a time; checks and canaries beside them cost little
-HELD = 1_000  # entries of one worker in memory
-LOG_INTERVAL = 0.5  # seconds between two writes of a deploy's log
+PARALLEL_BUILDS = 2  # checks and canaries run beside them and cost little
+MAX_ENTRIES = 1_000  # of one worker in memory
 TIDY_INTERVAL = 15.0  # seconds
-PLACE_LIFE = 15  # seconds
-GIVING_BACK = 20.0  # seconds
-OVER: tuple[State, ...] = ("live", "failed")
-# What a build prints for a terminal could move the cursor of the one that follows it.
-CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
+RETRY_INTERVAL = 1.0  # seconds
+REQUEUE_SECONDS = 20.0  # for each deploy when the worker stops
 
 
 async def run(settings: Settings) -> None:
     if settings.deploy_engine == "external":
         logger.info("deploys.external", action="an outside engine takes the deploys")
         await asyncio.Event().wait()
-    # Where no process of its own serves the apps, this one does.
+    # Serves the apps too. Where another process already serves them, this part stands by.
     async with asyncio.TaskGroup() as group:
         group.create_task(sites.run(settings))
         group.create_task(Builder(settings).run())
@@ -70,53 +65,32 @@ class Builder:
         self._registry = Registry(self._store, Vault(settings.encryption_key))
         self._deploys = Deploys(settings, self._registry)
         provider = Provider(settings)
-        self._availability = Availability(settings, self._registry, provider.has_key, provider.probe)
-        self._engine: Engine = engine or LocalEngine(settings, self._find, self._ai_url)
+        self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
+        self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url)
         self._consumer = Consumer(self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._room)
-        self._waiting: dict[str, deque[Entry]] = {}  # app id → its entries after the one under way
+        self._waiting: dict[str, deque[Entry]] = {}  # app id → the entries after the one in progress
         self._running: set[asyncio.Task[None]] = set()
-        self._under_way: set[str] = set()  # deploy ids
-        self._building = asyncio.Semaphore(BUILDS)
-        self._less = asyncio.Event()
+        self._in_progress: set[str] = set()  # deploy ids
+        self._building = asyncio.Semaphore(PARALLEL_BUILDS)
+        self._entry_done = asyncio.Event()
 
     async def run(self) -> None:
-        """Until it is cancelled; then what is under way is undone and given back."""
+        """Runs until it is cancelled. It then undoes the deploys in progress and queues them again."""
         try:
-            async with self._engine.opened() as place:
-                await self._take_place(place)
+            async with self._engine.open() as folder_id:
+                lock = BuilderLock(self._store, folder_id)
+                await lock.acquire()
                 try:
                     async with asyncio.TaskGroup() as group:
-                        group.create_task(self._keep_place(place))
-                        group.create_task(self._keep_tidy())
+                        group.create_task(lock.keep())
+                        group.create_task(self._tidy_regularly())
                         group.create_task(self._consumer.run())
                 finally:
-                    await undisturbed(self._stop(place))
+                    await finish_despite_cancellation(self._stop(lock))
         finally:
             await self._store.close()
 
-    async def _take_place(self, place: str) -> None:
-        """What is served stands in one place: a builder of another would tell of apps that nobody sees."""
-        waiting = False
-        while not await _patiently(lambda: self._has_place(place)):
-            if not waiting:
-                logger.warning("deploys.elsewhere", action="another data folder is built in; this worker stands by")
-            waiting = True
-            await asyncio.sleep(1)
-
-    async def _has_place(self, place: str) -> bool:
-        with backbone():
-            holder = await self._store.client.set(keys.BUILDER, place, nx=True, get=True, ex=PLACE_LIFE)
-            if holder == place:
-                await self._store.client.expire(keys.BUILDER, PLACE_LIFE)
-        return holder in (None, place)
-
-    async def _keep_place(self, place: str) -> None:
-        while True:
-            if not await _patiently(lambda: self._has_place(place)):
-                raise RuntimeError("another data folder is built in")
-            await asyncio.sleep(PLACE_LIFE / 3)
-
-    async def _stop(self, place: str) -> None:
+    async def _stop(self, lock: BuilderLock) -> None:
         self._waiting.clear()
         for task in self._running:
             task.cancel()
@@ -124,24 +98,23 @@ class Builder:
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with asyncio.timeout(ATTEMPT):
                 await self._consumer.release()
-        with contextlib.suppress(BackboneUnavailable):
-            await scripts.change(self._store, keys.BUILDER, "", expected=place)
+        await lock.release()
 
-    async def _keep_tidy(self) -> None:
+    async def _tidy_regularly(self) -> None:
         while True:
             try:
-                await self._engine.tidy(self._under_way)
+                await self._engine.tidy(self._in_progress)
             except (BackboneUnavailable, OSError) as error:
                 logger.warning("deploys.not_tidied", error=f"{type(error).__name__}: {error}")
             end_if_cancelled()
             await asyncio.sleep(TIDY_INTERVAL)
 
-    # -- turns -----------------------------------------------------------------------------------------------
+    # -- entries of the stream -------------------------------------------------------------------------------
 
     async def _room(self) -> None:
-        while self._consumer.holding >= HELD:
-            self._less.clear()
-            await self._less.wait()
+        while self._consumer.holding >= MAX_ENTRIES:
+            self._entry_done.clear()
+            await self._entry_done.wait()
 
     def _accept(self, entry: Entry) -> None:
         app = entry.fields["app"]
@@ -149,44 +122,45 @@ class Builder:
             self._waiting[app].append(entry)
             return
         self._waiting[app] = deque([entry])
-        task = asyncio.create_task(self._take_turns(app))
+        task = asyncio.create_task(self._process_app(app))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _take_turns(self, app: str) -> None:
+    async def _process_app(self, app: str) -> None:
+        """Processes the app's entries one after the other."""
         while entries := self._waiting.get(app):
             entry = entries.popleft()
-            self._under_way.add(entry.fields["id"])
+            self._in_progress.add(entry.fields["id"])
             try:
-                await self._take(entry)
+                await self._process(entry)
             except Exception as error:
-                # A fault of ours: it stays pending, is claimed again, and counts as left half done then.
+                # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
                 logger.error("deploy.postponed", deploy=entry.fields["id"], exc_info=error)
             finally:
-                self._under_way.discard(entry.fields["id"])
+                self._in_progress.discard(entry.fields["id"])
                 self._consumer.done(entry)
-                self._less.set()
+                self._entry_done.set()
         self._waiting.pop(app, None)
 
-    async def _take(self, entry: Entry) -> None:
+    async def _process(self, entry: Entry) -> None:
         fields = entry.fields
-        deploy = await _patiently(lambda: self._deploys.get(fields["id"], fields["account"]))
-        if deploy is not None and deploy.state not in OVER:
+        deploy = await until_redis_answers(lambda: self._deploys.get(fields["id"], fields["account"]))
+        if deploy is not None and deploy.state not in FINAL:
             try:
                 if deploy.state == "queued":
-                    await self._make(deploy)
+                    await self._deploy(deploy)
                 else:
-                    await self._end_abandoned(deploy)
-            except Moved:
-                logger.warning("deploy.moved", deploy=deploy.id, action="another worker goes on with it")
+                    await self._fail_abandoned(deploy)
+            except StaleDeploy:
+                logger.warning("deploy.moved", deploy=deploy.id, action="another worker continues this deploy")
                 await self._engine.undo(deploy)
                 return
-        await _patiently(lambda: self._acknowledge(entry))
+        await until_redis_answers(lambda: self._acknowledge(entry))
 
-    async def _end_abandoned(self, deploy: Deploy) -> None:
+    async def _fail_abandoned(self, deploy: Deploy) -> None:
         logger.warning("deploy.abandoned", deploy=deploy.id, state=deploy.state)
         await self._engine.undo(deploy)
-        await self._move(deploy, ("failed",), lambda: self._deploys.fail_abandoned(deploy))
+        await self._change_state(deploy, ("failed",), lambda: self._deploys.fail_abandoned(deploy))
 
     async def _acknowledge(self, entry: Entry) -> None:
         with backbone():
@@ -195,149 +169,111 @@ class Builder:
 
     # -- one deploy, from top to bottom ----------------------------------------------------------------------
 
-    async def _make(self, deploy: Deploy) -> None:
-        """Raises Moved."""
-        async with Log(self._deploys, deploy) as log:
+    async def _deploy(self, deploy: Deploy) -> None:
+        """Raises StaleDeploy."""
+        async with DeployLog(self._deploys, deploy) as log:
             try:
-                await self._go_through(deploy, log)
+                await self._run_phases(deploy, log)
             except asyncio.CancelledError:
-                log.tell("The worker was stopped; this deploy starts again.")
-                await undisturbed(self._give_back(deploy))
+                log.write_line("The worker is stopping; this deploy starts again.")
+                await finish_despite_cancellation(self._requeue(deploy))
                 raise
 
-    async def _go_through(self, deploy: Deploy, log: Log) -> None:
+    async def _run_phases(self, deploy: Deploy, log: DeployLog) -> None:
         phase: Phase = "build"
         try:
             async with self._building:
                 await self._consumer.sure()
-                app = await self._find(deploy.appId)
+                app = await self._find_app(deploy.appId)
                 queued = deploy
-                deploy = await self._move(queued, ("building",), lambda: self._deploys.start(queued))
+                deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
                 if app is None or app.account != deploy.account:
-                    raise Failed("the app was deleted, or is another account's now")
-                job = Job(deploy=deploy, app=app, tell=log.tell, committed=self._committed(deploy))
+                    raise DeployError("the app was deleted, or now belongs to another account")
+                job = Job(deploy, app, log.write_line, self._commit_recorder(deploy))
                 await self._engine.build(job)
-            deploy = await self._over(deploy, phase)
+            deploy = await self._finish_phase(deploy, phase)
             phase = "health"
-            await self._engine.check(job)
+            await self._engine.check_health(job)
             await self._engine.swap(job)
-            log.tell("Checked, and swapped in")
-            deploy = await self._over(deploy, phase)
+            log.write_line("The health check passed; the new release is now served")
+            deploy = await self._finish_phase(deploy, phase)
             if deploy.state == "canary":
                 phase = "canary"
-                await self._engine.canary(job)
-                log.tell("The canary closed cleanly")
-                await log.write()
-                deploy = await self._over(deploy, phase)
-            await self._engine.settle(job)
-        except (Failed, OSError) as failure:
-            if deploy.state in OVER:  # it is live, and only what it replaced is left over
+                await self._engine.watch_canary(job)
+                log.write_line("The canary passed")
+                await log.flush()
+                deploy = await self._finish_phase(deploy, phase)
+            await self._engine.finish(job)
+        except (DeployError, OSError) as error:
+            if deploy.state in FINAL:  # the deploy is live; only the clean-up of the former release failed
                 raise
-            reason = str(failure)
-            if not isinstance(failure, Failed):
-                logger.error("deploy.broken", deploy=deploy.id, exc_info=failure)
-                reason = "a fault of the service's own; deploy again"
-            log.tell(f"Failed: {reason}")
-            await log.write()
-            await self._engine.undo(deploy)
-            await self._over(deploy, phase, reason)
+            await self._fail_phase(deploy, phase, error, log)
 
-    async def _over(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
-        """The phase is. Raises Moved."""
+    async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
+        reason = str(error)
+        if not isinstance(error, DeployError):
+            logger.error("deploy.broken", deploy=deploy.id, exc_info=error)
+            reason = "an internal error of the service; deploy again"
+        log.write_line(f"Failed: {reason}")
+        await log.flush()
+        await self._engine.undo(deploy)
+        await self._finish_phase(deploy, phase, reason)
+
+    async def _finish_phase(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
+        """Records the phase's result. Raises StaleDeploy."""
         after: tuple[State, ...] = ("failed",) if failure else ("checking", "canary", "live")
-        return await self._move(deploy, after, lambda: self._deploys.advance(deploy, phase, not failure, failure))
+        return await self._change_state(
+            deploy, after, lambda: self._deploys.advance(deploy, phase, not failure, failure)
+        )
 
-    async def _move(self, deploy: Deploy, after: tuple[State, ...], move: Callable[[], Awaitable[Deploy]]) -> Deploy:
-        """Raises Moved; not when it was a try of this very move whose answer was lost."""
-        lost = False
+    async def _change_state(
+        self, deploy: Deploy, after: tuple[State, ...], change: Callable[[], Awaitable[Deploy]]
+    ) -> Deploy:
+        """Repeats the change until Redis answers.
+
+        Raises StaleDeploy, unless an attempt whose answer was lost had already made this very change.
+        """
+        answer_lost = False
         while True:
             try:
-                moved = await move()
+                changed = await change()
             except BackboneUnavailable:
-                lost = True
-                await asyncio.sleep(1)
-            except Moved:
-                now = await _patiently(lambda: self._deploys.get(deploy.id, deploy.account))
-                if lost and now is not None and now.state != deploy.state and now.state in after:
+                answer_lost = True
+                await asyncio.sleep(RETRY_INTERVAL)
+            except StaleDeploy:
+                now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+                if answer_lost and now is not None and now.state != deploy.state and now.state in after:
                     return now
                 raise
             else:
                 end_if_cancelled()
-                return moved
+                return changed
 
-    def _committed(self, deploy: Deploy) -> Callable[[str], Awaitable[None]]:
-        async def note(commit: str) -> None:
-            await _patiently(lambda: self._deploys.note(deploy, commit=commit))
+    def _commit_recorder(self, deploy: Deploy) -> Callable[[str], Awaitable[None]]:
+        async def record_commit(commit: str) -> None:
+            await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit))
 
-        return note
+        return record_commit
 
-    async def _give_back(self, deploy: Deploy) -> None:
-        """It waits again, unless it is over. Without Redis it is left as it is, and fails as abandoned later."""
-        with contextlib.suppress(Moved, TimeoutError):
-            async with asyncio.timeout(GIVING_BACK):
-                now = await _patiently(lambda: self._deploys.get(deploy.id, deploy.account))
-                if now is not None and now.state not in (*OVER, "queued"):
+    async def _requeue(self, deploy: Deploy) -> None:
+        """Queues the deploy again unless it has ended.
+
+        Without Redis it stays as it is; the worker that claims its entry fails it as abandoned.
+        """
+        with contextlib.suppress(StaleDeploy, TimeoutError):
+            async with asyncio.timeout(REQUEUE_SECONDS):
+                now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+                if now is not None and now.state not in (*FINAL, "queued"):
                     await self._engine.undo(now)
-                    await _patiently(lambda: self._deploys.give_back(now))
+                    await until_redis_answers(lambda: self._deploys.requeue(now))
 
-    # -- what the engine asks --------------------------------------------------------------------------------
+    # -- what the engine asks for ----------------------------------------------------------------------------
 
-    async def _find(self, app: str) -> App | None:
-        found: App | None = await _patiently(lambda: self._registry.find(app))
+    async def _find_app(self, app: str) -> App | None:
+        found: App | None = await until_redis_answers(lambda: self._registry.find(app))
         return found
 
-    async def _ai_url(self, app: App) -> str | None:
-        await _patiently(self._availability.reload)
+    async def _find_ai_url(self, app: App) -> str | None:
+        await until_redis_answers(self._availability.reload)
         available = self._availability.status().available
         return f"{self._settings.base_url}/capsule/{app.name}/ai" if available else None
-
-
-class Log:
-    """Lines are gathered, and written now and then; what Redis does not take at once waits for it."""
-
-    def __init__(self, deploys: Deploys, deploy: Deploy) -> None:
-        self._deploys, self._deploy = deploys, deploy
-        self._lines: list[str] = []
-        self._size = 0  # all that was told, in bytes: what is beyond the bound is not even gathered
-        self._lock = asyncio.Lock()
-
-    def tell(self, line: str) -> None:
-        if self._size <= LOG_BYTES:
-            line = CONTROL.sub("", line) + "\n"
-            self._size += len(line.encode())
-            self._lines.append(line)
-
-    async def write(self) -> None:
-        async with self._lock:
-            while self._lines:
-                count = len(self._lines)
-                text = "".join(self._lines[:count])
-                await _patiently(lambda text=text: self._deploys.log(self._deploy, text))  # type: ignore[misc]
-                del self._lines[:count]
-
-    async def _keep_writing(self) -> None:
-        while True:
-            await asyncio.sleep(LOG_INTERVAL)
-            await self.write()
-
-    async def __aenter__(self) -> Self:
-        self._writing = asyncio.create_task(self._keep_writing())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._writing.cancel()
-        await asyncio.gather(self._writing, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            await undisturbed(asyncio.wait_for(self.write(), ATTEMPT))
-
-
-async def _patiently(work: Callable[[], Awaitable[T]]) -> T:
-    """Again and again, for as long as Redis is away."""
-    while True:
-        try:
-            result = await work()
-        except BackboneUnavailable:
-            await asyncio.sleep(1)
-        else:
-            end_if_cancelled()
-            return result

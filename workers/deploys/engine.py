@@ -1,8 +1,8 @@
-"""What a deploy is made by. The worker (`deploys.py`) knows the states, an engine knows the machines.
+"""What makes a deploy. The worker (`builder.py`) knows the states; an engine knows the machines.
 
-`LocalEngine` builds and serves on this one: source → build command → release → check → swap → canary. Each step that
-others can see is one rename, so that a worker may be killed at any instant: what it left is undone by the next.
-More machines than one are an outside engine's, over the platform surface.
+`LocalEngine` builds and serves on this machine: source → build command → release → health check → swap → canary.
+Each step that visitors can see is one rename. So a worker may be killed at any time, and the next one undoes what it
+left. To build or serve on several machines, run an outside engine, which uses the operators' API.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import structlog
 
 from gateway.accounts.records import App, Build
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.cancellation import undisturbed
+from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.states import Deploy, host
 from gateway.settings import Settings
 from workers.deploys import build, source
-from workers.deploys.releases import Releases, Site, alone, remove
-from workers.deploys.source import Failed
+from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import BUILD_USERS, Limits, Sandbox, Unsafe
 from workers.sites import sites, web
+from workers.sites.releases import Releases, Site, exclusive_lock, remove_folder
 from workers.sites.watchdog import output_path
 
 logger = structlog.get_logger()
@@ -35,208 +35,213 @@ logger = structlog.get_logger()
 P = ParamSpec("P")
 R = TypeVar("R")
 
-START_SECONDS = 60.0  # until a start command must answer
-ANSWER = aiohttp.ClientTimeout(total=10)
-DRAIN = 2.0  # seconds between a swap, or its undoing, and the end of what is served no more
+START_SECONDS = 60.0  # within which a start command must answer
+REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
+POLL_INTERVAL = 0.2  # seconds
+DRAIN = 2.0  # seconds for requests in progress, between a swap or its undoing and the end of the replaced release
+OUTPUT_LINES = 100  # of a start command, copied to the log
 
 
 class Job(msgspec.Struct, frozen=True):
     deploy: Deploy
     app: App
-    tell: Callable[[str], None]  # a line of the deploy's log
-    committed: Callable[[str], Awaitable[None]]  # which commit is built
+    write_line: Callable[[str], None]  # to the deploy's log
+    record_commit: Callable[[str], Awaitable[None]]
 
 
 class Engine(Protocol):
-    """Every step raises `Failed`. Any of them may be cancelled."""
+    """Every step raises `DeployError`, and every step may be cancelled."""
 
-    def opened(self) -> AbstractAsyncContextManager[str]:
-        """What tells the place where it builds from every other."""
+    def open(self) -> AbstractAsyncContextManager[str]:
+        """Waits until no other worker uses the data folder; yields the folder's id."""
 
     async def build(self, job: Job) -> None: ...
 
-    async def check(self, job: Job) -> None:
-        """Before anybody sees it."""
+    async def check_health(self, job: Job) -> None:
+        """Checks the release before visitors see it."""
 
-    async def swap(self, job: Job) -> None: ...
+    async def swap(self, job: Job) -> None:
+        """Serves the release to visitors."""
 
-    async def canary(self, job: Job) -> None:
-        """While everybody sees it."""
+    async def watch_canary(self, job: Job) -> None:
+        """Checks the release while visitors see it."""
 
-    async def settle(self, job: Job) -> None:
-        """It is live: what it replaced may go."""
+    async def finish(self, job: Job) -> None:
+        """The deploy is live: stops and prunes the releases that it replaced."""
 
     async def undo(self, deploy: Deploy) -> None:
-        """Whatever is left of it goes, and what it replaced is served. Does nothing the second time."""
+        """Removes what is left of the deploy and serves what it replaced. Can be repeated safely."""
 
-    async def tidy(self, under_way: Set[str]) -> None:
-        """Now and then; `under_way`: the ids of deploys that are not to be disturbed, as they change."""
+    async def tidy(self, in_progress: Set[str]) -> None:
+        """Runs regularly. `in_progress`: ids of deploys to leave alone; the set changes while this runs."""
 
 
 class LocalEngine:
-    """`ai_url` gives an app's builds the address of managed inference, or None while it is off."""
+    """`find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off."""
 
     def __init__(
         self,
         settings: Settings,
-        find: Callable[[str], Awaitable[App | None]],
-        ai_url: Callable[[App], Awaitable[str | None]],
+        find_app: Callable[[str], Awaitable[App | None]],
+        find_ai_url: Callable[[App], Awaitable[str | None]],
         limits: Limits = build.LIMITS,
     ) -> None:
-        self._settings, self._find, self._ai_url = settings, find, ai_url
+        self._settings, self._find_app, self._find_ai_url = settings, find_app, find_ai_url
         self._vault = Vault(settings.encryption_key)
         self._limits = limits
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases = Releases(Path(settings.data_dir))
         self._sandbox = Sandbox(development=settings.allow_private_addresses, users=BUILD_USERS)
-        self._addressing = asyncio.Lock()
+        self._addresses_lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[str]:
-        self._releases.open()
-        async with alone(self._releases.folder / "deploys.lock"):
-            yield self._releases.id()
+    async def open(self) -> AsyncIterator[str]:
+        self._releases.create_folders()
+        async with exclusive_lock(self._releases.folder / "deploys.lock"):
+            yield self._releases.folder_id()
 
     # -- build -----------------------------------------------------------------------------------------------
 
     async def build(self, job: Job) -> None:
-        deploy, wanted = job.deploy, job.app.build or Build(output=".")
+        deploy, spec = job.deploy, job.app.build or Build(output=".")
         try:
             self._sandbox.check(self._releases.builds)
         except Unsafe as error:
             logger.error("deploys.unsafe", action=str(error))
-            raise Failed("this machine can't build apps safely yet; its operator finds why in the log") from None
+            raise DeployError(
+                "this machine can't build apps safely yet; the worker's log tells its operator why"
+            ) from None
         folder = self._releases.builds / deploy.id
-        await _thread(self._releases.claim, deploy)
-        with self._sandbox.user() as uid:
-            folder.mkdir(mode=0o711)  # ours: only what is in it is the build's
+        await _run_in_thread(self._releases.claim_folder, deploy)
+        with self._sandbox.reserve_user() as uid:
+            folder.mkdir(mode=0o711)  # the worker owns it; the build owns what is inside
             try:
-                await self._fetch(job, uid, folder)
-                if wanted.command:
-                    ai_url = await self._ai_url(job.app)
-                    await build.build(self._sandbox, uid, folder, wanted.command, ai_url, job.tell, self._limits)
-                release, runs = self._releases.site(deploy).release(deploy.id), wanted.start is not None
-                output = "." if runs else wanted.output
-                await _thread(build.collect, folder / "source", output, release, uid, runs=runs)
-                if wanted.start is not None:
-                    (release / "start").write_text(wanted.start)
+                await self._fetch_source(job, uid, folder)
+                if spec.command:
+                    ai_url = await self._find_ai_url(job.app)
+                    await build.build(self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits)
+                release, runs = self._releases.site(deploy).release(deploy.id), spec.start is not None
+                output = "." if runs else spec.output
+                await _run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
+                if spec.start is not None:
+                    (release / "start").write_text(spec.start)
             finally:
-                await _thread(remove, folder)
+                await _run_in_thread(remove_folder, folder)
 
-    async def _fetch(self, job: Job, uid: int | None, folder: Path) -> None:
+    async def _fetch_source(self, job: Job, uid: int | None, folder: Path) -> None:
         deploy, settings = job.deploy, self._settings
         if deploy.source:
             archive = self._releases.folder / "sources" / deploy.appId / f"{deploy.source}.tar.gz"
-            await source.unpack(self._sandbox, uid, folder, archive, job.tell)
+            await source.unpack(self._sandbox, uid, folder, archive, job.write_line)
             return
         if job.app.repository is None:
-            raise Failed("the app has no repository any more; connect one, or publish its source")
+            raise DeployError("the app no longer has a repository; connect one, or publish its source")
         branch = deploy.branch or job.app.repository.branch
-        job.tell(f"Cloning {branch} of {job.app.repository.url}")
+        job.write_line(f"Cloning branch {branch} of {job.app.repository.url}")
         try:
             url = job.app.repository.clone_url(self._vault)
         except NoEncryptionKey as error:
             logger.error("deploys.sealed", app=job.app.id, error=str(error))
-            raise Failed("the repository's password can't be read; connect the repository anew") from None
+            raise DeployError("the repository's password can't be decrypted; connect the repository again") from None
         commit = await source.clone(
             self._sandbox,
             uid,
             folder,
             url,
             branch,
-            job.tell,
+            job.write_line,
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file,
         )
-        job.tell(f"Commit {commit}")
-        await job.committed(commit)
+        job.write_line(f"Commit {commit}")
+        await job.record_commit(commit)
 
     # -- check, swap, canary ---------------------------------------------------------------------------------
 
-    async def check(self, job: Job) -> None:
+    async def check_health(self, job: Job) -> None:
         release = self._releases.site(job.deploy).release(job.deploy.id)
         if (release / "start").exists():
-            await self._check_running(job, release)
+            await self._check_start_command(job, release)
             return
-        async with web.aside(release) as port:
-            await self._ask(f"127.0.0.1:{port}", self._host(job))
+        async with web.serve_release(release) as port:
+            await self._request_root(f"127.0.0.1:{port}", self._host(job))
 
-    async def _check_running(self, job: Job, release: Path) -> None:
+    async def _check_start_command(self, job: Job, release: Path) -> None:
         self._releases.run(release)
-        why, ends = "it was not started; is the worker `sites` running?", time.monotonic() + START_SECONDS
+        why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + START_SECONDS
         try:
             while time.monotonic() < ends:
-                state = web.running(self._releases.folder, release.name)
+                state = web.read_state(self._releases.folder, release.name)
                 if state.exits:
-                    raise Failed(state.last)
+                    raise DeployError(state.last)
                 if state.port:
                     try:
-                        await self._ask(f"127.0.0.1:{state.port}", self._host(job))
-                    except Failed as error:
+                        await self._request_root(f"127.0.0.1:{state.port}", self._host(job))
+                    except DeployError as error:
                         why = str(error)
                     else:
                         return
-                await asyncio.sleep(0.2)
-            raise Failed(f"the start command did not answer within {START_SECONDS:.0f} seconds: {why}")
+                await asyncio.sleep(POLL_INTERVAL)
+            raise DeployError(f"the start command did not answer within {START_SECONDS:.0f} seconds: {why}")
         finally:
-            self._tell_output(job, release.name)
+            self._copy_output(job, release.name)
 
-    def _tell_output(self, job: Job, deploy_id: str) -> None:
+    def _copy_output(self, job: Job, deploy_id: str) -> None:
         path = output_path(self._releases.folder, deploy_id)
         if path.exists():
-            for line in path.read_text(errors="replace").splitlines()[-100:]:
-                job.tell(line)
+            for line in path.read_text(errors="replace").splitlines()[-OUTPUT_LINES:]:
+                job.write_line(line)
 
     async def swap(self, job: Job) -> None:
         site = self._releases.site(job.deploy)
-        async with self._addressing:
+        async with self._addresses_lock:
             hosts = self._hosts(job.app, site.variant)
             if site.variant != "live":
-                taken = await self._find(hosts[0].partition(".")[0])
-                if taken is not None and taken.id != job.app.id:
-                    raise Failed(f"the address {hosts[0]} is another app's; rename one of the two")
+                owner = await self._find_app(hosts[0].partition(".")[0])
+                if owner is not None and owner.id != job.app.id:
+                    raise DeployError(f"the address {hosts[0]} belongs to another app; rename one of the two")
             site.swap(job.deploy.id)
             for name in hosts:
                 self._releases.serve_as(name, site)
 
-    async def canary(self, job: Job) -> None:
+    async def watch_canary(self, job: Job) -> None:
         ends = time.monotonic() + self._settings.canary
         while True:
-            if not (address := sites.address(self._releases.folder)):
-                raise Failed("nothing serves the apps; is the worker `sites` running?")
-            await self._ask(address, self._host(job))
-            if exits := web.running(self._releases.folder, job.deploy.id).exits:
-                self._tell_output(job, job.deploy.id)
-                raise Failed(f"the start command ended {exits} times")
+            if not (address := sites.read_address(self._releases.folder)):
+                raise DeployError("no process serves the apps; is the `sites` worker running?")
+            await self._request_root(address, self._host(job))
+            if exits := web.read_state(self._releases.folder, job.deploy.id).exits:
+                self._copy_output(job, job.deploy.id)
+                raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
             if (left := ends - time.monotonic()) <= 0:
                 return
             await asyncio.sleep(min(1.0, self._settings.canary / 10, left))
 
-    async def _ask(self, address: str, name: str) -> None:
-        """GET / must be answered with 2xx or 3xx."""
-        headers, url = {"Host": name}, f"http://{address}/"
+    async def _request_root(self, address: str, host_name: str) -> None:
+        """Raises DeployError unless GET / is answered with 2xx or 3xx."""
+        headers, url = {"Host": host_name}, f"http://{address}/"
         try:
             async with (
-                aiohttp.ClientSession(timeout=ANSWER) as client,
+                aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as client,
                 client.get(url, headers=headers, allow_redirects=False) as answer,
             ):
                 status = answer.status
         except (aiohttp.ClientError, TimeoutError) as error:
             late = isinstance(error, TimeoutError)
-            raise Failed(f"GET / was not answered{' in time' if late else ''}") from None
+            raise DeployError(f"GET / was not answered{' in time' if late else ''}") from None
         if not 200 <= status < 400:
-            raise Failed(f"GET / was answered with {status}")
+            raise DeployError(f"GET / was answered with {status}")
 
     # -- afterwards ------------------------------------------------------------------------------------------
 
-    async def settle(self, job: Job) -> None:
+    async def finish(self, job: Job) -> None:
         site = self._releases.site(job.deploy)
         replaced = [path.name for path in site.releases() if path.name != site.current]
         if any((self._releases.running / name).is_symlink() for name in replaced):
             await asyncio.sleep(DRAIN)
         for name in replaced:
             self._releases.stop(name)
-        await _thread(site.prune)
+        await _run_in_thread(site.prune)
 
     async def undo(self, deploy: Deploy) -> None:
         site = self._releases.site(deploy)
@@ -245,17 +250,17 @@ class LocalEngine:
                 self._releases.run(site.release(site.current))
             await asyncio.sleep(DRAIN)
         self._releases.stop(deploy.id)
-        await _thread(remove, site.release(deploy.id))
-        await _thread(remove, self._releases.builds / deploy.id)
+        await _run_in_thread(remove_folder, site.release(deploy.id))
+        await _run_in_thread(remove_folder, self._releases.builds / deploy.id)
 
-    async def tidy(self, under_way: Set[str]) -> None:
-        async with self._addressing:
+    async def tidy(self, in_progress: Set[str]) -> None:
+        async with self._addresses_lock:
             apps: dict[str, App | None] = {}
             addresses: dict[str, Site] = {}
-            # The live ones last: an app may have the name of another's preview.
+            # Live sites come last and win, because an app's name may equal the host name of another app's preview.
             for site in sorted(self._releases.sites(), key=lambda site: site.variant == "live"):
                 if site.app_id not in apps:
-                    apps[site.app_id] = await self._find(site.app_id)
+                    apps[site.app_id] = await self._find_app(site.app_id)
                 app = apps[site.app_id]
                 if app is not None and app.account != site.account:
                     app = apps[site.app_id] = None
@@ -263,8 +268,10 @@ class LocalEngine:
                     addresses |= dict.fromkeys(self._hosts(app, site.variant), site)
             for name, site in addresses.items():
                 self._releases.serve_as(name, site)
-            self._releases.serve_no_others(addresses)
-        await _thread(self._releases.tidy, [app_id for app_id, app in apps.items() if app is not None], under_way)
+            self._releases.serve_only(addresses)
+        await _run_in_thread(
+            self._releases.tidy, [app_id for app_id, app in apps.items() if app is not None], in_progress
+        )
 
     # -- names -----------------------------------------------------------------------------------------------
 
@@ -276,10 +283,12 @@ class LocalEngine:
             branch = variant.removeprefix("p-") if variant.startswith("p-") else None
             return [host(app.name, "preview", branch, self._domain)]
         custom = [app.customDomain] if app.customDomain and app.customDomainVerified else []
-        custom = [name for name in custom if not name.endswith(f".{self._domain}")]  # it may be another app's own
+        custom = [
+            name for name in custom if not name.endswith(f".{self._domain}")
+        ]  # such a name may belong to another app
         return [host(app.name, "live", None, self._domain), *custom]
 
 
-async def _thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """To its end: a thread can't be cancelled, and what comes after counts on its being over."""
-    return await undisturbed(asyncio.to_thread(work, *args, **kwargs))
+async def _run_in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Waits for the thread even when cancelled: a thread can't be cancelled, and the next step relies on its end."""
+    return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))

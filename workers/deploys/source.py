@@ -1,9 +1,9 @@
-"""Where a build's source comes from: the latest commit of a branch, or a stored tar.gz. Both are taken apart inside the
-sandbox, because both are a customer's bytes.
+"""Fetches a build's source: the latest commit of a branch, or a stored tar.gz. Both run inside the sandbox, because
+their bytes come from a customer.
 
-git gets an environment and a configuration of its own, asks nobody for anything, runs no hook, fetches no submodule,
-speaks only the protocols named, and connects to the very addresses that were judged. A user name and password in a
-repository's address are given to git in a file of the build's, and are in no command line, log or error.
+git gets its own environment and configuration. It never prompts, runs no hooks, fetches no submodules, speaks only the
+listed protocols, and connects only to the addresses that were checked. A user name and password in a repository's
+address reach git in a file of the build; they appear in no command line, log or error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
 
 LIMITS = Limits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, processes=64)
 ARCHIVE_FILES, ARCHIVE_BYTES = 50_000, 1_024 * MIB
-LOOK_UP = 10.0  # seconds
+RESOLVE_TIMEOUT = 10.0  # seconds
 BRANCH = re.compile(r"(?!-)[^\x00-\x20\x7f~^:?*\[\\]{1,250}")
 COMMIT = re.compile(r"[0-9a-f]{40,64}")
 SSH = re.compile(r"(git\+)?ssh://|[^/@]+@[^/:@]+:(?!//)")
@@ -44,16 +44,16 @@ CONFIGURATION = """\
     detachedHead = false
 """
 
-# What git says, and what it means to the account holder.
+# Patterns of git's errors, and the messages for account holders.
 MEANINGS = {
     "Remote branch .* not found": "the repository has no branch {branch}",
-    "could not read Username|Authentication failed": "the repository is private, or not there",
-    "returned error: 30[1-8]": "the repository's address leads to another one; connect that one",
+    "could not read Username|Authentication failed": "the repository is private, or does not exist",
+    "returned error: 30[1-8]": "the repository's address redirects to another one; connect that address",
 }
 
 
-class Failed(Exception):
-    """The deploy ends here; the message is the account holder's."""
+class DeployError(Exception):
+    """Fails the deploy. Account holders see the message."""
 
 
 class _Remote(msgspec.Struct, frozen=True):
@@ -64,8 +64,8 @@ class _Remote(msgspec.Struct, frozen=True):
     secrets: list[str] = []
 
 
-def shown(url: str) -> str:
-    """A repository's address without the user name and password."""
+def hide_credentials(url: str) -> str:
+    """The address without user name and password."""
     return CREDENTIALS.sub(r"\1", url)
 
 
@@ -75,17 +75,17 @@ async def clone(
     build: Path,
     url: str,
     branch: str,
-    tell: Callable[[str], None],
+    write_line: Callable[[str], None],
     *,
     allow_private: bool,
     ca_file: str,
     limits: Limits = LIMITS,
 ) -> str:
-    """Into `source` in the build's folder; the commit. Raises Failed."""
+    """Clones into the build's `source` folder and returns the commit. Raises DeployError."""
     if not BRANCH.fullmatch(branch):
-        raise Failed("the branch's name is not one that git takes")
-    remote = await _judged(url, allow_private=allow_private)
-    source, configuration = _source(sandbox, uid, build), build / "gitconfig"
+        raise DeployError("git does not accept the name of the branch")
+    remote = await _check_remote(url, allow_private=allow_private)
+    source, configuration = _make_source_folder(sandbox, uid, build), build / "gitconfig"
     command = Command(
         folder=source,
         environment={
@@ -100,69 +100,69 @@ async def clone(
         connect=remote.ports,
         limits=limits,
     )
-    said = _Said(remote.secrets, tell)
+    output = _GitOutput(remote.secrets, write_line)
     try:
         configuration.touch(mode=0o600)
         trusted = f'[http]\n    sslCAInfo = "{ca_file}"\n' if ca_file else ""
         configuration.write_text(CONFIGURATION + remote.settings + trusted)
-        sandbox.give(configuration, uid)
+        sandbox.give_to_user(configuration, uid)
         for arguments in (["clone", *OPTIONS, f"--branch={branch}", "--", remote.url, "."], ["rev-parse", "HEAD"]):
-            told = msgspec.structs.replace(command, arguments=["git", *arguments])
-            ended = await sandbox.run(told, uid, said.hear)
-            if not ended.ok:
-                raise Failed(ended.told("git clone", limits) if ended.why else said.reason(branch))
+            git = msgspec.structs.replace(command, arguments=["git", *arguments])
+            outcome = await sandbox.run(git, uid, output.add_line)
+            if not outcome.ok:
+                raise DeployError(outcome.describe("git clone", limits) if outcome.why else output.explain(branch))
     finally:
         configuration.unlink(missing_ok=True)
-    if not COMMIT.fullmatch(said.last):
-        raise Failed("git clone gave no commit")
-    return said.last
+    if not COMMIT.fullmatch(output.last):
+        raise DeployError("git reported no commit")
+    return output.last
 
 
-class _Said:
-    """What git said, with nothing secret in it."""
+class _GitOutput:
+    """git's output, without the repository's credentials."""
 
-    def __init__(self, secrets: list[str], tell: Callable[[str], None]) -> None:
+    def __init__(self, secrets: list[str], write_line: Callable[[str], None]) -> None:
         self.last = self._fatal = ""
-        self._secrets, self._tell = secrets, tell
+        self._secrets, self._write_line = secrets, write_line
 
-    def hear(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         for secret in self._secrets:
             line = line.replace(secret, "…")
         self.last = line
         if line.startswith("fatal: "):
             self._fatal = line.removeprefix("fatal: ")[:300]
         if not COMMIT.fullmatch(line):
-            self._tell(line)
+            self._write_line(line)
 
-    def reason(self, branch: str) -> str:
-        meant = (meaning for pattern, meaning in MEANINGS.items() if re.search(pattern, self._fatal))
-        return f"git clone failed: {next(meant, self._fatal or 'see the log').replace('{branch}', branch)}"
+    def explain(self, branch: str) -> str:
+        meanings = (meaning for pattern, meaning in MEANINGS.items() if re.search(pattern, self._fatal))
+        return f"git clone failed: {next(meanings, self._fatal or 'see the log').replace('{branch}', branch)}"
 
 
-def _source(sandbox: Sandbox, uid: int | None, build: Path) -> Path:
+def _make_source_folder(sandbox: Sandbox, uid: int | None, build: Path) -> Path:
     source = build / "source"
     source.mkdir(mode=0o700)
-    sandbox.give(source, uid)
+    sandbox.give_to_user(source, uid)
     return source
 
 
-async def _judged(url: str, *, allow_private: bool) -> _Remote:
-    """What may be cloned, and how it is reached. Raises Failed."""
+async def _check_remote(url: str, *, allow_private: bool) -> _Remote:
+    """Decides whether the address may be cloned, and how git reaches it. Raises DeployError."""
     if allow_private and url.startswith("file:///"):
         return _Remote(url, read=[Path(unquote(urlsplit(url).path))])
     if SSH.match(url):
-        raise Failed("repositories are cloned over https, not over ssh; connect its https:// address")
+        raise DeployError("repositories are cloned over https, not over ssh; connect the https:// address")
     found = CREDENTIALS.search(url)
     user, _, password = map(unquote, found[2].partition(":")) if found else ("", "", "")
     try:
-        url = addresses.check_url(shown(url), allow_private=allow_private)
+        url = addresses.check_url(hide_credentials(url), allow_private=allow_private)
         host, port = addresses.host_and_port(url)
-        async with asyncio.timeout(LOOK_UP):
+        async with asyncio.timeout(RESOLVE_TIMEOUT):
             found_addresses = await addresses.resolve(host, port, allow_private=allow_private)
     except addresses.CallFailed as error:
-        raise Failed(f"the repository's address is refused: {error}") from None
+        raise DeployError(f"the repository's address is refused: {error}") from None
     except TimeoutError:
-        raise Failed("the repository's name can't be resolved") from None
+        raise DeployError("the repository's name can't be resolved") from None
     settings, secrets = "", []
     if user or password:
         header = base64.b64encode(f"{user}:{password}".encode()).decode()
@@ -170,7 +170,7 @@ async def _judged(url: str, *, allow_private: bool) -> _Remote:
         settings += f'[http "{origin}"]\n    extraHeader = Authorization: Basic {header}\n'
         secrets = [header, password or user]
     if not _is_address(host):
-        # curl looks up nothing that stands here, so a name that changes in between (DNS rebinding) gains nothing.
+        # curl does not resolve a name that is listed here, so git connects to the checked addresses despite rebinding.
         listed = ",".join(f"[{address}]" if ":" in address else address for address, _ in found_addresses)
         settings += f"[http]\n    curloptResolve = {host}:{port}:{listed}\n"
     return _Remote(url, settings, [port], secrets=secrets)
@@ -189,23 +189,23 @@ async def unpack(
     uid: int | None,
     build: Path,
     archive: Path,
-    tell: Callable[[str], None],
+    write_line: Callable[[str], None],
     limits: Limits = LIMITS,
 ) -> None:
-    """Into `source` in the build's folder. Raises Failed."""
+    """Unpacks into the build's `source` folder. Raises DeployError."""
     last = ""
 
-    def hear(line: str) -> None:
+    def add_line(line: str) -> None:
         nonlocal last
         last = line
-        tell(line)
+        write_line(line)
 
     try:
         stdin = archive.open("rb")
     except FileNotFoundError:
-        raise Failed("the stored source has been cleaned up; publish again") from None
+        raise DeployError("the stored source was removed; publish it again") from None
     with stdin:
-        source = _source(sandbox, uid, build)
+        source = _make_source_folder(sandbox, uid, build)
         command = Command(
             unpack=(ARCHIVE_FILES, ARCHIVE_BYTES),
             folder=source,
@@ -213,6 +213,6 @@ async def unpack(
             write=[source],
             limits=limits,
         )
-        ended = await sandbox.run(command, uid, hear, stdin=stdin)
-    if not ended.ok:
-        raise Failed(last if last and not ended.why else ended.told("unpacking the source", limits))
+        outcome = await sandbox.run(command, uid, add_line, stdin=stdin)
+    if not outcome.ok:
+        raise DeployError(last if last and not outcome.why else outcome.describe("unpacking the source", limits))

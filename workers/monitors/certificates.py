@@ -1,8 +1,8 @@
-"""The certificate of each verified custom domain, seen over a real TLS handshake.
+"""Inspects the certificate of each verified custom domain, over a real TLS handshake.
 
-Nothing is verified: what is looked for are the certificates that nobody would accept, such as an expired one. Within 7
-days of its end an account is told, once for each certificate: a renewed one has another fingerprint. A domain that
-cannot be reached tells nothing; it is looked at again within the hour, and what was seen stays.
+The certificate is not verified, because invalid ones, such as expired ones, matter most. From 7 days before it
+expires, the account is notified once per certificate: a renewed certificate has another fingerprint. A domain that
+cannot be reached proves nothing: it is inspected again within the hour, and its last observation stays.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalogue import DomainExpiring
 from gateway.ids import new_id, now_iso
-from gateway.outbound import addresses
+from gateway.outbound.addresses import CallFailed, resolve
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
-from workers.monitors.rounds import Rounds, Seen, Taken
+from workers.monitors.rounds import Claim, Observation, Rounds
 
 logger = structlog.get_logger()
 
 WINDOW = 7 * 86_400_000  # ms before the end
 DAY = 86_400_000  # ms
-BUDGET = 10.0  # seconds for one look, from the look-up to the end of the handshake
-UNDER_WAY = 100  # looks of one worker
-AFTER_START = 600.0  # seconds in which every certificate is looked at once after a start
-AFTER_FAILURE = 3_600.0  # seconds until a domain that could not be reached is looked at again, at the most
-TOLD = 8  # certificates remembered: a domain behind several servers may show another at each look
-BATCH = 1_000  # brought forward at once
+BUDGET = 10.0  # seconds per inspection, from the look-up to the end of the handshake
+INSPECTIONS = 100  # at a time, per worker
+AFTER_START = 600.0  # seconds after a start within which every certificate is inspected once
+AFTER_FAILURE = 3_600.0  # seconds at most until a domain that could not be reached is inspected again
+REMEMBERED = 8  # fingerprints per domain: each of the servers behind it may have its own certificate
+BATCH = 1_000  # inspections brought forward per request
 
 
 class Certificate(NamedTuple):
@@ -57,11 +57,11 @@ class Certificates:
             registry,
             keys.certificates_key,
             keys.certificate_key,
-            self._wanted,
-            self.look,
+            self._applies,
+            self.inspect,
             interval=settings.certificate_interval,
             budget=BUDGET,
-            under_way=UNDER_WAY,
+            at_a_time=INSPECTIONS,
         )
 
     async def run(self) -> None:
@@ -69,8 +69,10 @@ class Certificates:
         await self._rounds.run()
 
     async def _bring_forward(self) -> None:
-        """Looks that are due later come soon: while no worker ran, certificates went on ageing. Of several starts at
-        once the later ones find nothing to do."""
+        """Moves inspections that are due later to soon: certificates kept ageing while no worker ran.
+
+        When several workers start at once, all but the first find nothing to move.
+        """
         soon = int(min(AFTER_START, self._settings.certificate_interval) * 1000)
         client = self._store.client
         for tag in keys.partition_tags():
@@ -90,67 +92,67 @@ class Certificates:
                     await asyncio.sleep(1.0)
 
     @staticmethod
-    def _wanted(app: App, _: Account, __: bool) -> bool:
+    def _applies(app: App, _: Account, __: bool) -> bool:
         return app.customDomain is not None and app.customDomainVerified
 
-    async def look(self, taken: Taken) -> Seen:
-        settings, domain = self._settings, taken.app.customDomain or ""
+    async def inspect(self, claim: Claim) -> Observation:
+        settings, domain = self._settings, claim.app.customDomain or ""
         try:
-            seen = await self._shown_by(domain)
-        except addresses.CallFailed as error:
-            logger.info("certificate.unseen", app=taken.app.id, domain=domain, reason=error.reason)
-            return Seen({}, [], min(AFTER_FAILURE, settings.certificate_interval))
-        known, event = judge(taken.known, domain, seen, taken.now())
+            certificate = await self._read_certificate(domain)
+        except CallFailed as error:
+            logger.info("certificate.unseen", app=claim.app.id, domain=domain, reason=error.reason)
+            return Observation({}, [], min(AFTER_FAILURE, settings.certificate_interval))
+        known, event = step(claim.known, domain, certificate, claim.now())
         events = [] if event is None else [(new_id("evt"), event)]
-        return Seen(known, events, settings.certificate_interval)
+        return Observation(known, events, settings.certificate_interval)
 
-    async def _shown_by(self, domain: str) -> Certificate:
+    async def _read_certificate(self, domain: str) -> Certificate:
         """Raises CallFailed."""
         host, _, port = (self._settings.certificate_address or f"{domain}:443").rpartition(":")
-        # An address that the operator set may be an inside one.
+        # The operator may set an internal address.
         allow_private = bool(self._settings.certificate_address) or self._settings.allow_private_addresses
         try:
             async with asyncio.timeout(BUDGET):
-                found = await addresses.resolve(host, int(port), allow_private=allow_private)
-                return await self._shake_hands(found, domain)
+                found = await resolve(host, int(port), allow_private=allow_private)
+                return await self._try_addresses(found, domain)
         except TimeoutError as error:
-            raise addresses.CallFailed("timeout", f"{domain} did not answer in time.") from error
+            raise CallFailed("timeout", f"{domain} did not answer in time.") from error
 
-    async def _shake_hands(self, found: list[tuple[str, int]], domain: str) -> Certificate:
-        failure = addresses.CallFailed("connect", f"{domain} could not be reached.")
+    async def _try_addresses(self, found: list[tuple[str, int]], domain: str) -> Certificate:
+        failure = CallFailed("connect", f"{domain} could not be reached.")
         for address, port in found:
             try:
-                async with asyncio.timeout(BUDGET / len(found)):  # one that swallows packets leaves time for others
-                    return await self._shake(address, port, domain)
+                async with asyncio.timeout(BUDGET / len(found)):  # one that swallows packets leaves time for the next
+                    return await self._handshake(address, port, domain)
             except TimeoutError:
-                failure = addresses.CallFailed("timeout", f"{domain} did not answer in time.")
+                failure = CallFailed("timeout", f"{domain} did not answer in time.")
             except (ssl.SSLError, ValueError):
-                failure = addresses.CallFailed("tls", f"TLS with {domain} failed.")
+                failure = CallFailed("tls", f"TLS with {domain} failed.")
             except OSError:
-                failure = addresses.CallFailed("connect", f"{domain} could not be reached.")
+                failure = CallFailed("connect", f"{domain} could not be reached.")
         raise failure
 
-    async def _shake(self, address: str, port: int, domain: str) -> Certificate:
+    async def _handshake(self, address: str, port: int, domain: str) -> Certificate:
         _, writer = await asyncio.open_connection(address, port, ssl=self._tls, server_hostname=domain)
         try:
-            shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+            encoded = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         finally:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-        expires = x509.load_der_x509_certificate(shown).not_valid_after_utc
-        return Certificate(hashlib.sha256(shown).hexdigest(), int(expires.timestamp() * 1000))
+        expires = x509.load_der_x509_certificate(encoded).not_valid_after_utc
+        return Certificate(hashlib.sha256(encoded).hexdigest(), int(expires.timestamp() * 1000))
 
 
-def judge(
-    known: Mapping[str, str], domain: str, seen: Certificate, now: int
+def step(
+    known: Mapping[str, str], domain: str, certificate: Certificate, now: int
 ) -> tuple[dict[str, str], DomainExpiring | None]:
-    """What is known from now on, and what is told. Pure; times in ms."""
-    told = msgspec.json.decode(known["told"], type=list[str]) if known.get("domain") == domain else []
+    """Returns what to store from now on, and the event that follows. Pure; times in ms."""
+    notified = msgspec.json.decode(known["told"], type=list[str]) if known.get("domain") == domain else []
     event = None
-    if seen.expires - now <= WINDOW and seen.fingerprint not in told:
-        told = [*told, seen.fingerprint][-TOLD:]
-        days = max(0, (seen.expires - now) // DAY)
-        event = DomainExpiring(domain=domain, expiresAt=now_iso(seen.expires / 1000), daysLeft=days)
-    record = {"domain": domain, "fingerprint": seen.fingerprint, "expiresAt": str(seen.expires)}
-    return {**record, "told": msgspec.json.encode(told).decode()}, event
+    if certificate.expires - now <= WINDOW and certificate.fingerprint not in notified:
+        notified = [*notified, certificate.fingerprint][-REMEMBERED:]
+        days = max(0, (certificate.expires - now) // DAY)
+        event = DomainExpiring(domain=domain, expiresAt=now_iso(certificate.expires / 1000), daysLeft=days)
+    record = {"domain": domain, "fingerprint": certificate.fingerprint, "expiresAt": str(certificate.expires)}
+    return {**record, "told": msgspec.json.encode(notified).decode()}, event

@@ -1,12 +1,11 @@
-"""External probes: does each live app answer at its public address?
+"""Probes every live app at its public address.
 
-One GET within a budget, on a connection of its own, by the rules of `egress`: redirects are not followed, and nothing
-of the body is read. 5xx and no answer are failures; any other status is an answer. What follows from a probe is
-`gateway.health`'s to say.
+A probe is one GET within a budget, on a new connection. Redirects are not followed, and the body is not read. 5xx and
+no answer are failures; any other status counts as an answer. `gateway.monitors.health` decides what follows.
 
-A probe that tells nothing of the app is not written down: one to an address that we refuse to call, and a failure of a
-worker that has no network, which it learns by asking the address of `GATEWAY_PROBE_CHECK_URL`. Not set, every failure
-is believed.
+A probe that proves nothing about the app is discarded: one to an address that must not be called, and a failure of a
+worker without a network. After a failure the worker calls `GATEWAY_PROBE_CHECK_URL`, to learn whether it has a network.
+Without that setting every failure counts.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.ids import new_id
 from gateway.monitors import health
-from gateway.outbound import addresses
-from gateway.outbound import client as outbound
+from gateway.outbound.addresses import BlockedAddress, CallFailed
+from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import keys
-from workers.monitors.rounds import Rounds, Seen, Taken
+from workers.monitors.rounds import Claim, Observation, Rounds
 
 logger = structlog.get_logger()
 
-UNDER_WAY = 500  # probes of one worker
+PROBES = 500  # at a time, per worker
 REASONS: dict[str, health.Reason] = {"dns": "dns", "tls": "tls", "timeout": "timeout"}
 
 
@@ -40,11 +39,12 @@ class NoNetwork(Exception):
 class Uptime:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._store = settings, registry.store
-        self._http = outbound.client(
+        self._http = Client(
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file or None,
-            timeout=settings.probe_timeout,
-            connections=UNDER_WAY,
+            connections=PROBES,
+            connections_per_origin=0,  # all apps may share one address
+            keep_alive=False,  # a kept connection hides that the name, the proxy or the certificate is gone
             own=True,
         )
         self._network = Network(settings, self._http)
@@ -52,42 +52,42 @@ class Uptime:
             registry,
             keys.probes_key,
             keys.health_key,
-            self._wanted,
-            self.look,
+            self._applies,
+            self.inspect,
             interval=settings.probe_interval,
-            budget=2 * settings.probe_timeout,  # the app's, and the check's
-            under_way=UNDER_WAY,
+            budget=2 * settings.probe_timeout,  # one for the app, one for the network
+            at_a_time=PROBES,
         )
 
     async def run(self) -> None:
         try:
             await self._rounds.run()
         finally:
-            await self._http.aclose()
+            await self._http.close()
 
     @staticmethod
-    def _wanted(_: App, account: Account, live: bool) -> bool:
-        return health.watched(account.plan, live)
+    def _applies(_: App, account: Account, live: bool) -> bool:
+        return health.is_probed(account.plan, live)
 
-    async def look(self, taken: Taken) -> Seen:
-        settings, app = self._settings, taken.app
+    async def inspect(self, claim: Claim) -> Observation:
+        settings, app = self._settings, claim.app
         url = health.public_address(app.name, settings)
         again = settings.probe_interval
         try:
             reason = await probe(self._http, url, settings.probe_timeout)
             if reason:
                 await self._network.check()
-        except (addresses.BlockedAddress, NoNetwork) as error:
+        except (BlockedAddress, NoNetwork) as error:
             logger.warning("probe.void", app=app.id, error=f"{type(error).__name__}: {error}")
-            return Seen({}, [], again)
-        before = health.read(taken.known.get("state"))
+            return Observation({}, [], again)
+        before = health.read(claim.known.get("state"))
         awaited = before.awaited
-        outcomes = await self._store.get_all([keys.awaited_key(taken.tag, event_id) for event_id in awaited])
+        outcomes = await self._store.get_all([keys.awaited_key(claim.tag, event_id) for event_id in awaited])
         after, events = health.step(
             before,
             reason,
             dict(zip(awaited, outcomes, strict=True)),
-            taken.now(),
+            claim.now(),
             url=url,
             cooldown=int(settings.unhealthy_cooldown * 1000),
             new_id=lambda: new_id("evt"),
@@ -95,44 +95,37 @@ class Uptime:
         if reason:
             logger.info("probe.failed", app=app.id, reason=reason, failures=after.failures)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
-        return Seen(changed, events, again)
+        return Observation(changed, events, again)
 
 
-async def probe(http: outbound.Client, url: str, budget: float) -> health.Reason:
-    """Why it does not answer; empty when it does. Raises BlockedAddress."""
-    url = addresses.check_url(url, allow_private=http.allow_private)
-    # Kept connections would not notice that the name, the proxy or the certificate has gone.
-    request = http.build_request("GET", url, headers={"Connection": "close"})
+async def probe(http: Client, url: str, budget: float) -> health.Reason:
+    """Returns why the address does not answer, or an empty text when it does. Raises BlockedAddress."""
     try:
-        async with asyncio.timeout(budget):
-            response = await http.send(request, stream=True)
-            await response.aclose()
-    except addresses.BlockedAddress:
+        status = await http.send("GET", url, budget=budget)
+    except BlockedAddress:
         raise
-    except TimeoutError:
-        return "timeout"
-    except addresses.CallFailed as error:
+    except CallFailed as error:
         return REASONS.get(error.reason, "connect")
-    return "status" if response.status_code >= 500 else ""
+    return "status" if status >= 500 else ""
 
 
 class Network:
-    """Whether this worker has one, asked after a failure; failures of one moment share an answer."""
+    """Finds out whether this worker has a network. Checks that are asked for at the same time share one call."""
 
-    def __init__(self, settings: Settings, http: outbound.Client) -> None:
+    def __init__(self, settings: Settings, http: Client) -> None:
         self._url, self._budget, self._http = settings.probe_check_url, settings.probe_timeout, http
-        self._asking = asyncio.Lock()
-        self._asked = float("-inf")  # when the last question was asked
-        self._there = True
+        self._lock = asyncio.Lock()
+        self._checked_at = float("-inf")  # when the last call began
+        self._reachable = True
 
     async def check(self) -> None:
         """Raises NoNetwork."""
         if not self._url:
             return
-        failed = time.monotonic()
-        async with self._asking:
-            if self._asked < failed:
-                self._asked = time.monotonic()
-                self._there = not await probe(self._http, self._url, self._budget)
-        if not self._there:
+        asked = time.monotonic()
+        async with self._lock:
+            if self._checked_at < asked:
+                self._checked_at = time.monotonic()
+                self._reachable = not await probe(self._http, self._url, self._budget)
+        if not self._reachable:
             raise NoNetwork(f"{self._url} does not answer either")

@@ -1,9 +1,9 @@
-"""The process between a worker and what it runs for a customer: `sandbox.py` starts it, this is all it does.
+"""The process between a worker and a customer's command. `sandbox.py` starts it.
 
-It starts the command in a session of its own with nothing but what it may have, watches its time, memory and disk,
-and ends with it, all of it: what a command leaves behind becomes this process's child (it is the subreaper) and is
-killed. It ends the same way when its worker dies, however that was, because the kernel then sends it SIGTERM.
-Its environment is the command's, so that nothing of the worker's can be read here either.
+It starts the command confined and in its own session, watches its time, memory and disk, and kills everything that
+the command started. Processes that the command leaves behind become children of the keeper, which is their subreaper.
+When the worker dies in any way, the kernel sends the keeper SIGTERM, and the keeper ends in the same way.
+Its environment is the command's, so that the keeper reveals nothing of the worker either.
 """
 
 from __future__ import annotations
@@ -18,56 +18,55 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from workers.deploys import unpack
-from workers.sandbox import landlock
+from workers.sandbox import landlock, unpack
 
 PARENT_DIED, SUBREAPER, AMBIENT, CLEAR = 1, 36, 47, 4  # prctl
-ENTRY = 1_024  # bytes that an empty file counts: removing a million of them takes long
-LOOK = 0.25  # seconds between looks at what is running
-PASSES = 20  # over all that has to be stopped
+ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
+CHECK_INTERVAL = 0.25  # seconds
+STOP_ROUNDS = 20
 FILE_BYTES = 1 << 30
 WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is how a shell tells it of what it ran
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is how a shell reports it
 TOO_LARGE = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def confine(spec: dict[str, Any]) -> None:
-    """What this process gives up, and all it starts never had."""
+    """Restricts this process, and with it everything it starts."""
     limits = spec["limits"]
     os.setsid()
-    for fd in spec["keeps"]:
+    for fd in spec["open_fds"]:
         os.close(fd)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and a child would too
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and children would inherit that
         signal.signal(number, signal.SIG_DFL)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("800")  # when the machine is out of memory, this goes before what serves
+        score.write("800")  # when memory runs out, the kernel kills this before the servers
     os.nice(limits["nice"])
     os.umask(0o022)
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_NOFILE, limits["files"])
-    # The next three are generous: who runs into one sees a failure of its own, while what `excess` ends is told why.
+    # The next three limits are generous: a command that hits one fails for no visible reason. `excess` gives a reason.
     _limit(resource.RLIMIT_FSIZE, 2 * (limits["disk"] or FILE_BYTES))
-    # Of memory that can be written: of addresses, Node reserves a hundred times what it uses.
+    # This limits writable memory. Address space can't be limited: Node reserves a hundred times what it uses.
     _limit(resource.RLIMIT_DATA, 4 * limits["memory"])
     rules = None
     if spec["landlock"]:
         write = [*spec["devices"], *spec["write"]]
         rules = landlock.Ruleset(read=spec["read"], write=write, bind=spec["bind"], connect=spec["connect"])
-    # It counts threads too, and all of a user's.
+    # The kernel counts threads too, and all processes of the user.
     _limit(resource.RLIMIT_NPROC, 2 * limits["processes"] + (_threads() if spec["uid"] is None else 0))
     if (uid := spec["uid"]) is not None:
         os.fchown(sys.stdout.fileno(), uid, uid)  # or /dev/stdout can't be opened
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    landlock.prctl(PARENT_DIED, signal.SIGKILL)  # after the change of user, which takes it back
+    landlock.prctl(PARENT_DIED, signal.SIGKILL)  # after the change of user, which resets it
     if os.getppid() != spec["keeper"]:
         os._exit(126)
     os.chdir(spec["folder"])
     landlock.no_new_privileges()
-    landlock.prctl(AMBIENT, CLEAR)  # capabilities that another user than root would pass on
+    landlock.prctl(AMBIENT, CLEAR)  # capabilities that a user other than root would pass on
     if rules is not None:
         rules.enter()
 
@@ -79,7 +78,7 @@ def _limit(what: int, wanted: int) -> None:
 
 
 def _threads() -> int:
-    """Of this user."""
+    """How many threads this user has."""
     count = 0
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -95,7 +94,7 @@ def run(spec: dict[str, Any]) -> NoReturn:
         if spec["unpack"] is not None:
             unpack.unpack(sys.stdin.buffer, ".", *spec["unpack"])
             os._exit(0)
-        # Python has added its own when there is no locale in it.
+        # Python adds variables when the environment has no locale.
         environment = {name: os.environ[name] for name in spec["environment"]}
         os.execvpe(spec["command"][0], spec["command"], environment)  # noqa: S606
     except BaseException as error:
@@ -103,8 +102,8 @@ def run(spec: dict[str, Any]) -> NoReturn:
         os._exit(126)
 
 
-class Kept:
-    """The command, and whatever came of it."""
+class ProcessTree:
+    """The command and all processes that descend from it."""
 
     def __init__(self, spec: dict[str, Any], first: int) -> None:
         self.spec, self.first = spec, first
@@ -118,7 +117,7 @@ class Kept:
                     self.status = ended[1]
 
     def living(self, *, but: bytes = b"Z") -> list[int]:
-        """Everything that descends from here, but what is in these states: a look at the whole machine."""
+        """All descendants except those in the given states. Scans all processes of the machine."""
         children: dict[int, list[int]] = {}
         states: dict[int, bytes] = {}
         for name in os.listdir("/proc"):
@@ -127,15 +126,15 @@ class Kept:
                     fields = file.read().rpartition(b")")[2].split()
                     states[int(name)] = fields[0]
                     children.setdefault(int(fields[1]), []).append(int(name))
-        found, look = [], [os.getpid()]
-        while look:
-            below = children.get(look.pop(), [])
+        found, pending = [], [os.getpid()]
+        while pending:
+            below = children.get(pending.pop(), [])
             found += below
-            look += below
+            pending += below
         return [pid for pid in found if states[pid] not in but]
 
     def excess(self) -> str:
-        """What it has too much of, or nothing."""
+        """The limit that the command exceeds, or an empty string."""
         limits, living, memory = self.spec["limits"], _below(os.getpid()), 0
         if len(living) > limits["processes"]:
             return "processes"
@@ -149,20 +148,20 @@ class Kept:
         if limits["disk"] and now > self.disk_at:
             if _size(self.spec["write"], limits["disk"]) > limits["disk"]:
                 return "disk"
-            # A folder of many files takes long to add up: a twentieth of the time at the most.
+            # Adding up many files takes long: spend at most a twentieth of the time on it.
             self.disk_at = now + max(1.0, 20 * (time.monotonic() - now))
         return ""
 
     def kill(self) -> None:
-        """All of it, whatever it forks meanwhile."""
+        """Kills the whole tree, even if it forks meanwhile."""
         uid = self.spec["uid"]
         while True:
-            if self.status is None:  # not yet collected, so the number is still its own
+            if self.status is None:  # not reaped yet, so the id is still its own
                 _signal(self.first, signal.SIGKILL)
             if uid is not None:
                 _kill_all_of(uid)
             else:
-                for _ in range(PASSES):  # what is stopped does not fork, and leaves no room for what would
+                for _ in range(STOP_ROUNDS):  # a stopped process can't fork
                     if not (moving := self.living(but=b"ZTt")):
                         break
                     for pid in moving:
@@ -181,7 +180,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _kill_all_of(uid: int) -> None:
-    """In one step of the kernel's, which no fork escapes. The user is this build's alone, so it hits nobody else."""
+    """Kills in one step of the kernel, which no fork escapes. No one but this build uses the user."""
     if (pid := os.fork()) == 0:
         with contextlib.suppress(OSError):
             os.setresuid(uid, uid, uid)
@@ -192,21 +191,21 @@ def _kill_all_of(uid: int) -> None:
 
 
 def _below(pid: int) -> list[int]:
-    """The same at a glance: what forks meanwhile may be missing."""
-    found, look = [], [pid]
-    while look:
-        pid = look.pop()
+    """A fast version of `living`, which may miss processes that are being forked."""
+    found, pending = [], [pid]
+    while pending:
+        pid = pending.pop()
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
                     children = [int(child) for child in file.read().split()]
                     found += children
-                    look += children
+                    pending += children
     return found
 
 
 def _out_of_memory_kills() -> int:
-    """By the kernel, since the machine started."""
+    """How often the kernel has killed a process for lack of memory since boot."""
     with contextlib.suppress(OSError), open("/proc/vmstat") as file:
         for line in file:
             if line.startswith("oom_kill "):
@@ -214,45 +213,46 @@ def _out_of_memory_kills() -> int:
     return 0
 
 
-def _size(folders: list[str], most: int) -> int:
-    total, look = 0, list(folders)
-    while look and total <= most:
+def _size(folders: list[str], limit: int) -> int:
+    """Bytes in the folders. Stops counting beyond the limit."""
+    total, pending = 0, list(folders)
+    while pending and total <= limit:
         try:
-            with os.scandir(look.pop()) as entries:
+            with os.scandir(pending.pop()) as entries:
                 for entry in entries:
                     with contextlib.suppress(OSError):
                         if entry.is_dir(follow_symlinks=False):
-                            look.append(entry.path)
+                            pending.append(entry.path)
                         total += entry.stat(follow_symlinks=False).st_blocks * 512 + ENTRY
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # as good a place as any to hide what is too much
-                return most + 1
+            if error.errno == errno.ENAMETOOLONG:  # files could hide below such a path
+                return limit + 1
     return total
 
 
-def keep(kept: Kept) -> str:
-    """Until it has ended; why, when it was not by itself."""
-    limits = kept.spec["limits"]
+def supervise(tree: ProcessTree) -> str:
+    """Waits for the end of the command. Returns the reason to kill it, or an empty string if it ended by itself."""
+    limits = tree.spec["limits"]
     ends = time.monotonic() + (limits["seconds"] or float("inf"))
-    told_to_stop = False
+    stopping = False
     while True:
-        told = signal.sigtimedwait(WATCHED, LOOK)
-        kept.reap()
-        still = told_to_stop and time.monotonic() < ends and kept.living()  # its children have the same time
-        if kept.status is not None and not still:
-            kept.disk_at = 0.0  # it was faster than a look, or failed of what it was about to be ended for
-            return "stopped" if told_to_stop else kept.excess()
-        if told is not None and told.si_signo != signal.SIGCHLD:
-            if os.getppid() != kept.spec["parent"] or not limits["grace"]:
+        received = signal.sigtimedwait(WATCHED, CHECK_INTERVAL)
+        tree.reap()
+        draining = stopping and time.monotonic() < ends and tree.living()  # its children get the same time
+        if tree.status is not None and not draining:
+            tree.disk_at = 0.0  # it may have exceeded the disk limit since the last check
+            return "stopped" if stopping else tree.excess()
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            if os.getppid() != tree.spec["parent"] or not limits["grace"]:
                 return "stopped"
-            if not told_to_stop:
-                told_to_stop = True
+            if not stopping:
+                stopping = True
                 ends = time.monotonic() + limits["grace"]
                 with contextlib.suppress(OSError):
-                    os.killpg(kept.first, signal.SIGTERM)
+                    os.killpg(tree.first, signal.SIGTERM)
         if time.monotonic() > ends:
-            return "stopped" if told_to_stop else "time"
-        if excess := kept.excess():
+            return "stopped" if stopping else "time"
+        if excess := tree.excess():
             return excess
 
 
@@ -262,21 +262,21 @@ def main() -> None:
     landlock.prctl(PARENT_DIED, signal.SIGTERM)
     landlock.prctl(SUBREAPER, 1)
     if os.getppid() != spec["parent"]:
-        return  # it died before we asked to be told
+        return  # the worker died before PARENT_DIED was set
     if spec["uid"] is not None:
-        _kill_all_of(spec["uid"])  # what a keeper left that was killed itself
+        _kill_all_of(spec["uid"])  # what a killed keeper left behind
     kills = _out_of_memory_kills()
     first = os.fork()
     if first == 0:
         run(spec)
-    kept = Kept(spec, first)
+    tree = ProcessTree(spec, first)
     try:
-        why = keep(kept)
+        why = supervise(tree)
     finally:
-        kept.kill()
-    code = os.waitstatus_to_exitcode(kept.status) if kept.status is not None else -signal.SIGKILL
+        tree.kill()
+    code = os.waitstatus_to_exitcode(tree.status) if tree.status is not None else -signal.SIGKILL
     if not why and code in TOO_LARGE:
         why = "disk"
     if not why and code in KILLED and _out_of_memory_kills() > kills:
         why = "memory"
-    os.write(spec["keeps"][0], json.dumps({"code": code, "why": why}).encode())
+    os.write(spec["open_fds"][0], json.dumps({"code": code, "why": why}).encode())

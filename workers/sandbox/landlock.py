@@ -1,8 +1,8 @@
-"""Linux Landlock: what a process may touch, as a list of what it may, kept from then on by it and all its children.
+"""Linux Landlock: an allow-list of files and ports for a process and all its future children.
 
-It needs no privilege and works inside containers, unlike namespaces. A process under it also can't trace one that is
-not (so it can't read another's environment or memory), nor, with a newer kernel, signal it. There is no package for
-it that is kept up, and it is three system calls.
+Unlike namespaces it needs no privileges and works inside containers. A restricted process also can't trace an
+unrestricted one, and so can't read its environment or memory; with newer kernels it can't signal it either. No
+maintained Python package exists, and the interface has only three system calls.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _call(number: int, *args: object) -> int:
 
 
 def version() -> int:
-    """Of the kernel's interface; 0 where there is none. Ports are guarded from 4 on, signals from 6 on."""
+    """The version of the kernel's interface, or 0 without one. Ports need version 4, signals version 6."""
     if sys.platform != "linux":
         return 0
     try:
@@ -63,13 +63,13 @@ def version() -> int:
 
 
 class Ruleset:
-    """Opened while everything may still be looked at, `enter`ed later."""
+    """Created while all paths can still be opened, and applied later with `enter`."""
 
     def __init__(
         self, *, read: Iterable[str], write: Iterable[str], bind: Iterable[int], connect: Iterable[int]
     ) -> None:
         abi = version()
-        # Version 1 knows 13 rights on files, 2, 3 and 5 brought one more each.
+        # Version 1 has 13 rights on files; versions 2, 3 and 5 add one each.
         self._files = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
         attributes = _Ruleset(
             self._files,
@@ -88,7 +88,7 @@ class Ruleset:
                     self._add(_PORT, _Port(right, port))
 
     def _allow(self, path: str, rights: int) -> None:
-        with suppress(FileNotFoundError, NotADirectoryError):  # what is not there needs no rule
+        with suppress(FileNotFoundError, NotADirectoryError):  # a missing file needs no rule
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
             try:
                 if not stat.S_ISDIR(os.fstat(fd).st_mode):
@@ -101,13 +101,13 @@ class Ruleset:
         _call(_ADD, ctypes.c_int(self._fd), ctypes.c_int(kind), ctypes.byref(rule), ctypes.c_uint32(0))
 
     def enter(self) -> None:
-        """For this process and all it starts, for ever. `no_new_privileges` comes before."""
+        """Restricts this process and all its children for good. Call `no_new_privileges` first."""
         _call(_RESTRICT, ctypes.c_int(self._fd), ctypes.c_uint32(0))
         os.close(self._fd)
 
 
 def no_new_privileges() -> None:
-    """No set-user-ID program gives any from now on."""
+    """From now on set-user-ID programs grant no privileges."""
     prctl(_NO_NEW_PRIVILEGES, 1)
 
 

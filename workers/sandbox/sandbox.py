@@ -1,17 +1,17 @@
-"""Runs what customers bring: builds, their tools, their apps. Nothing of the worker's can be read from there.
+"""Runs customers' code: builds, their tools, and apps. That code cannot read the worker's files or memory.
 
-What keeps it in, each where the machine has it:
+Three mechanisms confine it, as far as the machine supports them:
 
-- a user of its own for each build, when the worker is root: then the data folder and other builds are out of reach;
-- Landlock: only the listed folders, only the listed TCP ports (so not Redis, nor a cloud's metadata service on port
-  80), no tracing or signalling of others;
-- resource limits, and a keeper that ends all of it, whatever it left in the background (`keeper.py`).
+- Users: when the worker is root, each build runs as its own user, which cannot reach the data folder or other builds.
+- Landlock: only the listed folders and TCP ports are open, so Redis and port 80 of a cloud's metadata service are not.
+  Other processes cannot be traced or signalled.
+- Limits: resource limits, and a keeper (`keeper.py`) that kills everything the code started, background jobs included.
 
-Either of the first two keeps files from being read. Landlock alone does not keep the modes of the worker's own files
-from being changed, nor named sockets from being connected to: as root is better. Command lines can be seen by all
-that runs on the machine, so no secret belongs in one.
+Users and Landlock each protect files from being read. Landlock alone does not prevent the code from changing the
+modes of the worker's own files, or from connecting to named sockets, so it is better to run as root. Every process on
+the machine can see command lines, so they must not contain secrets.
 
-Failure policy: closed. Without the first two nothing is run, but for development (`allow_private_addresses`).
+Failure policy: closed. Without users and Landlock, nothing runs except in development (`allow_private_addresses`).
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from typing import IO, Any, Literal, TypeVar
 import msgspec
 import structlog
 
-from gateway.cancellation import undisturbed
+from gateway.cancellation import finish_despite_cancellation
 from workers.sandbox import landlock
 
 T = TypeVar("T")
 logger = structlog.get_logger()
 
-# Nobody else's: systemd gives out what is above, people and packages have what is below, and a container may have
-# mapped no more than the first 65,536.
+# Free ranges: systemd assigns the ids above, people and packages have the ids below, and a container may map only the
+# first 65,536 ids.
 BUILD_USERS, APP_USERS = range(60_578, 60_594), range(60_594, 61_184)
-# A file each, locked while the user is taken, by whichever worker on this machine.
+# One file per user, locked while a worker on this machine uses it.
 USERS = Path("/run/capsule/users")
 MIB = 1 << 20
-LINE = 4_096  # characters of output after which a line is broken
-PART, PAUSE = 16_384, 0.01  # bytes of output read at once, seconds in between: 1.6 MB/s, so that others get a turn
-STOP = 5.0  # seconds that a keeper gets for killing
-LEFT = 2.0  # seconds for output that is still in the pipe when its keeper is gone
+LINE = 4_096  # characters; longer lines of output are split
+CHUNK, PAUSE = 16_384, 0.01  # bytes per read, seconds between reads: 1.6 MB/s, so that other tasks get a turn
+KILL_SECONDS = 5.0  # within which a keeper kills what is left
+PIPE_SECONDS = 2.0  # for output that is still in the pipe after its keeper has ended
 PORTS_GUARDED, SIGNALS_GUARDED = 4, 6  # Landlock's versions
-ENOUGH = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # the capabilities chown, kill, setgid and setuid
+NEEDED_CAPABILITIES = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # CHOWN, KILL, SETGID and SETUID
 
-# Every tool reads these. Not all of /etc, nor /opt: an operator's secrets may be there, and this program with its data.
+# Every tool reads these. /opt and the rest of /etc stay closed: they may hold operators' secrets, or this program.
 SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/sys"]
 DEVICES = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"]
 ETC = (
@@ -63,47 +63,47 @@ Why = Literal["", "time", "memory", "disk", "processes", "stopped"]
 
 
 class Limits(msgspec.Struct, frozen=True):
-    seconds: float = 0  # 0: no end
+    seconds: float = 0  # 0: no limit
     memory: int = 2_048 * MIB
-    disk: int = 0  # bytes in the folders it may write to; 0: not looked at
+    disk: int = 0  # bytes in the writable folders; 0: no limit
     processes: int = 1_024
-    files: int = 4_096  # open ones
+    files: int = 4_096  # open at once
     nice: int = 10
-    grace: float = 0  # seconds between SIGTERM and SIGKILL when it is told to stop
+    grace: float = 0  # seconds between SIGTERM and SIGKILL when it is asked to stop
 
 
-class Ended(msgspec.Struct, frozen=True):
-    code: int  # below zero: the signal
+class Outcome(msgspec.Struct, frozen=True):
+    code: int  # negative: the signal
     why: Why = ""
 
     @property
     def ok(self) -> bool:
         return self.code == 0 and not self.why
 
-    def told(self, what: str, limits: Limits) -> str:
-        """In words for the account holder."""
+    def describe(self, subject: str, limits: Limits) -> str:
+        """For account holders."""
         match self.why:
             case "time":
-                return f"{what} took longer than {limits.seconds:.0f} seconds"
+                return f"{subject} took longer than {limits.seconds:.0f} seconds"
             case "memory":
-                return f"{what} ran out of memory; it may use {limits.memory // MIB} MiB"
+                return f"{subject} ran out of memory; it may use {limits.memory // MIB} MiB"
             case "disk":
-                return f"{what} wrote more than {limits.disk // MIB} MiB"
+                return f"{subject} wrote more than {limits.disk // MIB} MiB"
             case "processes":
-                return f"{what} started more than {limits.processes} processes"
+                return f"{subject} started more than {limits.processes} processes"
             case "stopped":
-                return f"{what} was stopped"
-        return f"{what} ended with {f'status {self.code}' if self.code >= 0 else f'signal {-self.code}'}"
+                return f"{subject} was stopped"
+        return f"{subject} ended with {f'status {self.code}' if self.code >= 0 else f'signal {-self.code}'}"
 
 
 class Unsafe(Exception):
-    """This machine can't keep a customer's code in; the message says what the operator can do."""
+    """This machine can't confine customers' code. The message tells the operator what to do."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Sequence[str] = ()
-    unpack: tuple[int, int] | None = None  # instead of a command: most files, most bytes of a tar.gz on stdin
-    folder: Path  # where it runs
+    unpack: tuple[int, int] | None = None  # instead of arguments: max files, max bytes of a tar.gz on stdin
+    folder: Path  # the working folder
     environment: Mapping[str, str]
     read: Sequence[Path] = ()
     write: Sequence[Path] = ()
@@ -116,29 +116,31 @@ class Sandbox:
     def __init__(self, *, development: bool, users: range) -> None:
         self._development = development
         capabilities = _capabilities() if os.geteuid() == 0 else 0
-        self._root = capabilities & ENOUGH == ENOUGH
+        self._root = capabilities & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES
         self._half_root = bool(capabilities) and not self._root
         self._users = users
-        self._taken: dict[int, int] = {}  # the locks of users, as open files
+        self._user_locks: dict[int, int] = {}  # user id → open lock file
         self._landlock = landlock.version()
         folders = [Path(folder) for folder in os.get_exec_path() if os.path.isabs(folder)]
-        if os.geteuid() == 0:  # not root's own tools, which nobody else could start
-            folders = [folder for folder in folders if folder.is_dir() and not _closed(folder.resolve())]
+        if os.geteuid() == 0:  # without tools that only root can start
+            folders = [folder for folder in folders if folder.is_dir() and not _closed_folders(folder.resolve())]
         self.path = os.pathsep.join(map(str, folders))
 
     def check(self, folder: Path) -> None:
-        """Whether what is below the folder can be worked on safely. Raises Unsafe."""
+        """Raises Unsafe when customers' code can't be confined to what is below the folder."""
         folder = folder.resolve()
         if sys.platform != "linux":
             raise Unsafe("apps are built on Linux only: run the worker there, or use GATEWAY_DEPLOY_ENGINE=external")
         if self._root:
-            closed = _closed(folder)
+            closed = _closed_folders(folder)
             if closed and not self._development:
-                raise Unsafe(f"builds run as a user of their own, which can't pass {closed[0]}: chmod o+x it")
+                raise Unsafe(f"builds run as separate users, which can't pass through {closed[0]}: run chmod o+x on it")
             if closed:
-                logger.warning("sandbox.no_users", action=f"chmod o+x {closed[0]}: until then builds run as root")
+                logger.warning(
+                    "sandbox.no_users", action=f"run chmod o+x on {closed[0]}; until then builds run as root"
+                )
                 self._root = False
-        elif self._half_root:  # builds would have them too, and some pass by Landlock
+        elif self._half_root:  # builds would inherit them, and some of them bypass Landlock
             raise Unsafe("the worker has some of root's capabilities: give it CHOWN, KILL, SETGID and SETUID, or none")
         if self._root:
             pass
@@ -147,30 +149,32 @@ class Sandbox:
             if opened:
                 raise Unsafe(f"builds may read {opened[0]}: move GATEWAY_DATA_DIR out of it")
         elif not self._development:
-            raise Unsafe("builds can't be kept in here: run the worker as root, or on Linux 5.13 or newer")
+            raise Unsafe("builds can't be confined on this machine: run the worker as root, or on Linux 5.13 or newer")
         else:
-            logger.warning("sandbox.none", action="builds run as this user and may read its files")
+            logger.warning(
+                "sandbox.none", action="builds run as the worker's user and can read its files; run the worker as root"
+            )
         if 0 < self._landlock < SIGNALS_GUARDED and not self._root:
-            logger.warning("sandbox.signals_open", action="run the worker as root: builds may kill it")
+            logger.warning("sandbox.signals_open", action="run the worker as root; until then builds can kill it")
         if self._landlock < PORTS_GUARDED:
-            logger.warning("sandbox.ports_open", action="give Redis a password: builds may connect to it")
+            logger.warning("sandbox.ports_open", action="set a Redis password; builds can connect to Redis")
 
     @contextlib.contextmanager
-    def user(self) -> Iterator[int | None]:
-        """A user for one command after the other of one build; none where the worker can't change users.
+    def reserve_user(self) -> Iterator[int | None]:
+        """A user id for the commands of one build, or None when the worker can't change users.
 
-        Raises OSError when all are taken.
+        Raises OSError when all users are taken.
         """
         if not self._root:
             yield None
             return
         uid, lock = self._take_user()
-        self._taken[uid] = lock
+        self._user_locks[uid] = lock
         try:
             yield uid
         finally:
-            del self._taken[uid]
-            os.close(lock)  # not unlocked: a keeper that still kills has it open too
+            del self._user_locks[uid]
+            os.close(lock)  # without unlocking: a keeper that is still killing holds the file open too
 
     def _take_user(self) -> tuple[int, int]:
         USERS.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -184,7 +188,7 @@ class Sandbox:
                 return uid, lock
         raise OSError(f"all {len(self._users)} users for builds or apps are taken")
 
-    def give(self, folder: Path, uid: int | None) -> None:
+    def give_to_user(self, folder: Path, uid: int | None) -> None:
         if uid is not None:
             os.chown(folder, uid, uid)
 
@@ -196,45 +200,48 @@ class Sandbox:
         self,
         command: Command,
         uid: int | None,
-        tell: Callable[[str], None],
+        on_line: Callable[[str], None],
         *,
         stdin: IO[bytes] | None = None,
-    ) -> Ended:
-        """To its end; `tell` gets each line of its output. When cancelled, all of it is dead before this returns."""
-        async with self.started(command, uid, tell, stdin=stdin) as ending:
+    ) -> Outcome:
+        """Runs the command to its end and passes each line of output to `on_line`.
+
+        When this is cancelled, it kills everything that the command started before it returns.
+        """
+        async with self.start(command, uid, on_line, stdin=stdin) as ending:
             return await asyncio.shield(ending)
 
     @asynccontextmanager
-    async def started(
+    async def start(
         self,
         command: Command,
         uid: int | None,
-        tell: Callable[[str], None],
+        on_line: Callable[[str], None],
         *,
         stdin: IO[bytes] | None = None,
-    ) -> AsyncIterator[asyncio.Task[Ended]]:
-        """It runs until it ends or this is left."""
+    ) -> AsyncIterator[asyncio.Task[Outcome]]:
+        """Runs the command until it ends or the context is left."""
         with contextlib.ExitStack() as ours:
             with contextlib.ExitStack() as theirs:
                 (output, output_to), (report, report_to) = _pipe(ours, theirs), _pipe(ours, theirs)
-                keeps = [report_to.fileno(), *([] if uid is None else [self._taken[uid]])]
+                open_fds = [report_to.fileno(), *([] if uid is None else [self._user_locks[uid]])]
                 keeper = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-IS", "-c", _KEEPER, msgspec.json.encode(self._spec(command, uid, keeps))),
+                    *(sys.executable, "-IS", "-c", _KEEPER, msgspec.json.encode(self._spec(command, uid, open_fds))),
                     stdin=stdin or asyncio.subprocess.DEVNULL,
                     stdout=output_to,
                     stderr=asyncio.subprocess.STDOUT,
                     env=dict(command.environment),
                     cwd="/",
-                    pass_fds=keeps,
+                    pass_fds=open_fds,
                     start_new_session=True,
                 )
-            ending = asyncio.create_task(_follow(keeper, output, report, tell))
+            ending = asyncio.create_task(_follow(keeper, output, report, on_line))
             try:
                 yield ending
             finally:
-                await undisturbed(_end(keeper, ending, command.limits.grace + STOP))
+                await finish_despite_cancellation(_end(keeper, ending, command.limits.grace + KILL_SECONDS))
 
-    def _spec(self, command: Command, uid: int | None, keeps: Sequence[int]) -> dict[str, Any]:
+    def _spec(self, command: Command, uid: int | None, open_fds: Sequence[int]) -> dict[str, Any]:
         write = [os.fspath(path) for path in command.write]
         return {
             "command": command.arguments,
@@ -250,25 +257,27 @@ class Sandbox:
             "connect": command.connect,
             "uid": uid,
             "parent": os.getpid(),
-            "keeps": keeps,
+            "open_fds": open_fds,
         }
 
     def _readable(self) -> list[str]:
-        """By everything that runs here: the system's, and the operator's tools elsewhere with what is beside them."""
+        """Everything that runs here may read these: the system's folders, and those on the operator's PATH."""
         found = [*SYSTEM, *(f"/etc/{name}" for name in ETC.split())]
         for folder in self.path.split(os.pathsep):
             found += [folder, *(f"{os.path.dirname(folder)}/{name}" for name in ("include", "lib", "libexec", "share"))]
         return found
 
 
-# The module is named to a Python that looks at neither the environment nor the working folder, both the customer's.
+# The keeper's Python ignores the environment and the working folder (-I), because both belong to the customer. So
+# its command line contains the path of its module.
+KEEPER_MODULE = "workers.sandbox.keeper"
 _KEEPER = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parent.parent)!r}); from workers.keeper import main; main()"
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from {KEEPER_MODULE} import main; main()"
 )
 
 
-def _closed(folder: Path) -> list[Path]:
-    """Of the folder and those above it, the ones that others than their owner can't pass."""
+def _closed_folders(folder: Path) -> list[Path]:
+    """The folder and its parents, as far as only their owner can pass through them."""
     return [p for p in (folder, *folder.parents) if not p.stat().st_mode & stat.S_IXOTH]
 
 
@@ -286,56 +295,56 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[IO[
 
 
 async def _follow(
-    keeper: asyncio.subprocess.Process, output: IO[bytes], report: IO[bytes], tell: Callable[[str], None]
-) -> Ended:
-    reader = asyncio.StreamReader(limit=PART)
+    keeper: asyncio.subprocess.Process, output: IO[bytes], report: IO[bytes], on_line: Callable[[str], None]
+) -> Outcome:
+    reader = asyncio.StreamReader(limit=CHUNK)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), output
     )
-    telling, gone = asyncio.create_task(_tell_lines(reader, tell)), asyncio.create_task(keeper.wait())
+    reading, exited = asyncio.create_task(_read_lines(reader, on_line)), asyncio.create_task(keeper.wait())
     try:
-        await asyncio.wait([telling, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not telling.done():  # for ever, if something out of the keeper's reach holds the other end
-            await asyncio.wait([telling], timeout=LEFT)
-        if telling.done():
-            telling.result()
-        await gone
-        told = report.read(1_024)
-        return msgspec.json.decode(told, type=Ended) if told else Ended(-9, "stopped")
+        await asyncio.wait([reading, exited], return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():  # a process that the keeper could not reach may hold the pipe open for ever
+            await asyncio.wait([reading], timeout=PIPE_SECONDS)
+        if reading.done():
+            reading.result()
+        await exited
+        result = report.read(1_024)
+        return msgspec.json.decode(result, type=Outcome) if result else Outcome(-9, "stopped")
     finally:
         transport.close()
-        telling.cancel()
-        gone.cancel()
-        await asyncio.gather(telling, gone, return_exceptions=True)
+        reading.cancel()
+        exited.cancel()
+        await asyncio.gather(reading, exited, return_exceptions=True)
 
 
-async def _tell_lines(reader: asyncio.StreamReader, tell: Callable[[str], None]) -> None:
+async def _read_lines(reader: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
     decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
-    while part := await reader.read(PART):
-        *lines, rest = (rest + decoder.decode(part)).split("\n")
+    while chunk := await reader.read(CHUNK):
+        *lines, rest = (rest + decoder.decode(chunk)).split("\n")
         for line in lines:
-            _tell_broken(line.removesuffix("\r"), tell)
+            _split_line(line.removesuffix("\r"), on_line)
         whole = len(rest) - len(rest) % LINE
         if whole:
-            _tell_broken(rest[:whole], tell)
+            _split_line(rest[:whole], on_line)
             rest = rest[whole:]
         await asyncio.sleep(PAUSE)
     rest += decoder.decode(b"", final=True)
     if rest:
-        tell(rest)
+        on_line(rest)
 
 
-def _tell_broken(line: str, tell: Callable[[str], None]) -> None:
+def _split_line(line: str, on_line: Callable[[str], None]) -> None:
     for at in range(0, len(line) or 1, LINE):
-        tell(line[at : at + LINE])
+        on_line(line[at : at + LINE])
 
 
-async def _end(keeper: asyncio.subprocess.Process, ending: asyncio.Task[Ended], patience: float) -> None:
+async def _end(keeper: asyncio.subprocess.Process, ending: asyncio.Task[Outcome], seconds: float) -> None:
     if keeper.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             keeper.terminate()
     try:
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(seconds):
             await keeper.wait()
     except TimeoutError:
         logger.error("sandbox.left", pid=keeper.pid)

@@ -1,7 +1,8 @@
-"""Passes requests on to an app's start command, and its answers back as they come.
+"""Forwards requests to an app's start command and streams its answers back.
 
-Each has a connection of its own: over one that is kept, a request may meet its end, and not every request can be sent
-twice. An answer that the app breaks off is broken off here too, so that half of one never looks whole.
+Each request uses a new connection. The app may close a kept connection just when a request is sent over it, and not
+every request can be sent twice. When the app breaks off an answer, so does the forwarder, so that an incomplete answer
+never looks complete.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 TIMEOUTS = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=300)
-MESSAGE_BYTES = 16_777_216  # of a WebSocket
-# Of one connection, so for the next hop only; `Expect` is answered here. The client's Host stays: the app builds its
-# own addresses from it.
+MESSAGE_BYTES = 16_777_216  # of one WebSocket message
+# These headers concern one connection only; `Expect` is answered here. The client's Host is forwarded, because the app
+# builds its own addresses from it.
 HOP_BY_HOP = {
     "connection",
     "expect",
@@ -27,13 +28,13 @@ HOP_BY_HOP = {
     "transfer-encoding",
     "upgrade",
 }
-ADDED = ["Accept", "Accept-Encoding", "Content-Type", "User-Agent"]  # by the client, where a request has none
+ADDED_BY_AIOHTTP = ["Accept", "Accept-Encoding", "Content-Type", "User-Agent"]  # to requests without them
 
 Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 
 
-class Forward:
-    """Made while a loop runs."""
+class Forwarder:
+    """Create it inside a running event loop."""
 
     def __init__(self) -> None:
         self._client = aiohttp.ClientSession(
@@ -41,28 +42,28 @@ class Forward:
             timeout=TIMEOUTS,
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=ADDED,
+            skip_auto_headers=ADDED_BY_AIOHTTP,
         )
 
-    async def answer(self, request: web.Request, port: int) -> web.StreamResponse:
-        """`port`: the app's; 0 while it does not run."""
+    async def forward(self, request: web.Request, port: int) -> web.StreamResponse:
+        """`port`: where the app listens; 0 while it does not run."""
         if not port:
-            return _away()
+            return _unavailable()
         url = URL(f"http://127.0.0.1:{port}{request.raw_path}", encoded=True)
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._bridge(request, url)
+            return await self._forward_websocket(request, url)
         body = request.content if request.body_exists else None
         try:
             answer = await self._client.request(
-                request.method, url, headers=_asked(request), data=body, allow_redirects=False
+                request.method, url, headers=_request_headers(request), data=body, allow_redirects=False
             )
         except (aiohttp.ClientError, TimeoutError):
-            return _away()
+            return _unavailable()
         async with answer:
-            if answer.status < 200:  # it switches to what nobody asked for
-                return _away()
+            if answer.status < 200:  # such as a switch to a protocol that was not requested
+                return _unavailable()
             response = web.StreamResponse(
-                status=answer.status, reason=answer.reason, headers=_passed_on(answer.headers)
+                status=answer.status, reason=answer.reason, headers=_end_to_end_headers(answer.headers)
             )
             try:
                 await response.prepare(request)
@@ -73,8 +74,8 @@ class Forward:
                     request.transport.abort()
             return response
 
-    async def _bridge(self, request: web.Request, url: URL) -> web.StreamResponse:
-        headers = _asked(request)
+    async def _forward_websocket(self, request: web.Request, url: URL) -> web.StreamResponse:
+        headers = _request_headers(request)
         protocols = [p.strip() for p in headers.get("Sec-WebSocket-Protocol", "").split(",") if p.strip()]
         for name in [name for name in headers if name.lower().startswith("sec-websocket-")]:
             headers.popall(name, None)
@@ -83,21 +84,24 @@ class Forward:
                 url, headers=headers, protocols=protocols, autoping=False, max_msg_size=MESSAGE_BYTES
             )
         except aiohttp.WSServerHandshakeError as refused:
-            return web.Response(status=refused.status) if refused.status >= 400 else _away()
+            return web.Response(status=refused.status) if refused.status >= 400 else _unavailable()
         except (aiohttp.ClientError, TimeoutError):
-            return _away()
+            return _unavailable()
         async with inner:
             outer = web.WebSocketResponse(
                 protocols=[inner.protocol] if inner.protocol else [], autoping=False, max_msg_size=MESSAGE_BYTES
             )
             await outer.prepare(request)
-            ways = [asyncio.create_task(_carry(inner, outer)), asyncio.create_task(_carry(outer, inner))]
+            relays = [
+                asyncio.create_task(_relay_messages(inner, outer)),
+                asyncio.create_task(_relay_messages(outer, inner)),
+            ]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:  # this is cancelled when the visitor's connection is gone
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
+                await asyncio.wait(relays, return_when=asyncio.FIRST_COMPLETED)
+            finally:  # aiohttp cancels this when the visitor disconnects
+                for relay in relays:
+                    relay.cancel()
+                await asyncio.gather(*relays, return_exceptions=True)
                 await inner.close(code=_close_code(outer))
                 await outer.close(code=_close_code(inner))
         return outer
@@ -106,23 +110,23 @@ class Forward:
         await self._client.close()
 
 
-def _away() -> web.Response:
-    return web.Response(status=502, text="The app does not answer just now.\n", headers={"Retry-After": "1"})
+def _unavailable() -> web.Response:
+    return web.Response(status=502, text="The app does not answer at the moment.\n", headers={"Retry-After": "1"})
 
 
-def _asked(request: web.Request) -> CIMultiDict[str]:
-    headers = _passed_on(request.headers)
-    # Frameworks that turn headers into variables can't tell X_Forwarded_For from ours. nginx drops these too.
+def _request_headers(request: web.Request) -> CIMultiDict[str]:
+    headers = _end_to_end_headers(request.headers)
+    # Frameworks that turn headers into variables confuse X_Forwarded_For with X-Forwarded-For. nginx drops these too.
     for name in {name for name in headers if "_" in name}:
         headers.popall(name)
-    seen = [*request.headers.getall("X-Forwarded-For", []), request.remote or ""]
-    headers["X-Forwarded-For"] = ", ".join(address for address in seen if address)
+    addresses = [*request.headers.getall("X-Forwarded-For", []), request.remote or ""]
+    headers["X-Forwarded-For"] = ", ".join(address for address in addresses if address)
     headers["X-Forwarded-Host"] = request.headers["Host"]
     headers["X-Forwarded-Proto"] = request.headers.get("X-Forwarded-Proto", request.scheme)
     return headers
 
 
-def _passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+def _end_to_end_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in HOP_BY_HOP | named)
 
@@ -132,7 +136,7 @@ def _close_code(socket: Socket) -> int:
     return code if code not in (None, aiohttp.WSCloseCode.ABNORMAL_CLOSURE) else aiohttp.WSCloseCode.GOING_AWAY
 
 
-async def _carry(source: Socket, target: Socket) -> None:
+async def _relay_messages(source: Socket, target: Socket) -> None:
     async for message in source:
         match message.type:
             case aiohttp.WSMsgType.TEXT:

@@ -1,7 +1,7 @@
-"""nginx (1.19.5 or newer) in front of `web.py`, on machines that have it: it sends the files, and asks for all else.
+"""Runs nginx (1.19.5 or newer) in front of `web.py`. nginx sends files and proxies everything else to `web.py`.
 
-Its configuration never changes: which release is served stands in the path that it opens. So a swap needs no reload,
-and no request meets one: a file that goes between the look for it and its opening is asked for there too.
+The configuration never changes, because the path that nginx opens leads to the current release. So a swap needs no
+reload, and no request fails: when a file disappears between nginx's check and its opening, nginx asks `web.py`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 
 import structlog
 
-from workers.sites.web import TEXTS, TYPES
+from workers.sites.web import TEXT_TYPES, TYPES
 
 logger = structlog.get_logger()
 
-DRAIN = 10.0  # seconds that running answers get
-FORMER_DRAIN = 2.0  # while nobody listens
-START = 10.0
+DRAIN = 10.0  # seconds for answers in progress at a stop
+FORMER_DRAIN = 2.0  # the same for a former nginx, while the port is not served
+START_SECONDS = 10.0
 
 CONFIGURATION = """\
 daemon off;
@@ -94,50 +94,50 @@ http {{
 """
 
 
-def usable(folder: Path) -> bool:
-    """Where it is installed, new enough for `-e`, and its user can pass to the folder."""
-    if (binary := _binary()) is None:
+def is_usable(folder: Path) -> bool:
+    """True when nginx is installed, is new enough for `-e`, and can reach the folder as its own user."""
+    if (binary := _find_binary()) is None:
         return False
-    told = subprocess.run([binary, "-v"], capture_output=True, text=True, timeout=10, check=False).stderr  # noqa: S603
-    version = re.search(r"nginx/(\d+)\.(\d+)\.(\d+)", told)
+    output = subprocess.run([binary, "-v"], capture_output=True, text=True, timeout=10, check=False).stderr  # noqa: S603
+    version = re.search(r"nginx/(\d+)\.(\d+)\.(\d+)", output)
     if version is None or tuple(map(int, version.groups())) < (1, 19, 5):
         return False
     passable = all(path.stat().st_mode & stat.S_IXOTH for path in (folder, *folder.parents))
     return passable or os.geteuid() != 0
 
 
-def _binary() -> str | None:
+def _find_binary() -> str | None:
     return shutil.which("nginx", path=os.pathsep.join([*os.get_exec_path(), "/usr/sbin", "/usr/local/sbin"]))
 
 
-def configuration(folder: Path, host: str, port: int) -> str:
+def render_configuration(folder: Path, host: str, port: int) -> str:
     if any(c in str(folder) for c in '"$\\;{}\n'):
-        raise ValueError(f"nginx can't be given a folder of this name: {folder}")
+        raise ValueError(f"nginx can't use a folder with this name: {folder}")
     return CONFIGURATION.format(
-        user=_user() if os.geteuid() == 0 else "",
+        user=_user_directive() if os.geteuid() == 0 else "",
         web=folder / "web",
         folder=folder,
         types=" ".join(f"{kind} {ending.lstrip('.')};" for ending, kind in sorted(TYPES.items())),
-        texts=" ".join(sorted(TEXTS - {"text/html"})),  # which it has by itself
+        texts=" ".join(sorted(TEXT_TYPES - {"text/html"})),  # nginx includes it by default
         host=f"[{host}]" if ":" in host else host,
         port=port,
     )
 
 
-def _user() -> str:
-    """What the group is called is the distribution's."""
+def _user_directive() -> str:
+    """The name of nobody's group depends on the distribution."""
     nobody = pwd.getpwnam("nobody")
     return f"user {nobody.pw_name} {grp.getgrgid(nobody.pw_gid).gr_name};"
 
 
 @asynccontextmanager
-async def serving(folder: Path, host: str, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """In front of the socket `web/apps.sock` in the folder."""
-    binary = _binary()
+async def serve(folder: Path, host: str, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs nginx in front of the socket `web/apps.sock` in the folder."""
+    binary = _find_binary()
     if binary is None:
-        raise RuntimeError("nginx is not installed, and GATEWAY_APPS_SERVER asks for it")
+        raise RuntimeError("GATEWAY_APPS_SERVER is nginx, but nginx is not installed")
     file, pid_file = folder / "web" / "nginx.conf", folder / "web" / "nginx.pid"
-    file.write_text(configuration(folder, host, port))
+    file.write_text(render_configuration(folder, host, port))
     nginx = await asyncio.create_subprocess_exec(
         *(binary, "-c", file, "-p", folder / "web", "-e", "stderr"),
         stdin=asyncio.subprocess.DEVNULL,
@@ -159,42 +159,42 @@ async def serving(folder: Path, host: str, port: int) -> AsyncIterator[asyncio.s
 
 
 async def _until_ready(nginx: asyncio.subprocess.Process, pid_file: Path) -> None:
-    """It writes its id down when it has the port."""
-    ends = time.monotonic() + START
-    while _pid(pid_file) != nginx.pid:
+    """nginx writes its process id to the file once it listens."""
+    ends = time.monotonic() + START_SECONDS
+    while _read_pid(pid_file) != nginx.pid:
         if nginx.returncode is not None or time.monotonic() > ends:
-            raise RuntimeError("nginx did not start; its last words are above")
+            raise RuntimeError("nginx did not start; its error is in the log above")
         await asyncio.sleep(0.02)
 
 
-async def end_former(folder: Path) -> None:
-    """One whose worker was killed served on, and has the port."""
-    ends, how = time.monotonic() + FORMER_DRAIN, signal.SIGQUIT
-    while left := _former(folder):
+async def stop_former(folder: Path) -> None:
+    """Stops the nginx of a worker that was killed. It still serves and holds the port."""
+    ends, stop_signal = time.monotonic() + FORMER_DRAIN, signal.SIGQUIT
+    while left := _find_former(folder):
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, how)
+                os.kill(pid, stop_signal)
         await asyncio.sleep(0.05)
-        if how is signal.SIGQUIT and time.monotonic() > ends:
+        if stop_signal is signal.SIGQUIT and time.monotonic() > ends:
             logger.info("nginx.cut_off", pids=left)
-            how = signal.SIGTERM
+            stop_signal = signal.SIGTERM
 
 
-def _former(folder: Path) -> list[int]:
-    """Its processes: workers go on when their master was killed."""
+def _find_former(folder: Path) -> list[int]:
+    """Its process ids. nginx's workers continue even if their master was killed."""
     found = {}
-    if (group := _pid(folder / "web" / "nginx.pid")) is not None:
+    if (group := _read_pid(folder / "web" / "nginx.pid")) is not None:
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                words = Path(f"/proc/{name}/cmdline").read_bytes()
-                if words.startswith(b"nginx: ") and os.getpgid(int(name)) == group:
-                    found[int(name)] = words
+                command = Path(f"/proc/{name}/cmdline").read_bytes()
+                if command.startswith(b"nginx: ") and os.getpgid(int(name)) == group:
+                    found[int(name)] = command
     if group in found and os.fsencode(folder) not in found[group]:
-        return []  # the number is another nginx's by now
+        return []  # another nginx has this process id by now
     return list(found)
 
 
-def _pid(pid_file: Path) -> int | None:
+def _read_pid(pid_file: Path) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         return int(pid_file.read_text())
     return None

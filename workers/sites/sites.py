@@ -1,7 +1,7 @@
-"""The worker that serves the hosted apps. It reads what to serve, and what to run, from the data folder alone
-(`releases.py`), so that it goes on when Redis or the builder is away, and either is restarted without the other.
+"""The worker that serves the hosted apps. It reads from the data folder alone what to serve and what to run
+(`workers/sites/releases.py`). So it works without Redis and the builder, and restarts independently of them.
 
-One process serves a folder; a second one waits for its end. TLS ends in front of it.
+One process per data folder serves; a second one stands by. TLS ends in front of it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from gateway.events.receivers import Webhooks
 from gateway.ids import new_id, now_iso
 from gateway.settings import Settings
 from gateway.store.client import Store
-from workers.deploys.releases import Releases, alone
 from workers.sandbox.sandbox import APP_USERS, Sandbox, Unsafe
 from workers.sites import nginx, web
+from workers.sites.releases import Releases, exclusive_lock
 from workers.sites.watchdog import LIMITS, Watchdog
 
 logger = structlog.get_logger()
 
-TELLING = 300.0  # seconds after which a crash that can't be told is old news
+REPORT_SECONDS = 300.0  # after which a crash that can't be reported is dropped
 OPEN_FILES = 65_536  # a request takes up to three
-AGAIN = 1.0  # seconds between two looks at a port that somebody else has
+RETRY_INTERVAL = 1.0  # seconds
 
 
 async def run(settings: Settings) -> None:
     releases = Releases(Path(settings.data_dir))
-    releases.open()
+    releases.create_folders()
     folder = releases.folder
     (folder / "web").mkdir(mode=0o711, exist_ok=True)
     _open_many_files()
-    # What is entered last is left first: answers that are under way end before the apps do.
-    async with alone(folder / "sites.lock"), AsyncExitStack() as stack:
-        crashes = await stack.enter_async_context(aclosing(Crashes(settings)))
+    # The stack closes the last part first: answers in progress end before the apps do.
+    async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
+        reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
         sandbox = Sandbox(development=settings.allow_private_addresses, users=APP_USERS)
         parts = []
         try:
@@ -53,34 +53,34 @@ async def run(settings: Settings) -> None:
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:
-            watchdog = Watchdog(folder, sandbox, crashes.tell, LIMITS)
-            parts.append(await stack.enter_async_context(_beside(watchdog.run())))
-        parts.append(await stack.enter_async_context(_front(settings, folder)))
+            watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS)
+            parts.append(await stack.enter_async_context(_running(watchdog.run())))
+        parts.append(await stack.enter_async_context(_serve(settings, folder)))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
-        raise RuntimeError("nginx ended by itself")
+        raise RuntimeError("nginx ended unexpectedly")
 
 
 @asynccontextmanager
-async def _front(settings: Settings, folder: Path) -> AsyncIterator[asyncio.Task[object]]:
-    """Gives what ends when the web server does."""
-    await nginx.end_former(folder)
-    host, port = await _free(settings)
+async def _serve(settings: Settings, folder: Path) -> AsyncIterator[asyncio.Task[object]]:
+    """Serves the apps. Yields a task that ends when the web server does."""
+    await nginx.stop_former(folder)
+    host, port = await _find_port(settings)
     async with AsyncExitStack() as stack:
         ended: Coroutine[object, object, object]
-        if settings.apps_server == "nginx" or (settings.apps_server == "auto" and nginx.usable(folder)):
-            await stack.enter_async_context(web.serving(folder, socket=folder / "web" / "apps.sock"))
-            ended = (await stack.enter_async_context(nginx.serving(folder, host, port))).wait()
+        if settings.apps_server == "nginx" or (settings.apps_server == "auto" and nginx.is_usable(folder)):
+            await stack.enter_async_context(web.serve(folder, socket=folder / "web" / "apps.sock"))
+            ended = (await stack.enter_async_context(nginx.serve(folder, host, port))).wait()
         else:
-            await stack.enter_async_context(web.serving(folder, host=host, port=port))
+            await stack.enter_async_context(web.serve(folder, host=host, port=port))
             ended = asyncio.Event().wait()
-        (folder / "web" / "address").write_text(f"{_reached_at(host)}:{port}")
+        (folder / "web" / "address").write_text(f"{_connectable_host(host)}:{port}")
         logger.info("sites.serving", address=f"http://{host}:{port}", domain=settings.apps_domain)
-        yield await stack.enter_async_context(_beside(ended))
+        yield await stack.enter_async_context(_running(ended))
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[object, object, object]) -> AsyncIterator[asyncio.Task[object]]:
+async def _running(work: Coroutine[object, object, object]) -> AsyncIterator[asyncio.Task[object]]:
     task = asyncio.create_task(work)
     try:
         yield task
@@ -94,21 +94,21 @@ def _open_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
 
 
-def address(folder: Path) -> str:
-    """Of the server that serves the data folder, or served it last; empty: none ever did."""
+def read_address(folder: Path) -> str:
+    """The address of the server that serves the data folder, or served it last. Empty if none ever did."""
     try:
         return (folder / "web" / "address").read_text()
     except OSError:
         return ""
 
 
-def _reached_at(host: str) -> str:
+def _connectable_host(host: str) -> str:
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"[{host}]" if ":" in host else host
 
 
-async def _free(settings: Settings) -> tuple[str, int]:
-    """Waits for the port, because the process has other work too; for development another one does as well."""
+async def _find_port(settings: Settings) -> tuple[str, int]:
+    """Waits until the port is free, because the process does other work too. In development any port will do."""
     host, _, wanted = settings.apps_listen.rpartition(":")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -116,50 +116,50 @@ async def _free(settings: Settings) -> tuple[str, int]:
     waiting = False
     while True:
         for choice in choices:
-            with contextlib.suppress(OSError), socket.create_server((host, choice), family=family) as found:
-                return host, found.getsockname()[1]
+            with contextlib.suppress(OSError), socket.create_server((host, choice), family=family) as server:
+                return host, server.getsockname()[1]
         if not waiting:
-            action = "free it, or set GATEWAY_APPS_LISTEN"
+            action = "free the port, or set GATEWAY_APPS_LISTEN"
             logger.error("sites.port_taken", address=settings.apps_listen, action=action)
         waiting = True
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(RETRY_INTERVAL)
 
 
-class Crashes:
-    """Tells accounts that an app of theirs ended."""
+class CrashReporter:
+    """Sends `app.crashed` events."""
 
     def __init__(self, settings: Settings) -> None:
         self._store = Store(settings.redis_url)
         vault = Vault(settings.encryption_key)
         self._registry = Registry(self._store, vault)
         self._webhooks = Webhooks(self._store, vault, allow_private=settings.allow_private_addresses)
-        self._telling: set[asyncio.Task[None]] = set()
+        self._reporting: set[asyncio.Task[None]] = set()
 
-    async def tell(self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None) -> None:
-        """Not waited for: the app is started again meanwhile."""
+    async def report(self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None) -> None:
+        """Returns at once; the app restarts while the event is being queued."""
         crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso())
-        task = asyncio.create_task(self._tell(app_id, crash))
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+        task = asyncio.create_task(self._emit(app_id, crash))
+        self._reporting.add(task)
+        task.add_done_callback(self._reporting.discard)
 
-    async def _tell(self, app_id: str, crash: AppCrashed) -> None:
+    async def _emit(self, app_id: str, crash: AppCrashed) -> None:
         event_id = new_id("evt")
         try:
-            async with asyncio.timeout(TELLING):
+            async with asyncio.timeout(REPORT_SECONDS):
                 while True:
                     try:
                         app = await self._registry.find(app_id)
                         if app is not None:
                             await self._webhooks.emit(app, crash, event_id)
                     except ServiceError:
-                        await asyncio.sleep(1)
+                        await asyncio.sleep(RETRY_INTERVAL)
                     else:
                         return
         except TimeoutError:
             logger.error("app.crash_not_told", app=app_id, reason=crash.reason)
 
     async def aclose(self) -> None:
-        for task in self._telling:
+        for task in self._reporting:
             task.cancel()
-        await asyncio.gather(*self._telling, return_exceptions=True)
+        await asyncio.gather(*self._reporting, return_exceptions=True)
         await self._store.close()

@@ -1,9 +1,9 @@
-"""Serves the hosted apps: a host's files, or what its start command answers (`forward.py`).
+"""Serves the hosted apps: the files of a release, or the answers of its start command (`forward.py`).
 
-Which release is served is read from disk at each request (`releases.py`), so that a swap needs no word to this
-process. A file that the current release has no more is looked for in the one before: a page that was loaded just
-before a swap still asks for its scripts. Addresses without a file are the app's own routes and get its index.html,
-unless they look like a file.
+Each request reads from disk which release is current (`workers/sites/releases.py`), so this process needs no
+notification of a swap. A file that is missing in the current release is looked up in the previous one, because a page
+that was loaded just before a swap still asks for its scripts. Paths without a file belong to the app's own routes and
+get its index.html, unless they look like a file.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from workers.deploys.releases import Site
-from workers.sites.forward import Forward
+from workers.sites.forward import Forwarder
+from workers.sites.releases import Site
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-OLD_SECONDS = 600.0  # after a swap
-WAITING = 4_096  # connections that were not taken yet
-KEEP_ALIVE = 75.0  # seconds; longer than nginx, which must be the one to end a connection
-# By ending. Python's own table, not the machine's: each machine and each server shall say the same.
+PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
+BACKLOG = 4_096  # connections that wait to be accepted
+KEEP_ALIVE = 75.0  # seconds; longer than nginx keeps connections, because nginx must be the one to close them
+# By file extension. Python's table rather than the machine's, so that every machine and server answers the same.
 TYPES = {
     **mimetypes.MimeTypes().types_map[True],
     ".js": "text/javascript",
@@ -46,50 +46,50 @@ TYPES = {
     ".woff2": "font/woff2",
     ".md": "text/markdown",
 }
-OTHER_TYPE = "application/octet-stream"
-TEXTS = {kind for kind in TYPES.values() if kind.startswith("text/")} | {"application/json", "image/svg+xml"}
+DEFAULT_TYPE = "application/octet-stream"
+TEXT_TYPES = {kind for kind in TYPES.values() if kind.startswith("text/")} | {"application/json", "image/svg+xml"}
 
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Running(msgspec.Struct, frozen=True):
-    """What the watchdog writes down of a start command, beside its link in `running`."""
+class AppState(msgspec.Struct, frozen=True):
+    """The state of a start command. The watchdog writes it beside the link in `running`."""
 
-    port: int = 0  # 0: it does not run just now
+    port: int = 0  # 0 while it does not run
     exits: int = 0
-    last: str = ""  # how it ended the last time
+    last: str = ""  # how it ended last
 
 
-def running_path(folder: Path, deploy_id: str) -> Path:
+def state_path(folder: Path, deploy_id: str) -> Path:
     return folder / "running" / f"{deploy_id}.state"
 
 
-def running(folder: Path, deploy_id: str) -> Running:
+def read_state(folder: Path, deploy_id: str) -> AppState:
     try:
-        return msgspec.json.decode(running_path(folder, deploy_id).read_bytes(), type=Running)
+        return msgspec.json.decode(state_path(folder, deploy_id).read_bytes(), type=AppState)
     except FileNotFoundError:
-        return Running()
+        return AppState()
 
 
-class Web:
-    """`folder`: the data folder."""
+class AppServer:
+    """Serves all apps of a data folder."""
 
-    def __init__(self, folder: Path, forward: Forward) -> None:
-        self._folder, self._forward = folder, forward
+    def __init__(self, folder: Path, forwarder: Forwarder) -> None:
+        self._folder, self._forwarder = folder, forwarder
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         if not request.raw_path.startswith("/"):
-            # The form that is for proxies can name another host than the header does.
-            return web.Response(status=400, text="Ask for a path.\n")
-        site = self._site(request.headers.get("Host", ""))
+            # A full URL, as sent to proxies, may name another host than the Host header.
+            return web.Response(status=400, text="The request target must be a path.\n")
+        site = self._find_site(request.headers.get("Host", ""))
         if site is None or (current := site.current) is None:
             return web.Response(status=404, text="There is no app at this address.\n")
         release = site.release(current)
         if (release / "app").is_dir():
-            return await self._forward.answer(request, running(self._folder, current).port)
-        return files(request, release / "files", self._before(site))
+            return await self._forwarder.forward(request, read_state(self._folder, current).port)
+        return serve_file(request, release / "files", self._previous_files(site))
 
-    def _site(self, host: str) -> Site | None:
+    def _find_site(self, host: str) -> Site | None:
         name = host.partition(":")[0].lower().removesuffix(".")
         if not HOST.fullmatch(name) or ".." in name:
             return None
@@ -100,11 +100,11 @@ class Web:
         return Site(self._folder / "addresses" / target)
 
     @staticmethod
-    def _before(site: Site) -> Path | None:
-        """What the current release replaced, for a while: then a file that was taken away is gone."""
-        previous = site.linked("previous")
+    def _previous_files(site: Site) -> Path | None:
+        """The files of the release that the current one replaced, for a limited time after the swap."""
+        previous = site.read_link("previous")
         with suppress(OSError):
-            if previous is not None and time.time() - (site.folder / "current").lstat().st_mtime < OLD_SECONDS:
+            if previous is not None and time.time() - (site.folder / "current").lstat().st_mtime < PREVIOUS_SECONDS:
                 return site.release(previous) / "files"
         return None
 
@@ -112,7 +112,7 @@ class Web:
 # -- files ---------------------------------------------------------------------------------------------------
 
 
-def files(request: web.Request, folder: Path, before: Path | None = None) -> web.StreamResponse:
+def serve_file(request: web.Request, folder: Path, previous: Path | None = None) -> web.StreamResponse:
     if request.method not in ("GET", "HEAD"):
         return web.Response(status=405, headers={"Allow": "GET, HEAD"})
     raw, _, query = request.raw_path.partition("?")
@@ -121,33 +121,33 @@ def files(request: web.Request, folder: Path, before: Path | None = None) -> web
     except UnicodeDecodeError:
         return _not_found()
     parts = [part for part in path.split("/") if part]
-    # A name with a dot in front is nobody's to read, whatever it is; but for the web's own folder.
+    # Names that start with a dot are private, except the standard folder .well-known.
     if any(part.startswith(".") and part != ".well-known" for part in parts) or any(c in path for c in "\\\0"):
         return _not_found()
-    with suppress(OSError):  # such as a name that is too long
-        if (found := _found(folder, parts, path, query)) is not None:
-            return found
-        if before is not None and parts and Path(parts[-1]).suffix not in ("", ".html"):
-            old = before.joinpath(*parts)
+    with suppress(OSError):  # such as too long a name
+        if (response := _find_file(folder, parts, path, query)) is not None:
+            return response
+        if previous is not None and parts and Path(parts[-1]).suffix not in ("", ".html"):
+            old = previous.joinpath(*parts)
             if old.is_file():
-                return _file(old)
-        a_file = parts and "." in parts[-1] and "text/html" not in request.headers.get("Accept", "")
-        if not a_file and (folder / "index.html").is_file():
-            return _file(folder / "index.html")
+                return _file_response(old)
+        looks_like_file = parts and "." in parts[-1] and "text/html" not in request.headers.get("Accept", "")
+        if not looks_like_file and (folder / "index.html").is_file():
+            return _file_response(folder / "index.html")
     return _not_found()
 
 
-def _found(folder: Path, parts: list[str], path: str, query: str) -> web.StreamResponse | None:
-    asked = folder.joinpath(*parts)
-    if not path.endswith("/") and asked.is_file():
-        return _file(asked)
-    if (asked / "index.html").is_file():
+def _find_file(folder: Path, parts: list[str], path: str, query: str) -> web.StreamResponse | None:
+    requested = folder.joinpath(*parts)
+    if not path.endswith("/") and requested.is_file():
+        return _file_response(requested)
+    if (requested / "index.html").is_file():
         if path.endswith("/"):
-            return _file(asked / "index.html")
+            return _file_response(requested / "index.html")
         location = f"/{quote('/'.join(parts))}/{'?' if query else ''}{query}"
         return web.Response(status=308, headers={"Location": location})
-    if parts and (page := asked.with_name(f"{asked.name}.html")).is_file():
-        return _file(page)
+    if parts and (page := requested.with_name(f"{requested.name}.html")).is_file():
+        return _file_response(page)
     return None
 
 
@@ -155,10 +155,10 @@ def _not_found() -> web.Response:
     return web.Response(status=404, text="Not Found\n")
 
 
-def _file(path: Path) -> web.FileResponse:
-    kind = TYPES.get(path.suffix.lower(), OTHER_TYPE)
-    charset = "; charset=utf-8" if kind in TEXTS else ""
-    # Kept, but asked about at each use: a name's content changes with the next deploy.
+def _file_response(path: Path) -> web.FileResponse:
+    kind = TYPES.get(path.suffix.lower(), DEFAULT_TYPE)
+    charset = "; charset=utf-8" if kind in TEXT_TYPES else ""
+    # Browsers may store files, but revalidate them on each use, because the next deploy may change them.
     headers = {"Content-Type": kind + charset, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
     return web.FileResponse(path, headers=headers)
 
@@ -167,52 +167,52 @@ def _file(path: Path) -> web.FileResponse:
 
 
 @asynccontextmanager
-async def serving(folder: Path, *, host: str = "", port: int = 0, socket: Path | None = None) -> AsyncIterator[None]:
-    """On a port, or on a socket in the file system."""
+async def serve(folder: Path, *, host: str = "", port: int = 0, socket: Path | None = None) -> AsyncIterator[None]:
+    """Serves the apps on a port, or on a Unix socket."""
     if socket is not None:
-        _forget(socket)
-    forward = Forward()
+        _remove_stale(socket)
+    forwarder = Forwarder()
     try:
-        async with _runner(Web(folder, forward).answer) as runner:
+        async with _runner(AppServer(folder, forwarder).handle) as runner:
             if socket is not None:
-                await web.UnixSite(runner, socket, backlog=WAITING).start()
-                os.chmod(socket, 0o666)  # noqa: S103 - the web server in front has a user of its own
+                await web.UnixSite(runner, socket, backlog=BACKLOG).start()
+                os.chmod(socket, 0o666)  # noqa: S103 - nginx runs as another user
             else:
-                await web.TCPSite(runner, host, port, backlog=WAITING).start()
+                await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
             yield
     finally:
-        await forward.close()
+        await forwarder.close()
 
 
-def _forget(socket: Path) -> None:
-    """Of a server that was killed."""
+def _remove_stale(socket: Path) -> None:
+    """A server that was killed leaves its socket behind."""
     socket.unlink(missing_ok=True)
 
 
 @asynccontextmanager
-async def aside(release: Path) -> AsyncIterator[int]:
-    """One release's files at a port of their own, which nobody else knows."""
+async def serve_release(release: Path) -> AsyncIterator[int]:
+    """Serves one release's files on a port of their own; yields the port."""
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        return files(request, release / "files")
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return serve_file(request, release / "files")
 
-    async with _runner(answer) as runner:
+    async with _runner(handle) as runner:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         yield int(runner.addresses[0][1])
 
 
 @asynccontextmanager
-async def _runner(answer: Answer) -> AsyncIterator[web.AppRunner]:
+async def _runner(handle: Handler) -> AsyncIterator[web.AppRunner]:
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    app.on_response_prepare.append(_nameless)
+    app.router.add_route("*", "/{path:.*}", handle)
+    app.on_response_prepare.append(_drop_server_header)
     runner = web.AppRunner(
         app,
         access_log=None,
         handle_signals=False,
-        handler_cancellation=True,  # else an app streams on to a browser that has left
-        logger=_log,
-        auto_decompress=False,  # a body is passed on as it came
+        handler_cancellation=True,  # or an app would keep streaming after its visitor has left
+        logger=_logger,
+        auto_decompress=False,  # forward bodies unchanged
         keepalive_timeout=KEEP_ALIVE,
         shutdown_timeout=5.0,
     )
@@ -223,16 +223,16 @@ async def _runner(answer: Answer) -> AsyncIterator[web.AppRunner]:
         await runner.cleanup()
 
 
-class _OursAlone(logging.Filter):
-    """A head that makes no sense is its sender's affair, and may hold a secret, which aiohttp would log."""
+class _DropMalformedRequests(logging.Filter):
+    """aiohttp would log malformed request heads, which are the client's mistake and may contain secrets."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
-_log = logging.getLogger(__name__)
-_log.addFilter(_OursAlone())
+_logger = logging.getLogger(__name__)
+_logger.addFilter(_DropMalformedRequests())
 
 
-async def _nameless(_: web.Request, response: web.StreamResponse) -> None:
+async def _drop_server_header(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.pop("Server", None)

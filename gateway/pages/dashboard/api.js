@@ -1,4 +1,4 @@
-// The account surface, asked with the session's cookie.
+// Calls the account API, with the session's cookie.
 
 export class Refused extends Error {
   constructor(status, { code = "", message = "", requestId = "" } = {}, retryAfter = null) {
@@ -7,7 +7,7 @@ export class Refused extends Error {
   }
 }
 
-// What the answer's JSON says, null for an empty one. Rejects with Refused; status 0 is a service out of reach.
+// Resolves with the answer's JSON, or null if it is empty. Rejects with Refused, whose status is 0 if nobody answered.
 export async function call(method, path, { body, signal } = {}) {
   const json = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   const headers = json === body ? {} : { "Content-Type": "application/json" };
@@ -18,22 +18,22 @@ export async function call(method, path, { body, signal } = {}) {
   } catch (error) {
     throw error.name === "AbortError" ? error : new Refused(0);
   }
-  const told = parsed(text);
-  if (response.ok) return told;
-  throw new Refused(response.status, told?.error, Number(response.headers.get("Retry-After")) || null);
+  const answer = parsed(text);
+  if (response.ok) return answer;
+  throw new Refused(response.status, answer?.error, Number(response.headers.get("Retry-After")) || null);
 }
 
 function parsed(text) {
   try {
     return text ? JSON.parse(text) : null;
   } catch {
-    return null; // of a proxy in between
+    return null; // not JSON: a proxy's answer
   }
 }
 
 export const get = (path, signal) => call("GET", path, { signal });
 
-// Null instead of a 404.
+// Resolves with null for a 404.
 export const getIfThere = (path, signal) =>
   get(path, signal).catch((error) => {
     if (error.status === 404) return null;

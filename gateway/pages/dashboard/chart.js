@@ -1,4 +1,4 @@
-// A day of hours as stacked bars, and parts of a whole as one bar.
+// Draws a day's hours as stacked bars, and the parts of a whole as one bar.
 
 import { h, svg } from "/pages/dom.js";
 import { roughly } from "/pages/format.js";
@@ -8,7 +8,7 @@ const CLASSES = ["first", "second"];
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const from = ({ hour }) => clock.format(Date.parse(hour));
 
-// `series`: two names, the lower one's first, each with what it is in an hour.
+// `series`: two names from the bottom up, each with a function from an hour to its value.
 export function bars(label, hours, series) {
   const names = Object.keys(series);
   const totals = hours.map((hour) => names.reduce((sum, name) => sum + series[name](hour), 0));
@@ -48,7 +48,7 @@ export function bars(label, hours, series) {
 function column(hour, x, width, series, peak) {
   let top = HEIGHT;
   const parts = Object.values(series).map((of, n) => {
-    // What is there can be seen, however small.
+    // At least two units high, so that small values stay visible.
     const height = of(hour) && Math.max((of(hour) / peak) * (HEIGHT - 2), 2);
     top -= height;
     return height > 0 && svg("rect", { class: CLASSES[n], x: x + 1, y: top, width: width - 2, height });

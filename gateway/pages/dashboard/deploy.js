@@ -1,4 +1,4 @@
-// One deploy, with its log while it grows.
+// Shows one deploy and follows its log.
 
 import { h, link } from "/pages/dom.js";
 import { capital, duration, moment } from "/pages/format.js";
@@ -14,7 +14,7 @@ const AT = { building: "build", checking: "health", canary: "canary" };
 
 export async function draw(signal, id) {
   const log = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": "Build log" });
-  const [state, told] = [h("div"), h("section", { class: "card" })];
+  const [state, details] = [h("div"), h("section", { class: "card" })];
   let deploy;
   const over = () => OVER.includes(deploy.state);
   const refresh = async () => {
@@ -23,7 +23,7 @@ export async function draw(signal, id) {
     deploy = rest;
     if (before && before !== deploy.state) announce(`The deploy is ${deploy.state}.`);
     redraw(state, deploy, stateOf);
-    redraw(told, deploy, about);
+    redraw(details, deploy, about);
     extend(log, text || (over() ? "Nothing was logged." : "Nothing is logged yet."));
     return over() ? "done" : "";
   };
@@ -31,13 +31,13 @@ export async function draw(signal, id) {
   return [
     h("p", { class: "small" }, h("a", { href: "#/deploys" }, "All deploys")),
     heading(`Deploy of ${deploy.app}`, h("code", {}, deploy.id), state),
-    told,
+    details,
     card("Log", log),
   ];
 }
 
 function about(deploy) {
-  const told = facts({
+  const details = facts({
     Address: deploy.url && link(deploy.url, deploy.url.replace("https://", "")),
     Kind: capital(deploy.kind),
     Trigger: capital(deploy.trigger),
@@ -46,7 +46,7 @@ function about(deploy) {
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
   const error = deploy.error && h("p", { class: "refusal cut" }, capital(deploy.error));
-  return error ? [phases(deploy), error, told] : [phases(deploy), told];
+  return error ? [phases(deploy), error, details] : [phases(deploy), details];
 }
 
 function phases({ kind, state, error }) {
@@ -65,12 +65,12 @@ function phases({ kind, state, error }) {
   return h("ol", { class: "phases", "aria-label": "Phases" }, names.map(item));
 }
 
-// Adds only what is new, so that a selection stays. Who reads its end goes on reading its end.
+// Appends only the new text, which keeps a selection. A log that is scrolled to its end stays there.
 function extend(log, text) {
-  const shown = log.textContent;
-  if (text === shown) return;
+  const before = log.textContent;
+  if (text === before) return;
   const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
-  if (shown && text.startsWith(shown)) log.append(text.slice(shown.length));
+  if (before && text.startsWith(before)) log.append(text.slice(before.length));
   else log.textContent = text;
   if (atEnd) log.scrollTop = log.scrollHeight;
 }

@@ -1,4 +1,4 @@
-// The account's deploys, and a way to start one.
+// Lists the account's deploys, and starts new ones.
 
 import { h } from "/pages/dom.js";
 import { capital, duration, moment } from "/pages/format.js";
@@ -21,7 +21,7 @@ export async function draw(signal) {
   };
   const [apps] = await Promise.all([get("/account/apps", signal), refresh()]);
   only.append(...apps.map(({ name }) => h("option", {}, name)));
-  // A failure shows at the next look, which is not far.
+  // The next refresh, seconds away, reports a failure.
   only.addEventListener("change", () => refresh().catch(() => {}));
   follow(3000, signal, refresh);
   const title = h("div", { class: "row apart" }, h("h2", {}, "History"), apps.length > 1 && h("div", {}, only));

@@ -1,4 +1,4 @@
-// Secret URLs that rebuild an app.
+// Manages deploy hooks: secret URLs that rebuild an app.
 
 import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
@@ -63,18 +63,18 @@ function creation(apps, created, refresh) {
 const urlPanel = ({ app, name, url }) =>
   once(
     `“${name}” rebuilds ${app}`,
-    "Its URL shows only this once, and whoever has it can trigger builds. Should it leak, revoke the hook.",
+    "This URL is shown only once. Anyone who has it can trigger builds; if it leaks, revoke the hook.",
     url,
     h("p", { class: "small quiet" }, "To try it: ", h("code", {}, "curl -X POST"), " and the URL."),
   );
 
 function listed(hooks, refresh) {
-  if (!hooks.length) return empty("No hooks yet", "Those you create show here, with when each was last used.");
+  if (!hooks.length) return empty("No hooks yet", "Hooks that you create appear here, with the time of their last use.");
   const line = refusal();
   const revoke = ({ id, name, app }) => {
     const named = { class: "plain danger", "data-focus": id, "aria-label": `Revoke ${name}` };
     return action("Revoke", named, line, async (button) => {
-      const loss = `Its URL stops working at once: nothing that calls it rebuilds ${app} any more. This cannot be undone.`;
+      const loss = `Its URL stops working at once, and calls to it no longer rebuild ${app}. This cannot be undone.`;
       if (!(await confirmed(`Revoke “${name}”?`, loss, "Revoke"))) return button.focus();
       await call("DELETE", `/account/hooks/${encodeURIComponent(id)}`);
       await refresh();

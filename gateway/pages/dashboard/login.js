@@ -1,4 +1,4 @@
-// The way in: an API key, changed for a cookie.
+// Logs in: exchanges an API key for a cookie.
 
 import { plural } from "/pages/format.js";
 import { call } from "./api.js";
@@ -27,14 +27,14 @@ export function showLogIn(main, why, enter) {
       await call("POST", "/dashboard/session", { body: { apiKey } });
     } catch (error) {
       button.disabled = false;
-      return refuse(told(error));
+      return refuse(explain(error));
     }
     await enter();
   });
   key.focus();
 }
 
-function told(error) {
+function explain(error) {
   switch (error.status) {
     case 0:
       return "The service cannot be reached. Check your connection and try again.";

@@ -1,4 +1,4 @@
-// Where the account's events go, and how that went.
+// Manages the account's webhook, and shows its deliveries.
 
 import { h } from "/pages/dom.js";
 import { capital, duration, moment } from "/pages/format.js";
@@ -41,30 +41,30 @@ export async function draw(signal) {
   show(receiver, webhook);
   follow(1500, signal, refresh);
   return [
-    heading("Notifications", "What happens to your apps reaches one URL of yours, as signed JSON."),
+    heading("Notifications", "Your apps’ events reach one URL of yours, as signed JSON."),
     receiver,
     card("Deliveries", tester(), log),
   ];
 }
 
-// -- the receiver -----------------------------------------------------------------------------------------------
+// -- the webhook -----------------------------------------------------------------------------------------------
 
-function show(place, webhook) {
-  place.replaceChildren(webhook ? present(place, webhook) : setting(place));
+function show(panel, webhook) {
+  panel.replaceChildren(webhook ? present(panel, webhook) : setting(panel));
 }
 
-function present(place, webhook) {
+function present(panel, webhook) {
   const line = refusal();
   const change = () => {
-    place.replaceChildren(setting(place, webhook));
-    place.querySelector("input").focus();
+    panel.replaceChildren(setting(panel, webhook));
+    panel.querySelector("input").focus();
   };
   const clear = async (button) => {
-    const loss = "Events are no longer sent, and the signing secret is forgotten. A new URL gets a new secret.";
+    const loss = "The service stops sending events and deletes the signing secret. A new URL gets a new secret.";
     if (!(await confirmed("Clear the webhook?", loss, "Clear"))) return button.focus();
     await call("DELETE", "/account/webhook");
-    show(place, null);
-    place.querySelector("input").focus();
+    show(panel, null);
+    panel.querySelector("input").focus();
     announce("The webhook is cleared.");
   };
   const set = h("p", { class: "small quiet" }, "Set ", moment(webhook.createdAt), ".");
@@ -84,7 +84,7 @@ function present(place, webhook) {
   );
 }
 
-function setting(place, before) {
+function setting(panel, before) {
   const url = h("input", {
     id: "url",
     type: "url",
@@ -96,28 +96,28 @@ function setting(place, before) {
   });
   const save = async () => {
     const { secret, ...webhook } = await call("PUT", "/account/webhook", { body: { url: url.value.trim() } });
-    show(place, webhook);
-    if (secret) place.append(secretPanel(secret));
+    show(panel, webhook);
+    if (secret) panel.append(secretPanel(secret));
     else document.querySelector("main h1").focus();
     announce("The webhook is set.");
   };
   const cancel = () => {
-    show(place, before);
-    place.querySelector("button").focus();
+    show(panel, before);
+    panel.querySelector("button").focus();
   };
   const beside = before && h("button", { type: "button", onclick: cancel }, "Cancel");
   return card(
     "Webhook",
-    !before && empty("No webhook is set", "Until one is, events are dropped."),
+    !before && empty("No webhook is set", "Without a webhook, events are dropped."),
     form("with-button", field("URL", url), h("button", { class: "main" }, "Save"), save, beside),
-    before && h("p", { class: "small quiet" }, "Another URL gets another signing secret, and the present one ends."),
+    before && h("p", { class: "small quiet" }, "A new URL gets a new signing secret, and the current secret becomes invalid."),
   );
 }
 
 const secretPanel = (secret) =>
   once(
     "Your signing secret",
-    "It shows only this once. Your receiver needs it to verify what it gets, usually as SERVICE_WEBHOOK_SECRET.",
+    "It is shown only once. Your receiver needs it to verify events, usually as SERVICE_WEBHOOK_SECRET.",
     secret,
   );
 
@@ -133,7 +133,7 @@ function tester() {
 }
 
 function deliveries(rows) {
-  if (!rows.length) return empty("Nothing was sent yet", "Every event shows here with its outcome, for 30 days.");
+  if (!rows.length) return empty("Nothing was sent yet", "Every event appears here with its outcome, for 30 days.");
   const line = refusal();
   const again = ({ id, type, at }) => {
     const named = { class: "plain", "data-focus": `${id} ${at}`, "aria-label": `Redeliver ${type} ${id}` };
@@ -153,8 +153,8 @@ function deliveries(rows) {
   return [table("Deliveries", columns, rows), line];
 }
 
-// `status` as an error is the very status that stands beside it.
+// The error "status" adds nothing to the status itself.
 function reason(status, error) {
-  const told = [status && `status ${status}`, error !== "status" && error].filter(Boolean).join(", ");
-  return told && h("span", { class: "small quiet" }, ` ${told}`);
+  const parts = [status && `status ${status}`, error !== "status" && error].filter(Boolean).join(", ");
+  return parts && h("span", { class: "small quiet" }, ` ${parts}`);
 }

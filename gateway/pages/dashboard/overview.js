@@ -1,4 +1,4 @@
-// The account at a glance: today's money, the last day's requests, and how its apps are.
+// Shows the account at a glance: today's spend, the last day's requests, and its apps' health.
 
 import { h, link } from "/pages/dom.js";
 import { capital, count, moment, money, plural, since } from "/pages/format.js";
@@ -54,7 +54,7 @@ function spend({ spend: { day, settled, reserved, cap } }) {
 }
 
 function limits({ limits, deploysToday }, { managedInferenceStatus }) {
-  const told = facts({
+  const entries = facts({
     "Managed inference": badge(...(STATUS[managedInferenceStatus] ?? [capital(managedInferenceStatus)])),
     "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
     "An app’s requests": `${count(limits.requestsPerMinutePerApp)} a minute`,
@@ -62,7 +62,7 @@ function limits({ limits, deploysToday }, { managedInferenceStatus }) {
     "Each request": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
     "Each answer": `up to ${count(limits.maxOutputTokens)} tokens`,
   });
-  return card("Limits", told);
+  return card("Limits", entries);
 }
 
 function lastDay(usage) {
@@ -73,7 +73,7 @@ function lastDay(usage) {
     h("h2", {}, "Last 24 hours"),
     some
       ? h("div", { class: "pair" }, bars("Requests", usage, requests), bars("Tokens", usage, tokens))
-      : empty("No requests yet", "What your apps ask the model, and the tokens it takes, shows here by the hour."),
+      : empty("No requests yet", "Your apps’ requests and their tokens appear here, hour by hour."),
   ];
 }
 
@@ -100,7 +100,7 @@ function appRow(app) {
   );
 }
 
-// Health is known of live apps that are probed.
+// Only live apps on a plan with probes have a known health.
 function condition({ status, health, healthSince }) {
   if (!(health in HEALTH)) return badge(status === "live" ? "Live" : "Never live");
   return [

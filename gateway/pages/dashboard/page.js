@@ -1,4 +1,4 @@
-// The dashboard: who is logged in, which view is shown, and what is told when something cannot be had.
+// The dashboard: logs in and out, switches between views, and reports failures.
 
 import { keepCurrent } from "/pages/format.js";
 import { h } from "/pages/dom.js";
@@ -31,7 +31,7 @@ function leave() {
   return leaving.signal;
 }
 
-// A view draws itself whole once its data is there; `signal` tells it that another has taken its place.
+// A view draws itself once its data has arrived. `signal` aborts when another view replaces it.
 async function show({ focus = true } = {}) {
   const path = location.hash.slice(1);
   const signal = leave();
@@ -65,7 +65,7 @@ function fail(error, again = () => show()) {
   if (error.status === 401) return logIn("Your session has ended.");
   main.replaceChildren(h("div", { class: "view" }, trouble(error, again)));
   main.querySelector("h1").focus();
-  if (error.status === undefined) reportError(error); // a fault of ours
+  if (error.status === undefined) reportError(error); // a bug in this page
 }
 
 function logIn(why = "") {

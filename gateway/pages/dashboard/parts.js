@@ -1,4 +1,4 @@
-// The parts that views are made of.
+// The elements that views are made of.
 
 import { h, pause, seen } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
@@ -32,7 +32,7 @@ export function loading(title) {
   return h("div", { class: "view" }, heading(title), h("p", { class: "unseen" }, "Loading"), bones(), bones());
 }
 
-// `columns`: heading → what a row shows there. An empty heading is that of its buttons.
+// `columns`: heading → a function from a row to the cell's content. The column of buttons has an empty heading.
 export function table(label, columns, rows) {
   const head = (name) => h("th", { scope: "col" }, name || h("span", { class: "unseen" }, "Actions"));
   const cell = (row, [name, show], n) => {
@@ -54,31 +54,31 @@ export function table(label, columns, rows) {
   );
 }
 
-// -- what is told -----------------------------------------------------------------------------------------------
+// -- messages ---------------------------------------------------------------------------------------------------
 
 const status = document.querySelector("#status");
 
-// For who cannot see what changed. Cleared first, so that the same words are read twice.
+// For screen readers. Cleared first, so that a repeated text is read again.
 export function announce(text) {
   status.textContent = "";
   requestAnimationFrame(() => (status.textContent = text));
 }
 
-// For everybody, above what is shown.
+// A visible message above the view.
 export const warning = (text) => h("p", { class: "late", role: "alert" }, text);
 
-// A title and what to do; the text says enough without the title.
+// Returns a title and a text. The text also appears alone, so it does not rely on the title.
 export function explained({ status, message, retryAfter }) {
   const later = retryAfter ? `in ${plural(retryAfter, "second")}` : "shortly";
   switch (status) {
     case undefined:
-      return ["This page failed", "The fault is ours. Reloading the page may help."];
+      return ["This page failed", "The error is on our side. Try to reload the page."];
     case 0:
       return ["No connection", "The service cannot be reached. Check your connection and try again."];
     case 404:
-      return ["There is nothing here", "It may have been removed, or it belongs to another account."];
+      return ["There is nothing here", "It may have been deleted, or it belongs to another account."];
     case 429:
-      return ["That was too much", `${message} It can go on ${later}.`];
+      return ["That was too much", `${message} Try again ${later}.`];
     case 503:
       return ["The service is not ready", `The service cannot reach its store right now. Try again ${later}.`];
     default:
@@ -101,9 +101,9 @@ export function trouble(error, again) {
 
 const sessionEnded = () => dispatchEvent(new Event("session-ended"));
 
-// -- what is asked for ------------------------------------------------------------------------------------------
+// -- forms ------------------------------------------------------------------------------------------------------
 
-// Where it is told why something was refused: below what asked for it.
+// The line below a form or button for the reason of a refusal.
 export const refusal = () => h("p", { class: "refusal", role: "alert" });
 
 export const field = (label, control) => h("div", { class: "field" }, h("label", { for: control.id }, label), control);
@@ -115,7 +115,7 @@ export const choice = (id, options) =>
     options.map((option) => h("option", {}, option)),
   );
 
-// `layout` is a class of the row that holds the fields and the button.
+// `layout` is a CSS class for the row of fields and button.
 export function form(layout, fields, button, work, beside) {
   const line = refusal();
   const submit = (event) => (event.preventDefault(), attempt(button, line, work));
@@ -136,7 +136,7 @@ export function action(text, properties, line, work) {
 
 async function attempt(button, line, work) {
   if (button.getAttribute("aria-disabled") === "true") return;
-  button.setAttribute("aria-disabled", "true"); // not `disabled`, which would take the focus away
+  button.setAttribute("aria-disabled", "true"); // `disabled` would take the focus away
   line.textContent = "";
   try {
     await work();
@@ -149,7 +149,7 @@ async function attempt(button, line, work) {
   }
 }
 
-// A question before something is lost.
+// Asks before something is lost. Resolves with the answer.
 export function confirmed(title, text, action) {
   const keep = h("button", { value: "", autofocus: true }, "Keep it");
   const lose = h("button", { value: "yes", class: "danger" }, action);
@@ -174,47 +174,47 @@ export function confirmed(title, text, action) {
   );
 }
 
-// What shows only once. The panel takes the focus, and stays until it is put away.
+// Shows a secret for the only time. The panel takes the focus, and stays until it is dismissed.
 export function once(title, warning, secret, ...more) {
-  const shown = h("code", {}, secret);
+  const text = h("code", {}, secret);
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(secret);
       copying.textContent = "Copied";
       announce("Copied");
     } catch {
-      getSelection().selectAllChildren(shown);
+      getSelection().selectAllChildren(text);
       announce("Selected; copy it with your keyboard");
     }
   };
-  const putAway = () => {
+  const dismiss = () => {
     panel.remove();
     document.querySelector("main h1").focus();
   };
   const name = h("h2", { tabindex: "-1" }, title);
   const copying = h("button", { type: "button", class: "main", onclick: copy }, "Copy");
-  const away = h("button", { type: "button", onclick: putAway }, "I have stored it");
+  const away = h("button", { type: "button", onclick: dismiss }, "I have stored it");
   const buttons = h("div", { class: "row" }, copying, away);
-  const panel = h("section", { class: "card once" }, name, h("p", {}, warning), h("pre", {}, shown), buttons, more);
+  const panel = h("section", { class: "card once" }, name, h("p", {}, warning), h("pre", {}, text), buttons, more);
   queueMicrotask(() => name.focus());
   return panel;
 }
 
-// -- what stays current -----------------------------------------------------------------------------------------
+// -- refreshing -------------------------------------------------------------------------------------------------
 
 const drawn = new WeakMap();
 
-// Draws only what has changed: a selection, the focus, a button under the pointer stay where they are.
-export function redraw(place, data, draw) {
+// Draws only if the data has changed, so that a selection, the focus and a pressed button survive a refresh.
+export function redraw(element, data, draw) {
   const text = JSON.stringify(data);
-  if (drawn.get(place) === text) return;
-  drawn.set(place, text);
-  const focus = place.contains(document.activeElement) && document.activeElement.dataset.focus;
-  place.replaceChildren(...[draw(data)].flat());
-  if (focus) place.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
+  if (drawn.get(element) === text) return;
+  drawn.set(element, text);
+  const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
+  element.replaceChildren(...[draw(data)].flat());
+  if (focus) element.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
 }
 
-// Asks again and again while the page can be seen, until it is "done". A failure is a line above what is shown.
+// Repeats `work` while the page is visible, until it returns "done". A line above the view reports failures.
 export async function follow(milliseconds, signal, work) {
   const late = h("p", { class: "late", role: "status" }, "Not current: the service does not answer. Trying again …");
   let failures = 0;

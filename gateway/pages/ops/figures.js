@@ -1,4 +1,4 @@
-// Draws a snapshot into the page's cards. What can be focused stays as it is: only words and attributes change.
+// Draws a snapshot into the page's cards. Buttons stay the same elements, which keeps the focus.
 
 import { h } from "/pages/dom.js";
 import { count, duration, money, plural, roughly } from "/pages/format.js";
@@ -12,8 +12,8 @@ const STATUS = {
   "quota-exhausted": ["Provider’s quota used up", "warn"],
   "provider-unreachable": ["Provider unreachable", "bad"],
 };
-const OLD = 60_000; // ms that an event may wait before it is worth a look
-const LATE = 10_000; // ms since a heartbeat that comes every five seconds
+const OLD = 60_000; // ms after which a waiting event needs attention
+const LATE = 10_000; // ms since the last heartbeat; workers send one every five seconds
 
 const put = (id, ...children) => document.getElementById(id).replaceChildren(...children.flat(Infinity).filter(Boolean));
 const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
@@ -48,10 +48,10 @@ function glance({ gateways, minutes, firstToken, spend }) {
 
 function inference({ managedInferenceStatus, enabled, approved, emergencyOff }) {
   const [name, tone] = STATUS[managedInferenceStatus];
-  const shown = document.getElementById("inference");
-  if (shown.textContent !== name) document.getElementById("status").textContent = `Inference: ${name}`;
-  shown.textContent = name;
-  shown.className = `badge ${tone}`;
+  const badge = document.getElementById("inference");
+  if (badge.textContent !== name) document.getElementById("status").textContent = `Inference: ${name}`;
+  badge.textContent = name;
+  badge.className = `badge ${tone}`;
   const closed = [
     !enabled && "the switch is off",
     !approved && "processing is not approved",
@@ -134,7 +134,7 @@ function spend({ day, total, top }) {
           ]),
           "spenders",
         )
-      : h("p", { class: "empty" }, "Nobody has spent anything today."),
+      : h("p", { class: "empty" }, "No account has spent anything today."),
   );
 }
 
@@ -153,7 +153,7 @@ function queue(id, { waiting, pending, oldestMs }, one, ...more) {
 function outcomes(counts) {
   const reasons = Object.entries(counts).filter(([name]) => name.includes(":")).sort(([, a], [, b]) => b - a);
   return [
-    h("p", { class: "small quiet" }, "Outcomes since the beginning"),
+    h("p", { class: "small quiet" }, "Outcomes of all deliveries so far"),
     key([
       ["delivered", "delivered", roughly(counts.delivered ?? 0)],
       ["failed", "failed", roughly(counts.failed ?? 0)],
@@ -175,7 +175,7 @@ function workers({ workers }) {
             count(pending),
           ]),
         )
-      : h("p", { class: "empty" }, h("strong", {}, "No worker lives"), " Events and deploys wait until one is started."),
+      : h("p", { class: "empty" }, h("strong", {}, "No worker lives"), " Events and deploys wait until you start one."),
   );
 }
 

@@ -1,4 +1,4 @@
-// The last hour's requests, one bar a minute: what was answered below, what was not above it, by its kind.
+// Draws the last hour's requests, one bar per minute: answered requests at the bottom, the others stacked by kind.
 
 import { h, svg } from "/pages/dom.js";
 import { roughly } from "/pages/format.js";
@@ -39,12 +39,12 @@ export function chart(minutes) {
   const drawn = minutes.map((minute, n) => {
     const sums = byKind(minute);
     const at = clock.format(Date.parse(minute.minute));
-    const told = KINDS.filter(([kind]) => sums[kind]).map(([kind, name]) => `${roughly(sums[kind])} ${name}`);
+    const parts = KINDS.filter(([kind]) => sums[kind]).map(([kind, name]) => `${roughly(sums[kind])} ${name}`);
     let top = HEIGHT;
     return svg(
       "g",
       {},
-      svg("title", {}, `${at}: ${told.join(", ") || "nothing"}`),
+      svg("title", {}, `${at}: ${parts.join(", ") || "nothing"}`),
       svg("rect", { class: "over", x: n * step, y: 0, width: step, height: HEIGHT }),
       KINDS.map(([kind]) => {
         const height = sums[kind] && Math.max((sums[kind] / peak) * HEIGHT, 1.5);

@@ -1,11 +1,11 @@
-// The operators' page: who is logged in, the live figures, and the switch.
+// The operators' page: logs in and out, shows live figures, and turns the inference switch.
 
 import { plural } from "/pages/format.js";
 import { call, get } from "/dashboard/api.js";
 import { draw } from "./figures.js";
 
-const SILENCE = 7000; // ms without a snapshot, of which there is one every two seconds
-const AGAIN = 3000; // ms
+const SILENCE = 7000; // ms without a snapshot; the gateway sends one every two seconds
+const AGAIN = 3000; // ms before another attempt
 
 const main = document.querySelector("main");
 const bar = document.querySelector(".top");
@@ -82,22 +82,22 @@ function open() {
   source = new EventSource("/ops/events");
   source.addEventListener("message", ({ data }) => {
     heard = Date.now();
-    tell("Live", "good");
+    setStatus("Live", "good");
     trouble("");
     draw(JSON.parse(data));
     main.classList.remove("waiting");
   });
   source.addEventListener("away", () => {
     heard = Date.now();
-    tell("No figures", "bad");
-    trouble("Redis does not answer: new requests are refused, and running streams go on. The figures below are the last ones.");
+    setStatus("No figures", "bad");
+    trouble("Redis does not answer. New requests are refused; running streams continue. The figures below are the last ones.");
   });
-  // The browser tries again by itself, unless the answer was no stream.
+  // The browser reconnects by itself, unless the answer was not a stream.
   source.addEventListener("error", () => source.readyState === EventSource.CLOSED && askWhy());
   watching = setInterval(() => {
     if (Date.now() - heard < SILENCE) return;
-    tell("No figures", "warn");
-    trouble("Nothing was heard of the gateway for some seconds. The figures below are the last ones.");
+    setStatus("No figures", "warn");
+    trouble("The gateway has sent nothing for some seconds. The figures below are the last ones.");
   }, 1000);
 }
 
@@ -106,31 +106,31 @@ function stop() {
   clearInterval(watching);
 }
 
-// An EventSource does not tell what it was answered.
+// An EventSource hides the answer's status and body, so the request is repeated to read them.
 async function askWhy() {
   const asking = new AbortController();
   const response = await fetch("/ops/events", { signal: asking.signal }).catch(() => null);
-  const told = response?.ok === false ? await response.json().catch(() => null) : null;
+  const answer = response?.ok === false ? await response.json().catch(() => null) : null;
   asking.abort();
   if (response?.status === 401) return logIn("Your session has ended.");
-  tell("No figures", "warn");
-  trouble(explained({ status: response?.status ?? 0, ...told?.error }));
+  setStatus("No figures", "warn");
+  trouble(explained({ status: response?.status ?? 0, ...answer?.error }));
   setTimeout(() => bar.hidden || document.hidden || open(), AGAIN);
 }
 
-function tell(text, tone) {
+function setStatus(text, tone) {
   live.textContent = text;
   live.className = `badge small ${tone}`;
 }
 
 function trouble(text) {
-  const shown = document.querySelector("#trouble");
-  if (!shown || shown.textContent === text) return;
-  shown.textContent = text;
-  shown.hidden = !text;
+  const line = document.querySelector("#trouble");
+  if (!line || line.textContent === text) return;
+  line.textContent = text;
+  line.hidden = !text;
 }
 
-// Nobody looks: no figures are taken for this page.
+// A hidden page takes no figures.
 document.addEventListener("visibilitychange", () => {
   if (bar.hidden) return;
   document.hidden ? stop() : open();
@@ -141,11 +141,11 @@ document.addEventListener("visibilitychange", () => {
 const GATES = {
   switch: {
     field: "enabled",
-    sure: ["Turn inference off?", "Every app gets 503 from now on. Streams that run go on to their end.", "Turn off"],
+    sure: ["Turn inference off?", "Every app gets 503 from now on. Running streams continue to their end.", "Turn off"],
   },
   approval: {
     field: "approved",
-    sure: ["Withdraw the approval?", "Every app gets 503 from now on. Streams that run go on to their end.", "Withdraw"],
+    sure: ["Withdraw the approval?", "Every app gets 503 from now on. Running streams continue to their end.", "Withdraw"],
   },
 };
 

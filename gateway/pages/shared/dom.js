@@ -1,8 +1,8 @@
-// Builds the pages' elements. What customers wrote arrives here as text, and stays text: nothing parses HTML.
+// Builds the pages' elements. Customers' text stays text: nothing here parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// `properties`: `on…` is a listener, `class` and the rest attributes; null, undefined and false are left out.
+// `properties`: `on…` adds a listener, the others set attributes; null, undefined and false are ignored.
 export const h = (tag, properties = {}, ...children) => dress(document.createElement(tag), properties, children);
 
 export const svg = (tag, properties = {}, ...children) =>
@@ -20,11 +20,11 @@ function dress(element, properties, children) {
   return element;
 }
 
-// An address that somebody chose is a link only when it leads to a web page.
+// Links only to web pages: a customer's address may have another scheme, such as javascript:.
 export const link = (address, text = address) =>
   /^https?:\/\//.test(address ?? "") ? h("a", { href: address, rel: "noreferrer" }, text) : h("span", {}, text);
 
-// Waits; rejects when the signal says so.
+// Rejects when the signal aborts.
 export const pause = (milliseconds, signal) =>
   new Promise((resolve, reject) => {
     signal?.throwIfAborted();
@@ -32,7 +32,7 @@ export const pause = (milliseconds, signal) =>
     signal?.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
   });
 
-// Resolves at once while the page can be seen, else when it can be seen again.
+// Resolves as soon as the page is visible.
 export const seen = (signal) =>
   new Promise((resolve, reject) => {
     signal?.throwIfAborted();

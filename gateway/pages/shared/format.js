@@ -1,4 +1,4 @@
-// Money, times and counts, as people read them.
+// Formats money, times and counts for people.
 
 import { h } from "./dom.js";
 
@@ -10,7 +10,7 @@ const short = new Intl.NumberFormat("en", { notation: "compact", maximumFraction
 const ago = new Intl.RelativeTimeFormat("en", { numeric: "auto" });
 const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
 
-// Below a cent the first two digits that are not zero.
+// Amounts below a cent get two significant digits.
 export function money(nanoEuro) {
   const amount = nanoEuro / 1e9;
   return amount !== 0 && Math.abs(amount) < 0.01 ? fractions.format(amount) : cents.format(amount);
@@ -23,7 +23,7 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-// A word of the interface, at the beginning of a line.
+// Turns a word of the API into a label.
 export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("-", " ");
 
 const STEPS = [
@@ -47,7 +47,7 @@ function lasting(milliseconds) {
   return unit ? `for ${plural(Math.round(seconds / size), unit)}` : "for a moment";
 }
 
-// "3 minutes ago" and "for 3 minutes", with the exact time in the title. `keepCurrent` keeps them true.
+// "3 minutes ago" and "for 3 minutes", with the exact time in the title. `keepCurrent` updates them.
 const WORDS = { relative, lasting };
 export const moment = (iso) => time(iso, "relative");
 export const since = (iso) => time(iso, "lasting");

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from gateway.store.client import Script
-from tests.expect import counted, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
-from tests.money import bound
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.prices import bound
+from tests.support.responses import counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

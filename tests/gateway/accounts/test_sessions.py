@@ -9,12 +9,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, SESSION_SECONDS, Sessions, _client
-from tests.expect import refused
+from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, SESSION_SECONDS, Sessions, client_address
 from tests.fakes import FakeAppBackend
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import Account
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -177,7 +177,7 @@ async def test_only_a_proxy_of_ours_is_believed(peer: str, told: list[str], clie
     request = SimpleNamespace(
         client=SimpleNamespace(host=peer) if peer else None, headers=SimpleNamespace(getall=lambda *_: told)
     )
-    assert _client(request) == client
+    assert client_address(request) == client
 
 
 async def test_behind_tls_the_cookie_is_secure_and_ours_alone() -> None:

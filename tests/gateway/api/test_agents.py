@@ -13,10 +13,10 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from tests.fakes import FakeAppBackend
-from tests.runner import OPERATOR, Gateway
-from tests.servers import free_port
-from tests.tenants import App
-from tests.tool import Tool
+from tests.support.accounts import App
+from tests.support.command_line import Tool
+from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -9,13 +9,13 @@ import pytest
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.store.client import Store
-from tests.expect import answered, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.gateway.conftest import Launch
-from tests.money import EURO, cost
-from tests.runner import ENCRYPTION_KEY, OPERATOR, Gateway
-from tests.tenants import DOMAIN, App
+from tests.support.accounts import DOMAIN, App
+from tests.support.gateway_process import ENCRYPTION_KEY, OPERATOR, Gateway
+from tests.support.prices import EURO, cost
+from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

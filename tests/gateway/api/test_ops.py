@@ -14,15 +14,15 @@ import pytest_asyncio
 
 from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, OPERATOR, SESSION_SECONDS
 from gateway.api.ops import VIEWERS
-from tests.expect import refused
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, tokens
 from tests.gateway.conftest import Launch
-from tests.polling import wait_until
-from tests.runner import OPERATOR as TOKEN
-from tests.runner import Gateway
-from tests.tenants import App
-from tests.worker import Worker
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR as TOKEN
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+from tests.support.worker_process import Worker
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -5,9 +5,10 @@ from itertools import product
 
 import pytest
 
-from gateway.api.pages import SHARED
-from tests.expect import refused
-from tests.runner import Gateway
+from gateway.api.pages import DASHBOARD, SHARED
+from gateway.events.catalogue import SAMPLES
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -68,6 +69,12 @@ async def test_nothing_else_is_served(gw: Gateway, path: str) -> None:
 
 async def test_a_session_is_not_read(gw: Gateway) -> None:
     refused(await gw.http.get("/dashboard/session"), 405, "METHOD_NOT_ALLOWED")
+
+
+async def test_the_dashboard_offers_every_event() -> None:
+    script = (DASHBOARD / "notifications.js").read_text()
+    _, _, rest = script.partition("const EVENTS = [")
+    assert re.findall(r'"(.+?)"', rest.partition("]")[0]) == list(SAMPLES)
 
 
 def colour(name: str, scheme: int) -> list[float]:

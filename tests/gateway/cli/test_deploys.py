@@ -13,9 +13,9 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend
 from tests.fakes.server import Exchange, FakeServer, Script, answer
 from tests.gateway.conftest import Launch
-from tests.polling import wait_until
-from tests.tenants import App
-from tests.tool import Run, Tool, run_in_terminal
+from tests.support.accounts import App
+from tests.support.command_line import Run, Tool, run_in_terminal
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -51,7 +51,7 @@ async def report(app: App, deploy_id: str, *phases: str, ok: bool = True, reason
 async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
     run = await capsule("deploys", "publish", hosted.name, str(folder))
     published = re.fullmatch(
-        r"Published 1 file, \d+ bytes packed, as (dep_\w+)\.\n"
+        r"Published 1 file \(\d+ bytes packed\) as (dep_\w+)\.\n"
         r"Follow it with: capsule deploys show \1 --follow\n",
         run.out,
     )
@@ -104,9 +104,9 @@ async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path, mon
     run = await asyncio.wait_for(following, 10)
     assert run.code == 1
     assert run.err == f"capsule: {deploy_id} failed: build: exit status 2\n"
-    told = await capsule("deploys", "show", deploy_id, "--follow", "--json")
-    assert told.code == 1
-    assert '"state": "failed"' in told.out
+    run = await capsule("deploys", "show", deploy_id, "--follow", "--json")
+    assert run.code == 1
+    assert '"state": "failed"' in run.out
 
 
 async def test_following_has_an_end(capsule: Tool, hosted: App, folder: Path) -> None:
@@ -117,22 +117,22 @@ async def test_following_has_an_end(capsule: Tool, hosted: App, folder: Path) ->
 
 
 class Slow(FakeServer):
-    """Tells of a deploy as the test goes on."""
+    """Answers with the given states of a deploy, one after another."""
 
-    def __init__(self, *tellings: Script) -> None:
+    def __init__(self, *answers: Script) -> None:
         super().__init__()
-        self.tellings = list(tellings)
+        self.answers = list(answers)
 
     def script(self, exchange: Exchange) -> Script:
-        return self.tellings.pop(0) if len(self.tellings) > 1 else self.tellings[0]
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
-def told(state: str, log: str, **fields: Any) -> Script:
+def deploy(state: str, log: str, **fields: Any) -> Script:
     return answer(200, {"id": "dep_1", "state": state, "log": log, **fields})
 
 
-async def follow(tmp_path: Path, *tellings: Script) -> Run:
-    async with Slow(*tellings) as service:
+async def follow(tmp_path: Path, *answers: Script) -> Run:
+    async with Slow(*answers) as service:
         return await Tool(service.address, "csk_key", tmp_path)("deploys", "show", "dep_1", "--follow")
 
 
@@ -145,14 +145,14 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_log_grows(tmp_path: Path) -> None:
     run = await follow(
         tmp_path,
-        told("queued", ""),
-        told("queued", ""),
-        told("building", "installing\nbuil"),
-        told("building", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m\x1b]0;title\x07 en"),
+        deploy("queued", ""),
+        deploy("queued", ""),
+        deploy("building", "installing\nbuil"),
+        deploy("building", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m\x1b]0;title\x07 en"),
         answer(503, b"a proxy says the service restarts"),
-        told("checking", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
-        told("canary", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
-        told(
+        deploy("checking", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
+        deploy("canary", "installing\nbuilding 10%\rbuilding 100%\r\n\n\x1b[31mred\x1b[0m end\n"),
+        deploy(
             "live", "installing\nbuilding 100%\n\nred end\nswapped", url="https://shop.example.com", durationMs=61_000
         ),
     )
@@ -172,7 +172,7 @@ async def test_a_log_grows(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_hasty")
 async def test_a_service_that_stays_away(tmp_path: Path) -> None:
-    run = await follow(tmp_path, told("building", ""), answer(503, b""))
+    run = await follow(tmp_path, deploy("building", ""), answer(503, b""))
     assert run.code == 1
     assert "answered 503" in run.err
 
@@ -181,7 +181,7 @@ async def test_a_service_that_stays_away(tmp_path: Path) -> None:
 async def test_a_log_in_a_terminal(tmp_path: Path, environment: dict[str, str], coloured: bool) -> None:
     log = f"\x1b[31mred\x1b[0m and \x1b[2Jplain\n{'https://example.com/' + 'x' * 200}\n"
     async with Slow(
-        told("building", log), told("live", log, url="https://shop.example.com", durationMs=900)
+        deploy("building", log), deploy("live", log, url="https://shop.example.com", durationMs=900)
     ) as service:
         capsule = Tool(service.address, "csk_key", tmp_path)
         seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "show", "dep_1", "--follow", **environment)

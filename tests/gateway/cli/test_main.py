@@ -12,11 +12,11 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.receiver import FakeReceiver, verified
-from tests.polling import wait_until
-from tests.runner import OPERATOR, Gateway
-from tests.tenants import App
-from tests.tool import Tool, run_in_terminal, run_process
-from tests.worker import Worker
+from tests.support.accounts import App
+from tests.support.command_line import Tool, run_in_terminal, run_process
+from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.polling import wait_until
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,15 +36,15 @@ def operator(gw: Gateway, tmp_path: Path) -> Tool:
 
 async def test_the_account(capsule: Tool, app: App) -> None:
     shown = (await capsule("account")).out
-    for told in (
+    for text in (
         app.account.id,
         "max",
         "0.00 of 10.00 EUR",
         "0 of 1000",
-        "30 requests an app, 20 a user",
+        "30 requests per app, 20 per user",
         "100 KB in, 2000 tokens out",
     ):
-        assert told in shown
+        assert text in shown
     assert (await capsule("account", "--json")).json["id"] == app.account.id
 
 
@@ -54,7 +54,7 @@ async def test_a_hooks_life(capsule: Tool, app: App) -> None:
     assert found
     app.gateway.confidential.add(found[1])
     assert made.err.count("\n") == 1
-    assert "shows only this once" in made.err
+    assert "is shown only once" in made.err
 
     headings, row = (await capsule("hook", "list")).rows
     assert [heading.strip() for heading in headings] == ["NAME", "ID", "APP", "CREATED", "LAST USED"]
@@ -66,9 +66,9 @@ async def test_a_hooks_life(capsule: Tool, app: App) -> None:
     listed = (await capsule("hook", "list", "--json")).json
     assert [hook["id"] for hook in listed] == [hook_id]
 
-    assert (await capsule("hook", "revoke", hook_id)).line == f"Revoked {hook_id}: its URL answers 404 from now on."
+    assert (await capsule("hook", "revoke", hook_id)).line == f"Revoked {hook_id}. Its URL now answers 404."
     assert (await app.gateway.http.post(made.line)).status_code == 404
-    assert (await capsule("hook", "list")).line == "No hooks. Make one with: capsule hook create APP --name NAME"
+    assert (await capsule("hook", "list")).line == "No hooks. Create one with: capsule hook create APP --name NAME"
     assert "NOT_FOUND" in await capsule.refused("hook", "revoke", hook_id)
 
 
@@ -88,11 +88,11 @@ async def test_the_webhook(capsule: Tool, app: App) -> None:
     made = await capsule("webhook", "set", "http://127.0.0.1:9/events")
     assert re.fullmatch(r"whsec_[\w+/]+=*", made.line)
     app.gateway.confidential.add(made.line)
-    assert "shows only this once" in made.err
+    assert "is shown only once" in made.err
     again = await capsule("webhook", "set", "http://127.0.0.1:9/events")
-    assert again.line == "Events go there already; the signing secret stays as it is."
+    assert again.line == "Events already go to this URL. The signing secret is unchanged."
     assert "http://127.0.0.1:9/events" in (await capsule("webhook", "show")).out
-    assert (await capsule("webhook", "clear")).line == "Cleared: events are dropped until a webhook is set."
+    assert (await capsule("webhook", "clear")).line == "Cleared. Events are dropped until you set a webhook."
     assert "no webhook is set" in await capsule.refused("webhook", "show")
     assert "http" in await capsule.refused("webhook", "set", "ftp://example.com")
 
@@ -140,13 +140,13 @@ async def test_operators_accounts_and_apps(operator: Tool, gw: Gateway, tmp_path
     assert made.line.startswith("csk_")
     found = re.search(r"acc_\w+", made.err)
     assert found
-    assert (await operator("accounts", "plan", found[0], "max")).line == f"{found[0]} is on the max plan."
+    assert (await operator("accounts", "plan", found[0], "max")).line == f"{found[0]} is now on the max plan."
 
     record = {"account": found[0], "customDomain": "shop.example.com", "build": {"command": "make", "output": "dist"}}
     (tmp_path / "app.json").write_text(json.dumps(record))
     shown = (await operator("apps", "put", "vrenis-shop", str(tmp_path / "app.json"))).out
-    for told in ("vrenis-shop", found[0], "shop.example.com (not verified)", "command make, output dist"):
-        assert told in shown
+    for text in ("vrenis-shop", found[0], "shop.example.com (not verified)", "command make, output dist"):
+        assert text in shown
     assert (await operator("apps", "show", "vrenis-shop")).out == shown
     put = await operator("apps", "put", "vrenis-shop", "-", "--json", given=json.dumps({"account": found[0]}))
     assert put.json["customDomain"] is None
@@ -177,15 +177,16 @@ async def test_an_operator_is_no_account(operator: Tool) -> None:
 
 
 async def test_wrong_usage_is_one_line(capsule: Tool) -> None:
-    for arguments, told in (
+    for arguments, message in (
         (["hook", "create", "shop"], "Missing option '--name' (see 'capsule hook create --help')"),
         (["hook", "revoke"], "Missing argument 'ID' (see 'capsule hook revoke --help')"),
         (["hooks"], "No such command 'hooks'"),
         (["webhook", "test", "deploy.exploded"], "'deploy.exploded' is not one of"),
         (["deliveries", "list", "--limit", "0"], "0 is not in the range"),
         (["deploys", "publish", "shop", "/nowhere/at/all"], "does not exist"),
+        (["worker", "webhook"], "'webhook' is not one of 'webhooks', 'deploys', 'sites', 'monitors'"),
     ):
-        assert told in await capsule.refused(*arguments, code=2)
+        assert message in await capsule.refused(*arguments, code=2)
 
 
 async def test_a_group_alone_shows_its_help(capsule: Tool) -> None:

@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from gateway.cli import service
 from tests.fakes.server import CLOSE, HANG, Exchange, FakeServer, Head, Raw, Script, answer
-from tests.servers import free_port
-from tests.tool import Tool
+from tests.support.command_line import Tool
+from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -98,22 +98,22 @@ async def test_nobody_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
-        ([CLOSE], "broke off"),
-        ([Raw(b"SSH-2.0-OpenSSH\r\n"), CLOSE], "broke off"),
-        ([Head(200, {"Content-Length": "50"}), b"{", CLOSE], "broke off"),
+        ([CLOSE], "the connection to"),
+        ([Raw(b"SSH-2.0-OpenSSH\r\n"), CLOSE], "the connection to"),
+        ([Head(200, {"Content-Length": "50"}), b"{", CLOSE], "the connection to"),
         (
             answer(301, b"", {"Location": "https://elsewhere.example.com/account"}),
             "redirects to https://elsewhere.example.com",
         ),
         (answer(502, b"<html>Bad Gateway</html>"), "answered 502"),
-        (answer(200, b"{}", {"Content-Encoding": "gzip"}), "broke off"),
+        (answer(200, b"{}", {"Content-Encoding": "gzip"}), "the connection to"),
     ],
 )
-async def test_no_good_answer(capsule: Tool, odd: Odd, script: Script, told: str) -> None:
+async def test_no_good_answer(capsule: Tool, odd: Odd, script: Script, message: str) -> None:
     odd.given = script
-    assert told in await capsule.refused("account")
+    assert message in await capsule.refused("account")
 
 
 async def test_no_answer_in_time(capsule: Tool, odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,8 +125,8 @@ async def test_no_answer_in_time(capsule: Tool, odd: Odd, monkeypatch: pytest.Mo
 async def test_an_error_tells_when_to_come_back(capsule: Tool, odd: Odd) -> None:
     error = {"code": "DEPLOY_QUOTA_REACHED", "message": "Used up.\nCome back.", "requestId": "abc"}
     odd.given = answer(429, {"error": error}, {"Retry-After": "90"})
-    told = await capsule.refused("account")
-    assert told == "Used up. Come back. (DEPLOY_QUOTA_REACHED, again in 90 s, request abc)"
+    message = await capsule.refused("account")
+    assert message == "Used up. Come back. (DEPLOY_QUOTA_REACHED, retry after 90 s, request abc)"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`capsule login` and `logout`: what is kept, for whose eyes, and what wins over it."""
+"""`capsule login` and `logout`: what is saved, who can read it, and what takes precedence."""
 
 import asyncio
 import json
@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.server import Exchange, FakeServer, Script, answer
-from tests.runner import Gateway
-from tests.tenants import Account
-from tests.tool import Tool
+from tests.support.accounts import Account
+from tests.support.command_line import Tool
+from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -43,7 +43,7 @@ def nobody(tmp_path: Path) -> Tool:
     return Tool("", "", tmp_path)
 
 
-def kept(tool: Tool) -> Path:
+def credentials(tool: Tool) -> Path:
     return tool.home / "capsule" / "credentials.json"
 
 
@@ -54,41 +54,43 @@ async def test_without_a_key(nobody: Tool) -> None:
 async def test_login_and_logout(nobody: Tool, account: Account, gw: Gateway) -> None:
     line = (await nobody("login", "--url", gw.address + "/", given=account.key + "\n")).line
     assert account.id in line
-    assert str(kept(nobody)) in line
-    assert json.loads(kept(nobody).read_text()) == {"url": gw.address, "apiKey": account.key}
-    assert stat.S_IMODE(kept(nobody).stat().st_mode) == 0o600
-    assert os.listdir(kept(nobody).parent) == ["credentials.json"]
+    assert str(credentials(nobody)) in line
+    assert json.loads(credentials(nobody).read_text()) == {"url": gw.address, "apiKey": account.key}
+    assert stat.S_IMODE(credentials(nobody).stat().st_mode) == 0o600
+    assert os.listdir(credentials(nobody).parent) == ["credentials.json"]
     assert account.id in (await nobody("account")).out
 
     assert (await nobody("logout")).line == "Logged out. The key itself stays valid."
-    assert not kept(nobody).exists()
+    assert not credentials(nobody).exists()
     assert (await nobody("logout")).line == "You were not logged in."
 
 
-async def test_a_wrong_key_is_not_kept(nobody: Tool, gw: Gateway) -> None:
+async def test_a_wrong_key_is_not_saved(nobody: Tool, gw: Gateway) -> None:
     assert "does not know this key" in await nobody.refused("login", "--url", gw.address, given="csk_wrong\n")
-    assert not kept(nobody).exists()
-    assert "no key came" in await nobody.refused("login", "--url", gw.address, given="", code=2)
+    assert not credentials(nobody).exists()
+    assert "no key on standard input" in await nobody.refused("login", "--url", gw.address, given="", code=2)
 
 
-async def test_the_environment_wins(nobody: Tool, account: Account, gw: Gateway, stranger: Stranger) -> None:
+async def test_the_environment_takes_precedence(
+    nobody: Tool, account: Account, gw: Gateway, stranger: Stranger
+) -> None:
     await nobody("login", "--url", gw.address, given=account.key + "\n")
     other = await gw.account()
     assert other.id in (await nobody("account", CAPSULE_API_KEY=other.key)).out
     assert "acc_stranger" in (await nobody("account", CAPSULE_URL=stranger.address, CAPSULE_API_KEY="csk_other")).out
 
 
-async def test_a_kept_key_goes_nowhere_else(nobody: Tool, account: Account, gw: Gateway, stranger: Stranger) -> None:
+async def test_a_saved_key_goes_nowhere_else(nobody: Tool, account: Account, gw: Gateway, stranger: Stranger) -> None:
     await nobody("login", "--url", gw.address, given=account.key + "\n")
-    told = await nobody.refused("account", code=2, CAPSULE_URL=stranger.address)
-    assert "set CAPSULE_API_KEY too" in told
+    message = await nobody.refused("account", code=2, CAPSULE_URL=stranger.address)
+    assert "set CAPSULE_API_KEY too" in message
     assert not stranger.exchanges
     assert account.id in (await nobody("account", CAPSULE_URL=gw.address)).out
 
 
 async def test_a_broken_file(nobody: Tool, account: Account, gw: Gateway) -> None:
-    kept(nobody).parent.mkdir()
-    kept(nobody).write_text("{")
+    credentials(nobody).parent.mkdir()
+    credentials(nobody).write_text("{")
     assert "run 'capsule login' again" in await nobody.refused("account", code=2)
     await nobody("login", "--url", gw.address, given=account.key + "\n")
     assert account.id in (await nobody("account")).out
@@ -104,8 +106,8 @@ async def test_a_person_is_asked(nobody: Tool, account: Account, gw: Gateway) ->
     assert "Address of the service [http://localhost:8000]: " in seen
     assert "API key: " in seen
     assert account.key not in seen
-    assert f"Logged in at {gw.address}" in seen
-    assert json.loads(kept(nobody).read_text())["apiKey"] == account.key
+    assert f"Logged in to {gw.address}" in seen
+    assert json.loads(credentials(nobody).read_text())["apiKey"] == account.key
 
 
 def _typed(tool: Tool, *answers: str) -> str:

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.cli.show import ago, clean, duration, euro, size
+from gateway.cli.show import format_age, format_duration, format_euro, format_size, strip_controls
 
 NOW = datetime.datetime(2026, 7, 2, 12, 0, 0, tzinfo=datetime.UTC)
 
 
 @pytest.mark.parametrize(
-    ("then", "told"),
+    ("then", "text"),
     [
         ("2026-07-02T12:00:30.000Z", "just now"),  # their clock is ahead of ours
         ("2026-07-02T11:59:55.000Z", "just now"),
@@ -24,33 +24,35 @@ NOW = datetime.datetime(2026, 7, 2, 12, 0, 0, tzinfo=datetime.UTC)
         (7, "7"),
     ],
 )
-def test_ago(then: object, told: str) -> None:
-    assert ago(then, NOW) == told
+def test_ago(then: object, text: str) -> None:
+    assert format_age(then, NOW) == text
 
 
 @pytest.mark.parametrize(
-    ("milliseconds", "told"),
+    ("milliseconds", "text"),
     [(0, "0 ms"), (999, "999 ms"), (1000, "1.0 s"), (59_949, "59.9 s"), (59_950, "1 min 0 s"), (125_400, "2 min 5 s")],
 )
-def test_duration(milliseconds: int, told: str) -> None:
-    assert duration(milliseconds) == told
+def test_duration(milliseconds: int, text: str) -> None:
+    assert format_duration(milliseconds) == text
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(1, "1 bytes"), (1023, "1023 bytes"), (102_400, "100 KB"), (104_857_600, "100.0 MB")]
+    ("count", "text"), [(1, "1 bytes"), (1023, "1023 bytes"), (102_400, "100 KB"), (104_857_600, "100.0 MB")]
 )
-def test_size(count: int, told: str) -> None:
-    assert size(count) == told
+def test_size(count: int, text: str) -> None:
+    assert format_size(count) == text
 
 
 @pytest.mark.parametrize(
-    ("nano", "told"),
+    ("nano", "text"),
     [(0, "0.00"), (50_000_000, "0.05"), (2_000_000_000, "2.00"), (1, "0.000000001"), (1_234_500_000, "1.2345")],
 )
-def test_euro(nano: int, told: str) -> None:
-    assert euro(nano) == told
+def test_euro(nano: int, text: str) -> None:
+    assert format_euro(nano) == text
 
 
 @given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
-    assert clean(text).isprintable() or not {c for c in clean(text) if ord(c) < 32 or 127 <= ord(c) < 160}
+def test_no_control_character_is_left(text: str) -> None:
+    assert strip_controls(text).isprintable() or not {
+        c for c in strip_controls(text) if ord(c) < 32 or 127 <= ord(c) < 160
+    }

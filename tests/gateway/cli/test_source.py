@@ -1,4 +1,4 @@
-"""What travels with `capsule deploys publish`, and what stays at home."""
+"""What travels with `capsule deploys publish`, and what is left out."""
 
 import io
 import os
@@ -9,8 +9,8 @@ import pytest
 
 from gateway.cli import source
 from gateway.cli.service import Refused
-from gateway.cli.source import packed
-from gateway.deploys import states
+from gateway.cli.source import pack
+from gateway.deploys import sources
 
 
 def lay(folder: Path, *paths: str, **texts: str) -> None:
@@ -23,9 +23,9 @@ def lay(folder: Path, *paths: str, **texts: str) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    with packed(folder) as source, tarfile.open(fileobj=io.BytesIO(b"".join(source.parts()))) as tar:
+    with pack(folder) as archive, tarfile.open(fileobj=io.BytesIO(b"".join(archive.read_chunks()))) as tar:
         members = tar.getmembers()
-        assert len(members) == source.files
+        assert len(members) == archive.files
         assert all(member.isfile() or member.issym() for member in members)
         assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
         return sorted(member.name for member in members if member.name not in source.IGNORE_FILES)
@@ -109,26 +109,26 @@ def test_links(tmp_path: Path) -> None:
 def test_a_link_that_leads_out(tmp_path: Path, target: str) -> None:
     lay(tmp_path, "outside", "app/a")
     (tmp_path / "app/link").symlink_to(target)
-    with pytest.raises(Refused, match=r"link is a link out of the folder"), packed(tmp_path / "app"):
+    with pytest.raises(Refused, match=r"link links to a file outside of the folder"), pack(tmp_path / "app"):
         pass
     lay(tmp_path / "app", capsuleignore="link\n")
     assert names(tmp_path / "app") == ["a"]
 
 
 def test_nothing_to_publish(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="nothing to publish"), packed(tmp_path):
+    with pytest.raises(Refused, match="nothing to publish"), pack(tmp_path):
         pass
 
 
 def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source.LIMIT == states.SOURCE_BYTES
+    assert source.LIMIT == sources.SOURCE_BYTES
     monkeypatch.setattr(source, "LIMIT", 1 << 20)
     (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
-    with pytest.raises(Refused, match="packed, the source is over 1 MB"), packed(tmp_path):
+    with pytest.raises(Refused, match="the packed source is over 1 MB"), pack(tmp_path):
         pass
 
 
-def test_a_pattern_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_invalid_pattern(tmp_path: Path) -> None:
     lay(tmp_path, "a", gitignore="!\n")
-    with pytest.raises(Refused, match="pattern that cannot be read"), packed(tmp_path):
+    with pytest.raises(Refused, match="invalid pattern"), pack(tmp_path):
         pass

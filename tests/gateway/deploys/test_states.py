@@ -16,8 +16,8 @@ from gateway.settings import Settings
 from gateway.store.client import Store
 from gateway.store.keys import deploy_key
 from tests.fakes import FakeProvider
-from tests.runner import Gateway, gateway_with_redis
-from tests.tenants import Account
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway, gateway_with_redis
 
 TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
 
@@ -225,7 +225,7 @@ async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -
     assert await deploys.fail_unreported() == 0
     await store.close()
     failed = (await call(account, "GET", f"/account/deploys/{deploy}")).json()
-    assert failed["error"] == "health: the engine told no end of it within 2 hours; deploy again"
+    assert failed["error"] == "health: the engine reported no result within 2 hours; deploy again"
     assert [event for event, _ in queued_events(gw)] == ["deploy.failed"]
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 

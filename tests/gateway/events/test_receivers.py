@@ -13,14 +13,14 @@ import pytest_asyncio
 
 from gateway.events.catalogue import SAMPLES
 from gateway.store.keys import tag
-from tests.expect import refused
 from tests.fakes import FakeAppBackend
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import Account, App
-from tests.worker import Worker
+from tests.support.accounts import Account, App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 WEBHOOK, DELIVERIES = "/account/webhook", "/account/deliveries"

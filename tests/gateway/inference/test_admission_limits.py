@@ -1,18 +1,18 @@
-"""Rates and the daily cap. Windows that must pass in real time are in `test_patience.py`."""
+"""Rates and the daily cap. `test_admission_windows.py` tests how a window slides in real time."""
 
 import asyncio
 
 import pytest
 
-from tests.expect import answered, counted, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, answer, chunk, tokens
 from tests.fakes.server import CLOSE
 from tests.gateway.conftest import Launch
-from tests.money import EURO, bound, cost
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.prices import EURO, bound, cost
+from tests.support.responses import answered, counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,4 +1,4 @@
-"""The status table and what it does to requests. The switches are in `test_switches.py`."""
+"""Each inference status, and what it does to requests. `test_availability_switches.py` covers the switches."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.expect import answered, failed, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE
 from tests.gateway.conftest import Launch, session_fixture
-from tests.money import cost
-from tests.polling import wait_until
-from tests.runner import OPERATOR, Gateway, gateway, gateway_with_redis
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.prices import cost
+from tests.support.responses import answered, failed, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -24,7 +24,7 @@ OPERATIONAL = ("operational", True)
 
 @session_fixture
 async def moody() -> AsyncIterator[FakeProvider]:
-    """A provider of its own: what is learnt of it would disturb other tests."""
+    """A provider of its own, because what the gateway learns about it would disturb other tests."""
     async with FakeProvider() as provider:
         yield provider
 
@@ -84,7 +84,7 @@ async def test_without_a_credential(launch: Launch, backend: FakeAppBackend) -> 
 
 
 async def test_without_a_usable_address(launch: Launch) -> None:
-    """Either the start says so, or the status."""
+    """Either the start or the status reports it."""
     try:
         async with launch(GATEWAY_PROVIDER_URL="ftp://127.0.0.1/v1") as gw:
             found = await status(gw)
@@ -93,7 +93,7 @@ async def test_without_a_usable_address(launch: Launch) -> None:
     assert found == ("misconfigured", False)
 
 
-async def test_one_refusal_is_not_believed(app: App, moody: FakeProvider) -> None:
+async def test_one_refusal_needs_a_confirmation(app: App, moody: FakeProvider) -> None:
     for refusal in (401, 403):
         seen = len(moody.probes)
         prompt = moody.plays(answer(refusal, {"error": {"message": "who are you?"}}))
@@ -103,7 +103,7 @@ async def test_one_refusal_is_not_believed(app: App, moody: FakeProvider) -> Non
 
 
 async def test_a_refused_credential(launch: Launch, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """One from a file, for once. That it heals is in `test_patience.py`."""
+    """The credential comes from a file. `test_availability_probes.py` covers recovery."""
     file = tmp_path / "key"
     file.write_text(FakeProvider.key + "\n")
     settings = {"GATEWAY_PROVIDER_KEY": "", "GATEWAY_PROVIDER_KEY_FILE": str(file)}
@@ -158,7 +158,7 @@ async def test_other_statuses_are_not_the_providers_health(app: App, moody: Fake
     assert await status(app.gateway) == OPERATIONAL
 
 
-async def test_what_is_learnt_is_shared(app: App, moody: FakeProvider) -> None:
+async def test_processes_share_the_providers_health(app: App, moody: FakeProvider) -> None:
     gw = app.gateway
     async with gateway(gw.redis.url, moody, gw.folder) as other:
         bad = moody.plays(answer(500))
@@ -168,6 +168,6 @@ async def test_what_is_learnt_is_shared(app: App, moody: FakeProvider) -> None:
             await becomes(where, ("provider-unreachable", True))
 
 
-async def test_a_quota_told_within_a_stream(app: App, moody: FakeProvider) -> None:
+async def test_a_quota_error_inside_a_stream(app: App, moody: FakeProvider) -> None:
     prompt = moody.plays(ROLE, chunk("a"), event(QUOTA), DONE)
     assert failed(await app.events(prompt)) in ("PROVIDER_ERROR", "PROVIDER_QUOTA_EXHAUSTED")

@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from tests.expect import answered, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.gateway.conftest import Launch
 from tests.gateway.inference.test_availability import OPERATIONAL, becomes, status
-from tests.polling import wait_until
-from tests.runner import Gateway, gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.polling import wait_until
+from tests.support.responses import answered, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -89,7 +89,7 @@ async def test_everywhere_within_a_second(launch: Launch, backend: FakeAppBacken
 
 
 async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> None:
-    """It needs no Redis, which is killed at the end."""
+    """The file needs no Redis: this test kills it at the end."""
     for _ in range(3):
         answered(await app.ask("x", token=app.token("file")))
         seen = len(provider.exchanges)
@@ -106,7 +106,7 @@ async def file_acts_at_once(gw: Gateway, app: App, provider: FakeProvider) -> No
     refused(response, 503, "INFERENCE_DISABLED")
 
 
-async def test_the_file_is_looked_at_again_and_cuts_nothing(
+async def test_the_file_is_checked_again_and_cuts_nothing(
     launch: Launch, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     async with launch() as gw, FakeAppBackend() as slow:

@@ -1,4 +1,4 @@
-"""The connection to the provider: what HTTP/1.1 allows a server to do, and what it does not."""
+"""The connection to the provider: what HTTP/1.1 allows a server to do, and what it forbids."""
 
 import asyncio
 import json
@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from tests.expect import answered, ended, refused, text_of
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, joined, tokens
 from tests.fakes.server import CLOSE, HANG, Head, Raw, Script
-from tests.money import cost
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import cost
+from tests.support.responses import answered, ended, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -86,8 +86,8 @@ LATE: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("late", LATE)
-async def test_what_follows_an_answer_is_no_answer(app: App, provider: FakeProvider, late: str) -> None:
-    """A second answer nobody asked for must not become that of the next user."""
+async def test_surplus_bytes_never_become_an_answer(app: App, provider: FakeProvider, late: str) -> None:
+    """The next user must not receive a second answer that no request asked for."""
     first = provider.plays(tokens("mine")[:-1], LATE[late], HANG)
     second = provider.plays(tokens("yours"))
     response = await app.ask(first)
@@ -102,7 +102,7 @@ async def test_what_follows_an_answer_is_no_answer(app: App, provider: FakeProvi
 
 
 async def test_an_end_that_is_not_followed_by_the_end(app: App, provider: FakeProvider) -> None:
-    """After `[DONE]` the answer is whole, whatever the connection does then."""
+    """After `[DONE]` the answer is complete, whatever the connection does next."""
     for tail in ([HANG], [0.3, CLOSE], [CLOSE]):
         prompt = provider.plays(tokens("fine", usage=(2, 1)), *tail)
         began = time.monotonic()
@@ -114,7 +114,7 @@ async def test_an_end_that_is_not_followed_by_the_end(app: App, provider: FakePr
 
 
 async def test_connections_that_died_while_idle(app: App, provider: FakeProvider) -> None:
-    """The provider closes kept connections when it likes; the next request takes another."""
+    """The provider may close idle connections at any time; the next request takes another one."""
     dying = provider.plays(tokens("x"), Raw(b"0\r\n\r\n"), 0.05, CLOSE)
     await asyncio.gather(*(app.ask(dying, token=app.token(f"u{n}")) for n in range(8)))
     await asyncio.sleep(0.3)
@@ -125,14 +125,14 @@ async def test_connections_that_died_while_idle(app: App, provider: FakeProvider
 
 
 async def test_no_more_than_one_event_is_held(app: App, provider: FakeProvider) -> None:
-    """Events below the limit in an endless stream: the browser gets each, and the memory of none is kept."""
+    """The browser gets every large event, and the gateway keeps none of them in memory."""
     words = [str(n) * 50_000 for n in range(10)]
     events = await app.events(provider.plays(tokens(*words)))
     assert [json.loads(e.data)["token"] for e in events[:-1]] == words
 
 
 async def test_chunks_of_one_request_do_not_meet_anothers(app: App, provider: FakeProvider) -> None:
-    """A cancelled answer's remainder stays on its own connection."""
+    """The rest of a cancelled answer never reaches another request."""
     for _ in range(5):
         slow = provider.plays(ROLE, chunk("old"), 0.02, chunk("old"), chunk(finish="stop"), DONE)
         async with app.stream(slow) as source:

@@ -1,4 +1,4 @@
-"""The provider over TLS, with a private authority, by name, and under a path of its own."""
+"""The provider over TLS: a private authority, the host name, and a base path."""
 
 import datetime
 import ssl
@@ -12,18 +12,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.expect import answered, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import HANG
 from tests.gateway.conftest import Launch
-from tests.polling import wait_until
+from tests.support.polling import wait_until
+from tests.support.responses import answered, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def certificate(folder: Path, name: str) -> Path:
-    """Key and self-signed certificate for the name, in one file."""
+    """A file with a key and a self-signed certificate for `name`."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

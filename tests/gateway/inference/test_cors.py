@@ -1,14 +1,14 @@
-"""Which pages may read an answer: the app's own, on every answer, and nobody else's."""
+"""CORS: the app's own pages, and no others, may read any answer."""
 
 import httpx
 import pytest
 
-from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import answer, tokens
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import DOMAIN, App
+from tests.support.accounts import DOMAIN, App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

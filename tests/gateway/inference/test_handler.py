@@ -1,4 +1,4 @@
-"""The native door: request, whole answer, stream, and what of it is charged."""
+"""The native format: the request, the whole answer, the stream, and what each costs."""
 
 import asyncio
 import json
@@ -6,11 +6,11 @@ import json
 import httpx_sse
 import pytest
 
-from tests.expect import answered, counted, ended, text_of
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
-from tests.money import PRICES, bound, cost
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import PRICES, bound, cost
+from tests.support.responses import answered, counted, ended, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

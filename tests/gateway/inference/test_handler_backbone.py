@@ -1,4 +1,4 @@
-"""Redis goes away and comes back: fails closed, loses no money, heals by itself."""
+"""Redis fails and returns: the gateway refuses requests, loses no money, and recovers by itself."""
 
 import asyncio
 import contextlib
@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.expect import answered, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG
-from tests.leaks import unexplained
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.runner import OPERATOR, Gateway, gateway
-from tests.servers import RedisServer
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway, gateway
+from tests.support.key_leaks import unexplained
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import answered, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @contextlib.asynccontextmanager
 async def durable(provider: FakeProvider, folder: Path) -> AsyncIterator[Gateway]:
-    """A gateway on a Redis that keeps its data."""
+    """A gateway with a Redis that persists its data."""
     server = RedisServer(folder=folder).start()
     try:
         async with gateway(server.url, provider, folder) as gw:
@@ -60,7 +60,7 @@ async def test_redis_killed_and_back(provider: FakeProvider, backend: FakeAppBac
             await anext(other.aiter_sse())
             gw.redis.kill()
             await refuses_everything(gw, app, token, provider)
-            # A stream that runs is not cut, and one that is left is cancelled; both can't be settled yet.
+            # A running stream continues and an abandoned one is cancelled. Neither can be settled yet.
             gate.set()
             heard += [e async for e in events]
             assert text_of(heard) == "Guten"
@@ -92,7 +92,7 @@ async def refuses_everything(gw: Gateway, app: App, token: str, provider: FakePr
         refused(response, 503, "BACKBONE_UNAVAILABLE")
         assert int(response.headers["Retry-After"]) >= 1
     assert provider.asked(prompt) == []
-    # One whose record is in nobody's memory.
+    # An app whose record no process has cached.
     stranger = App(app.account, "never-seen", app.backend)
     refused(await stranger.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
     refused(await app.account.get(), 503, "BACKBONE_UNAVAILABLE")
@@ -106,7 +106,7 @@ async def refuses_everything(gw: Gateway, app: App, token: str, provider: FakePr
 
 
 async def test_redis_frozen(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """Nothing refuses and nothing answers: bounded, and what Redis does when it wakes reserves nothing."""
+    """A Redis that hangs delays a request only for a while, and reserves nothing when it resumes."""
     async with durable(provider, tmp_path) as gw:
         app = await gw.app(backend)
         answered(await app.ask("x"))
@@ -137,7 +137,7 @@ async def test_redis_that_forgot_the_scripts(provider: FakeProvider, backend: Fa
 
 
 async def test_redis_that_takes_no_writes(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """Full, or a replica after a failover: it answers, but holds no money; what was held is settled later."""
+    """Redis refuses writes (out of memory, or a replica after a failover): earlier reservations are settled later."""
     async with durable(provider, tmp_path) as gw:
         app = await gw.app(backend)
         gate = asyncio.Event()
@@ -165,7 +165,7 @@ REPLICA, MASTER = b"REPLICAOF 127.0.0.1 1", b"REPLICAOF NO ONE"
 
 
 async def test_a_start_before_redis(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
-    """Starting order is nobody's business: not ready at first, then well."""
+    """The gateway may start before Redis: it is not ready at first, and recovers."""
     server = RedisServer(folder=tmp_path)
     try:
         async with gateway(server.url, provider, tmp_path) as gw:

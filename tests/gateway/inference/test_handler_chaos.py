@@ -1,5 +1,5 @@
-"""Five hundred streams at once, many of them left by their browsers or cut by the provider. Afterwards the
-gateway's books agree to the nano-euro with what the provider did, and nothing stays reserved."""
+"""Five hundred streams at once; browsers leave many of them, and the provider cuts many. Afterwards the settled money
+agrees to the nano-euro with what the provider did, and nothing stays reserved."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,8 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event
 from tests.fakes.server import CLOSE, HANG, RESET, Script
 from tests.gateway.conftest import Launch
-from tests.money import bound, cost
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import bound, cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,23 +23,23 @@ ACCOUNTS = 10
 
 @dataclass
 class Fate:
-    """What will happen to a stream, and so what it must cost."""
+    """What happens to a stream, and therefore what it must cost."""
 
     script: Script
     cost: int
-    listens_to: int | None = None  # tokens until the browser leaves; None stays to the end
+    listens_to: int | None = None  # tokens after which the browser leaves; None: it stays to the end
 
 
 def fate(rng: random.Random, prompt: str) -> Fate:
     usage = (rng.randint(1, 200), rng.randint(1, 500))
     count = rng.randint(1, 12)
     paced: Script = [ROLE, *(step for n in range(count) for step in (chunk(f"w{n}"), rng.random() / 50))]
-    match rng.choice(["well"] * 4 + ["left"] * 4 + ["told", "cut", "error", "refused", "before"]):
+    match rng.choice(["well"] * 4 + ["left"] * 4 + ["reported", "cut", "error", "refused", "before"]):
         case "well":
             return Fate([*paced, chunk(finish="stop"), chunk(usage=usage), DONE], cost(*usage))
         case "left":
             return Fate([*paced, HANG], bound(prompt), rng.randint(1, count))
-        case "told":
+        case "reported":
             return Fate([chunk("a", usage=usage), HANG], cost(*usage), 1)
         case "cut":
             return Fate([*paced, CLOSE], bound(prompt))
@@ -52,7 +52,7 @@ def fate(rng: random.Random, prompt: str) -> Fate:
 
 
 async def live(app: App, prompt: str, user: str, listens_to: int | None) -> None:
-    """One browser's life."""
+    """One browser, from its request until it leaves."""
     heard = 0
     async with app.stream(prompt, token=app.token(user)) as source:
         async for line in source.response.aiter_lines():
@@ -85,7 +85,7 @@ async def test_the_books_agree(launch: Launch, backend: FakeAppBackend, provider
 
 
 async def browsers_leave_at_any_time(app: App, provider: FakeProvider, rng: random.Random) -> None:
-    """Where nobody can tell what was heard first, each costs its usage, its bound, or nothing if never asked."""
+    """Where the order of events is open, a stream costs its usage, its bound, or nothing if it was never sent."""
     before = await app.account.settled()
     used, prompts = cost(50, 50), []
 
@@ -103,5 +103,5 @@ async def browsers_leave_at_any_time(app: App, provider: FakeProvider, rng: rand
     worst = bound(prompts[0])
     asked = sum(bool(provider.asked(p)) for p in prompts)
     assert asked * used <= charged <= len(prompts) * worst
-    # Every charge is one of the two: what is above the usages is whole steps from usage to bound.
+    # Each charge is a usage or a bound, so what exceeds the usages is a multiple of the difference.
     assert any((charged - n * used) % (worst - used) == 0 for n in range(asked, len(prompts) + 1))

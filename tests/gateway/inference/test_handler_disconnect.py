@@ -1,4 +1,4 @@
-"""The browser goes away, or stops reading: the provider is told within a second, and the money is right."""
+"""The browser leaves, or stops reading: the provider notices within a second, and the cost is right."""
 
 import asyncio
 import json
@@ -10,9 +10,9 @@ import pytest
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, flood, tokens
 from tests.fakes.server import HANG, Exchange, Head, Script
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

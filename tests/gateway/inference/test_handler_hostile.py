@@ -1,14 +1,14 @@
-"""Requests that no honest client sends. Whatever they are answered, nobody else notices."""
+"""Requests that no honest client sends. However they end, other clients notice nothing."""
 
 import asyncio
 import json
 
 import pytest
 
-from tests.expect import answered, counted, refused
-from tests.polling import wait_until
-from tests.tenants import App
-from tests.wire import Reply, request, send
+from tests.support.accounts import App
+from tests.support.polling import wait_until
+from tests.support.raw_http import Reply, request, send
+from tests.support.responses import answered, counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -27,7 +27,7 @@ async def healthy(app: App) -> bool:
 
 
 async def test_the_hand_written_client(app: App) -> None:
-    """Else the refusals below would prove nothing."""
+    """Without this, the refusals below would prove nothing."""
     reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app)))
     assert reply
     assert reply.status == 200
@@ -125,7 +125,7 @@ async def test_a_request_id_of_the_client_does_no_harm(app: App) -> None:
 
 
 async def test_a_hundred_tokens_nobody_signed(app: App) -> None:
-    """Attackers share no fate with users: bad tokens neither slow nor count."""
+    """Invalid tokens neither slow other requests down nor count against limits."""
     bad = [app.ask("x", token=f"a.b.{n}") for n in range(100)]
     assert {r.status_code for r in await asyncio.gather(*bad)} == {401}
     assert await healthy(app)

@@ -1,6 +1,6 @@
-"""Each outcome masks all that come after it: app → origin → JWT → app rate → user rate → cap → body.
+"""Each outcome masks all that follow it: app → origin → JWT → app rate → user rate → cap → body.
 
-Availability comes before all of them, in `test_availability.py`.
+Availability precedes all of them: see `test_availability_switches.py`.
 """
 
 from typing import Any
@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import CLOSE
-from tests.money import bound
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.prices import bound
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -29,7 +29,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 async def send(app: App, body: str, **headers: str) -> list[httpx.Response]:
-    """Through both doors."""
+    """The responses in both formats."""
     fault = BODIES[body]
     headers = {"Content-Type": fault.get("type", "application/json"), **headers}
     return [await app.post(content=fault["content"], path=path, headers=headers) for path in ("", "/chat/completions")]

@@ -1,4 +1,4 @@
-"""The OpenAI door, through the real SDK: `base_url` is the app's address, `api_key` the user's JWT."""
+"""The OpenAI format, through the real SDK: `base_url` is the app's address, `api_key` the user's JWT."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,13 +8,13 @@ import openai
 import pytest
 import pytest_asyncio
 
-from tests.expect import counted, refused
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, HANG
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.responses import counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -151,7 +151,7 @@ async def test_the_sdks_errors(app: App, provider: FakeProvider) -> None:
 
 
 async def test_the_cap_is_not_retried(app: App, provider: FakeProvider) -> None:
-    """One request of nearly the free plan's 0.05 EUR; the SDK, free to retry, asks just once more."""
+    """One request of almost the free plan's 0.05 EUR. The SDK may retry, and asks only once more."""
     broke = await app.gateway.app(app.backend, "free")
     sent: list[Any] = []
 
@@ -207,7 +207,7 @@ async def test_an_aborted_stream_is_cancelled(app: App, provider: FakeProvider) 
     assert await app.account.settled() == bound(prompt)
 
 
-async def test_both_doors_share_one_admission(app: App) -> None:
+async def test_both_formats_share_one_admission(app: App) -> None:
     for n in range(20):
         if n % 2:
             await app.post({"model": "none", "messages": user("x")}, path="/chat/completions")

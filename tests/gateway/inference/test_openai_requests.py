@@ -1,14 +1,14 @@
-"""What the OpenAI door passes on, lowers, prices, ignores and refuses."""
+"""Which fields the OpenAI format forwards, lowers, prices, ignores and refuses."""
 
 from typing import Any
 
 import pytest
 
-from tests.expect import refused
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
-from tests.money import bound
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import bound
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,18 +1,18 @@
-"""The provider fails: before a token the answer keeps its status and nothing is charged; after one, the
-stream says so and the bound is charged."""
+"""The provider fails. Before the first token, the response has the failure's status and costs nothing; after it, the
+stream ends with an error event and costs the bound."""
 
 import asyncio
 
 import pytest
 
-from tests.expect import answered, counted, failed, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE, RESET, Head, Raw, Script
 from tests.gateway.conftest import Launch
-from tests.money import bound, cost
-from tests.servers import free_port
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import bound, cost
+from tests.support.redis_servers import free_port
+from tests.support.responses import answered, counted, failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -101,14 +101,14 @@ async def test_usage_seen_before_a_cut_is_what_is_charged(app: App, provider: Fa
 
 
 async def test_reasoning_was_paid_for(app: App, provider: FakeProvider) -> None:
-    """Reasoning is billed as output: a cut after it and before a token is no free answer."""
+    """The provider bills reasoning as output, so a cut after reasoning and before a token is not free."""
     prompt = provider.plays(ROLE, chunk(reasoning_content="Hmm"), chunk("a"), CLOSE)
     assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
     assert await app.account.settled() == bound(prompt)
 
 
 async def test_a_failure_says_nothing_of_the_prompt(app: App, provider: FakeProvider) -> None:
-    """Some providers repeat the request in their complaint."""
+    """Some providers repeat the request in their error message."""
     prompt = "my secret is 0xC0FFEE and more"
     provider.plays(answer(400, {"error": {"message": f"bad prompt: {prompt}"}}), prompt=prompt)
     response = await app.ask(prompt)

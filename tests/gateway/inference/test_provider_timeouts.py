@@ -1,4 +1,4 @@
-"""A slow provider: deadlines, and keep-alives while one waits. The seconds are made small by settings."""
+"""A slow provider: deadlines, and keep-alives while a client waits. Settings shorten the times."""
 
 import asyncio
 import json
@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.expect import failed, refused, text_of
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.gateway.conftest import session_fixture
-from tests.money import bound, cost
-from tests.runner import Gateway, gateway_with_redis
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.prices import bound, cost
+from tests.support.responses import failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -119,7 +119,7 @@ async def test_keep_alives_between_tokens(lively: Gateway, backend: FakeAppBacke
 async def test_reasoning_is_waited_for_with_keep_alives(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
-    """The provider is not silent, but the browser would hear nothing."""
+    """The provider sends reasoning, which the native format leaves out, so the browser needs keep-alives."""
     app = await lively.app(backend)
     thoughts = [chunk(reasoning_content="hm"), 0.1] * 12
     _, got = await lines(app, provider.plays(ROLE, thoughts, tokens("x")))
@@ -146,7 +146,7 @@ async def test_whole_answers_have_no_keep_alive(
     refused(await app.ask(provider.plays(HANG)), 504, "PROVIDER_TIMEOUT")
 
 
-async def test_the_other_doors_keep_alive_is_an_empty_delta(
+async def test_the_openai_keep_alive_is_an_empty_delta(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     app = await lively.app(backend)

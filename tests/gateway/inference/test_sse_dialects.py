@@ -5,12 +5,12 @@ import json
 
 import pytest
 
-from tests.expect import answered, ended, text_of
 from tests.fakes import FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, event, joined, tokens
 from tests.fakes.server import Head, Script
-from tests.money import cost
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.prices import cost
+from tests.support.responses import answered, ended, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

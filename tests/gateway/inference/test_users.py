@@ -1,4 +1,4 @@
-"""Who is asking: the three kinds of `auth`, and which claim names the user."""
+"""The three kinds of `auth`, and the claim that names the user."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -7,13 +7,13 @@ from typing import Any
 import jwt
 import pytest
 
-from tests.expect import counted, refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.server import Head, answer
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import counted, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

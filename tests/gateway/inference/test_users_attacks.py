@@ -1,4 +1,4 @@
-"""Tokens that must not pass, each made as an attacker would."""
+"""Forged tokens, each made as an attacker would make it."""
 
 import base64
 import contextlib
@@ -14,13 +14,13 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key, public_pem
 from tests.fakes.provider import tokens
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -39,7 +39,7 @@ def unsigned(alg: str, signature: str = "") -> str:
 
 
 def hmacked(backend: FakeAppBackend, secret: bytes, alg: str = "ES256") -> str:
-    """HS256 with something public for a secret, under the name of the public key."""
+    """HS256 with public data as the secret, under the `kid` of the public key."""
     head = {"alg": "HS256", "typ": "JWT", "kid": backend.keys[alg][0]}
     signed = f"{b64(head)}.{b64(claims())}"
     return f"{signed}.{b64(hmac.digest(secret, signed.encode(), hashlib.sha256))}"
@@ -56,8 +56,8 @@ def kid_of(backend: FakeAppBackend, alg: str) -> dict[str, str]:
 
 def tampered(token: str, **changes: Any) -> str:
     head, payload, signature = token.split(".")
-    told = json.loads(base64.urlsafe_b64decode(payload + "=="))
-    return f"{head}.{b64(told | changes)}.{signature}"
+    claims = json.loads(base64.urlsafe_b64decode(payload + "=="))
+    return f"{head}.{b64(claims | changes)}.{signature}"
 
 
 MALLORY = FakeAppBackend()
@@ -134,7 +134,7 @@ ATTACKS: dict[str, Attack] = {
 
 
 def _with_kid(backend: FakeAppBackend, kid: Any) -> str:
-    """PyJWT won't write such a header itself."""
+    """PyJWT refuses to write such a header."""
     head = b64({"alg": "ES256", "typ": "JWT", "kid": kid})
     return _sign(backend, f"{head}.{b64(claims())}")
 
@@ -150,7 +150,7 @@ def _sign(backend: FakeAppBackend, text: str) -> str:
 
 
 async def test_the_forger_can_sign(app: App) -> None:
-    """Else the attacks with true signatures would prove nothing."""
+    """Without this, the attacks with valid signatures would prove nothing."""
     token = _signed(app.backend, json.dumps(claims()).encode())
     assert (await app.ask("x", token=token)).status_code == 200
 
@@ -173,7 +173,7 @@ async def test_addresses_in_the_header_are_not_fetched(app: App) -> None:
 
 
 async def test_a_token_of_one_app_at_another(gw: Gateway, app: App) -> None:
-    """Also when both have a key of the same name, and when the token is remembered for the first."""
+    """Even if both apps have a key of the same `kid`, and the token is cached for the first app."""
     async with FakeAppBackend("ES256") as theirs:
         theirs.keys["ES256"] = (app.backend.keys["ES256"][0], theirs.keys["ES256"][1])
         other = await gw.app(theirs)
@@ -186,7 +186,7 @@ async def test_a_token_of_one_app_at_another(gw: Gateway, app: App) -> None:
 
 
 async def test_header_bombs_do_not_kill(app: App) -> None:
-    """Whatever refuses them, parser or gateway, the next request is served."""
+    """Whether the parser or the gateway refuses them, the next request is served."""
     for size in (60_000, 200_000, 2_000_000):
         with contextlib.suppress(httpx.TransportError):
             response = await app.ask("x", token="x" * size)
@@ -195,7 +195,7 @@ async def test_header_bombs_do_not_kill(app: App) -> None:
 
 
 async def test_leeway_and_memory_end_with_the_token(app: App) -> None:
-    """Ten seconds of leeway; that a token was seen before does not lengthen its life."""
+    """The leeway is ten seconds, and the cache does not extend it."""
     token = app.token(expires=-8)
     assert (await app.ask("x", token=token)).status_code == 200
 

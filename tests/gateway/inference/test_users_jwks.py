@@ -1,4 +1,4 @@
-"""The app's public keys: fetched once, in one flight, seldom again, and never from elsewhere."""
+"""The app's public keys: one fetch at a time, at a limited rate, and only from the app's own backend."""
 
 import asyncio
 import contextlib
@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.expect import refused
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.provider import tokens
 from tests.fakes.server import CLOSE, HANG, Head, Script, answer
-from tests.polling import wait_until
-from tests.runner import Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -51,7 +51,7 @@ async def test_unknown_keys_are_asked_for_once_in_ten_seconds(gw: Gateway) -> No
         together = [app.ask("x", token=mallory.token(headers={"kid": f"more-{n}"})) for n in range(20)]
         assert {r.status_code for r in await asyncio.gather(*together)} == {401}
         assert app.backend.fetches <= 2
-        assert await passes(app), "nobody else suffers"
+        assert await passes(app), "other apps are not affected"
 
 
 async def test_keys_outlive_their_backend(gw: Gateway) -> None:
@@ -88,7 +88,7 @@ async def test_a_broken_backend_fails_closed(gw: Gateway, provider: FakeProvider
 
 
 async def test_backends_that_take_for_ever(gw: Gateway) -> None:
-    """One never answers; of the other every read is quick and the whole never ends."""
+    """One backend never answers; the other sends an endless body in quick pieces."""
 
     async def refuses(script: Script) -> None:
         async with own(gw) as app:
@@ -169,7 +169,7 @@ PRIVATE = [
 
 
 async def test_private_addresses_are_not_reached(strict: Gateway) -> None:
-    """Refused when the app is stored, or at the latest when the keys are needed."""
+    """Refused when the app is stored, or at the latest when its keys are fetched."""
     async with FakeAppBackend() as backend:
         account = await strict.account()
         for number, auth in enumerate(PRIVATE):

@@ -16,11 +16,11 @@ from gateway.monitors import findings, health
 from gateway.monitors.findings import Open, merge
 from gateway.monitors.scans import Reported, Scan
 from gateway.store import keys
-from tests.expect import refused
 from tests.fakes import FakeAppBackend
 from tests.gateway.monitors.test_scans import fixture
-from tests.runner import OPERATOR, Gateway
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.responses import refused
 
 NOW = 1_782_979_200  # 2026-07-02T08:00:00Z
 DEADLINES = {"red": 7, "yellow": 30}
@@ -234,7 +234,7 @@ async def test_a_malformed_scan_loses_nothing(app: App) -> None:
     for scan in ({"findings": [red, {**red, "cve": None}]}, {"nothing": []}, {"matches": [{}]}, []):
         error = refused(await send(app, scan), 400, "REQUEST_MALFORMED")
         assert error is None or error
-    many = [{**red, "cve": f"CVE-{n}"} for n in range(findings.OPEN + 1)]
+    many = [{**red, "cve": f"CVE-{n}"} for n in range(findings.MOST_OPEN + 1)]
     response = await send(app, {"findings": many})
     refused(response, 400, "REQUEST_MALFORMED")
     assert "5000" in response.text
@@ -248,14 +248,14 @@ async def test_a_large_scan(app: App) -> None:
     await go_live(app)
     many = [
         {"cve": f"CVE-{n}", "component": f"{'c' * 250}-{n}", "severity": "high", "fixedIn": "2"}
-        for n in range(findings.OPEN)
+        for n in range(findings.MOST_OPEN)
     ]
     assert len(msgspec.json.encode(many)) > 1_048_576
-    assert await taken_in(app, {"findings": many}) == (findings.OPEN, 0, 0)
+    assert await taken_in(app, {"findings": many}) == (findings.MOST_OPEN, 0, 0)
     data = await told(app)
-    assert sum(len(each["findings"]) for each in data) == findings.OPEN
+    assert sum(len(each["findings"]) for each in data) == findings.MOST_OPEN
     assert max(len(msgspec.json.encode(each)) for each in data) <= DATA_BYTES
-    assert await taken_in(app, {"findings": many}) == (0, findings.OPEN, 0)
+    assert await taken_in(app, {"findings": many}) == (0, findings.MOST_OPEN, 0)
     assert len(await told(app)) == len(data)
 
 
@@ -304,7 +304,7 @@ async def test_what_the_monitors_saw_is_shown(gw: Gateway, backend: FakeAppBacke
     app = await gw.app(backend, plan="starter")
     await go_live(app)
     tag = keys.tag(app.account.id)
-    state = health.Health(status="unhealthy", since=NOW * 1000, failures=4)
+    state = health.AppHealth(status="unhealthy", since=NOW * 1000, failures=4)
     async with redis.asyncio.Redis.from_url(gw.redis.url) as client:
         await client.hset(keys.health_key(tag, app.name), "state", msgspec.json.encode(state))
         await client.hset(keys.certificate_key(tag, app.name), "expiresAt", NOW * 1000 + 7)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event
 from gateway.monitors import health
-from gateway.monitors.health import FAILURES, OWED_FOR, Health, Reason
+from gateway.monitors.health import FAILURES, PENDING_FOR, AppHealth, Reason
 
 URL = "https://shop.apps.example/"
 COOLDOWN = 900_000
@@ -21,7 +21,7 @@ class Machine:
     """An app that is probed every minute; the outcome of an event is known when a test says it."""
 
     def __init__(self) -> None:
-        self.health, self.now = Health(), START
+        self.health, self.now = AppHealth(), START
         self.outcomes: dict[str, str | None] = {}
         self.told: list[tuple[str, Event]] = []
         self._ids: Iterator[str] = map("evt_{}".format, count())
@@ -66,7 +66,7 @@ def test_the_third_failure_in_a_row_is_told_once() -> None:
 def test_of_an_app_that_never_answered_too() -> None:
     app = Machine()
     assert app.fails() == ["app.unhealthy"]
-    assert health.shown(app.health) == ("unhealthy", "2026-07-02T08:01:00.000Z")
+    assert health.status_and_since(app.health) == ("unhealthy", "2026-07-02T08:01:00.000Z")
 
 
 def test_recovered_when_the_fall_was_delivered() -> None:
@@ -114,10 +114,10 @@ def test_an_outcome_that_never_comes_is_waited_for_one_day() -> None:
     app = Machine()
     app.fails()
     app.probe("")
-    app.probe("", every=OWED_FOR - MINUTE)
-    assert app.health.owed
+    app.probe("", every=PENDING_FOR - MINUTE)
+    assert app.health.pending
     app.probe("")
-    assert not app.health.owed
+    assert not app.health.pending
     app.outcome("delivered")
     assert app.probe("") == []
 
@@ -143,7 +143,7 @@ def test_the_cooldown_suppresses_the_fall_and_its_recovery() -> None:
     assert app.probe("") == ["app.recovered"]
     for _ in range(2):
         assert app.fails() == []
-        assert health.shown(app.health)[0] == "unhealthy"
+        assert health.status_and_since(app.health)[0] == "unhealthy"
         assert app.probe("", "") == []
 
 
@@ -170,15 +170,17 @@ def test_after_the_cooldown_the_next_window_is_told() -> None:
 
 def test_what_is_shown() -> None:
     app = Machine()
-    assert health.shown(app.health) == ("unknown", None)
+    assert health.status_and_since(app.health) == ("unknown", None)
     app.probe("timeout")
-    assert health.shown(app.health) == ("unknown", None)
+    assert health.status_and_since(app.health) == ("unknown", None)
     app.probe("", "", "timeout", "timeout")
-    assert health.shown(app.health) == ("healthy", "2026-07-02T08:02:00.000Z")
+    assert health.status_and_since(app.health) == ("healthy", "2026-07-02T08:02:00.000Z")
     app.probe("timeout", "timeout")
-    assert health.shown(app.health) == ("unhealthy", "2026-07-02T08:04:00.000Z"), "since the first of the failures"
+    assert health.status_and_since(app.health) == ("unhealthy", "2026-07-02T08:04:00.000Z"), (
+        "since the first of the failures"
+    )
     app.probe("", "")
-    assert health.shown(app.health) == ("healthy", "2026-07-02T08:08:00.000Z")
+    assert health.status_and_since(app.health) == ("healthy", "2026-07-02T08:08:00.000Z")
 
 
 def test_an_app_that_is_well_is_not_written_again() -> None:
@@ -190,8 +192,8 @@ def test_an_app_that_is_well_is_not_written_again() -> None:
 
 
 def test_who_is_probed() -> None:
-    assert [health.watched(plan, True) for plan in ("free", "starter", "maker", "max")] == [False, True, True, True]
-    assert not health.watched("max", False)
+    assert [health.is_probed(plan, True) for plan in ("free", "starter", "maker", "max")] == [False, True, True, True]
+    assert not health.is_probed("max", False)
 
 
 STEPS = st.lists(
@@ -231,7 +233,7 @@ def test_of_any_sequence(steps: list[tuple[Reason, int, str]]) -> None:
                 assert isinstance(event, AppRecovered)
                 assert event.downMs > 0
                 recoveries.append(event)
-        assert len(app.health.owed) <= len(falls)
+        assert len(app.health.pending) <= len(falls)
     assert all(later - sooner >= COOLDOWN for sooner, later in pairwise(falls))
     assert len(recoveries) <= len(delivered), "a recovery of each fall that was delivered, at the most"
     ids = [event_id for event_id, _ in app.told]

@@ -3,7 +3,9 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -11,13 +13,12 @@ from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable
 from gateway.events import catalogue
 from gateway.inference.prices import Usage
-from gateway.operations.backlog import look
-from gateway.operations.overview import Watch, histogram, quantile
+from gateway.operations.backlog import read_backlog
+from gateway.operations.overview import SnapshotFeed
 from gateway.process import Gateway
 from gateway.settings import Settings
 from gateway.store.keys import partition_tags, spend_key, spenders_key
-from gateway.telemetry.counters import TTFT, TTFT_FIELDS
-from tests.servers import RedisServer, cluster
+from tests.support.redis_servers import RedisServer, cluster
 
 CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
@@ -41,6 +42,10 @@ async def gateway(redis_url: str) -> AsyncIterator[Gateway]:
         yield gateway
 
 
+async def take_snapshot(gateway: Gateway) -> dict[str, Any]:
+    return msgspec.to_builtins(await gateway.overview.snapshot())
+
+
 async def crash(gateway: Gateway, account: str, times: int = 1) -> None:
     app = App(id="app", name="app", account=account, createdAt="")
     for _ in range(times):
@@ -48,7 +53,7 @@ async def crash(gateway: Gateway, account: str, times: int = 1) -> None:
 
 
 async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
-    snapshot = await gateway.overview.snapshot()
+    snapshot = await take_snapshot(gateway)
     assert snapshot["inference"]["managedInferenceStatus"] == "operational"
     assert len(snapshot["minutes"]) == 60
     assert snapshot["firstToken"] == {"p50": None, "p99": None}
@@ -64,7 +69,7 @@ async def test_requests_and_their_codes_are_in_their_minute(gateway: Gateway) ->
         gateway.counters.request("acc", "", 0.18, Usage(1, 1), 10)
     gateway.counters.request("acc", "SPEND_CAP_REACHED", None, None, 0)
     await gateway.counters.flush()
-    snapshot = await gateway.overview.snapshot()
+    snapshot = await take_snapshot(gateway)
     # The minute may have ended in between.
     counted = [minute for minute in snapshot["minutes"][-2:] if minute["requests"]]
     assert len(counted) == 1
@@ -82,7 +87,7 @@ async def test_who_spent_most_comes_first_with_what_redis_says(gateway: Gateway)
         await gateway.store.client.hset(spend_key(account.id, day), mapping={"settled": 7 * n, "reserved": 5})
         await gateway.store.client.expire(spend_key(account.id, day), 60)
     await gateway.counters.flush()
-    spend = (await gateway.overview.snapshot())["spend"]
+    spend = (await take_snapshot(gateway))["spend"]
     assert spend["total"] == 55_000
     assert [row["name"] for row in spend["top"]] == [f"Account {n}" for n in range(9, 1, -1)]
     assert spend["top"][0] == {
@@ -99,7 +104,7 @@ async def test_who_spent_most_comes_first_with_what_redis_says(gateway: Gateway)
 async def test_a_process_that_died_is_no_longer_shown(gateway: Gateway) -> None:
     await gateway.counters.flush()
     await gateway.store.client.sadd("{ops}:processes", "dead-1")
-    assert [process["id"] for process in (await gateway.overview.snapshot())["gateways"]] == [gateway.counters._id]
+    assert [process["id"] for process in (await take_snapshot(gateway))["gateways"]] == [gateway.counters._id]
     assert await gateway.store.client.scard("{ops}:processes") == 1
 
 
@@ -122,7 +127,7 @@ async def queues_and_workers(url: str) -> None:
         for account in accounts:
             await crash(gateway, account)
         client, now = gateway.store.client, await gateway.overview._now() + 5000
-        backlog = await look(gateway.store, now)
+        backlog = await read_backlog(gateway.store, now)
         assert (backlog.webhooks.waiting, backlog.webhooks.pending, backlog.workers) == (40, 0, [])
         assert 5000 <= backlog.webhooks.oldestMs < 15_000
         # Two workers read; one of them dies with what it has in hand.
@@ -137,7 +142,7 @@ async def queues_and_workers(url: str) -> None:
         await client.set("worker:deploys:builder", "token", ex=15)
         await client.hincrby(f"{partition_tags()[3]}:outcomes", "delivered", 2)
         await client.hincrby(f"{partition_tags()[9]}:outcomes", "delivered", 3)
-        backlog = await look(gateway.store, now)
+        backlog = await read_backlog(gateway.store, now)
         assert backlog.webhooks.waiting == 40
         assert [(worker.group, worker.name) for worker in backlog.workers] == [
             ("deploys", "builder"),
@@ -150,9 +155,9 @@ async def queues_and_workers(url: str) -> None:
         assert 3000 <= one.heartbeatMs < 5000
         assert two.heartbeatMs is None
         assert two.pending > 0
-        assert backlog.alive() == {"webhooks": 1, "deploys": 1}
+        assert backlog.workers_alive() == {"webhooks": 1, "deploys": 1}
         assert backlog.outcomes == {"delivered": 5}
-        snapshot = await gateway.overview.snapshot()
+        snapshot = await take_snapshot(gateway)
         assert snapshot["webhooks"]["waiting"] == 40
         assert snapshot["redis"]["clients"] >= 1
 
@@ -164,13 +169,13 @@ def gauge(gateway: Gateway, name: str, **labels: str) -> float | None:
 async def test_the_gauges_show_it_too(gateway: Gateway) -> None:
     await crash(gateway, "acc", 3)
     await asyncio.sleep(0.01)
-    await gateway.overview._look()
+    await gateway.overview.refresh_gauges()
     assert gauge(gateway, "gateway_webhook_queue_events") == 3
     assert 0 < (gauge(gateway, "gateway_webhook_queue_oldest_seconds") or 0) < 5
     assert gauge(gateway, "gateway_deploy_queue_deploys") == 0
     assert gauge(gateway, "gateway_workers", group="webhooks") == 0
     await gateway.store.client.delete(*[f"{tag}:events" for tag in partition_tags()])
-    await gateway.overview._look()
+    await gateway.overview.refresh_gauges()
     assert gauge(gateway, "gateway_webhook_queue_oldest_seconds") == 0
 
 
@@ -182,7 +187,7 @@ async def test_an_account_above_its_cap_is_noticed(gateway: Gateway) -> None:
     async def breaches(settled: int, reserved: int) -> float | None:
         await gateway.store.client.hset(spend_key(account.id, day), mapping={"settled": settled, "reserved": reserved})
         await gateway.store.client.expire(spend_key(account.id, day), 60)
-        await gateway.overview._look()
+        await gateway.overview.refresh_gauges()
         return gauge(gateway, "gateway_cap_breaches_total")
 
     assert await breaches(cap, 1) == 0  # nobody looks at an account whose money did not move
@@ -197,7 +202,7 @@ async def test_without_redis_there_is_no_snapshot(gateway: Gateway) -> None:
     lost = Gateway(Settings(redis_url="redis://127.0.0.1:1/0"))
     with pytest.raises(BackboneUnavailable):
         await lost.overview.snapshot()
-    looking = asyncio.create_task(lost.overview.keep_looking())
+    looking = asyncio.create_task(lost.overview.keep_gauges_fresh())
     await asyncio.sleep(0.2)
     assert gauge(lost, "gateway_redis_up") == 0
     looking.cancel()
@@ -217,51 +222,20 @@ class Counted:
 
 
 async def test_all_viewers_share_a_snapshot_and_nobody_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.operations.overview.WATCH_INTERVAL", 0.05)
+    monkeypatch.setattr("gateway.operations.overview.SNAPSHOT_INTERVAL", 0.05)
     overview = Counted()
-    watch = Watch(overview)  # type: ignore[arg-type]
-    viewers = [watch.events() for _ in range(20)]
+    feed = SnapshotFeed(overview)  # type: ignore[arg-type]
+    viewers = [feed.events() for _ in range(20)]
     for seen in range(1, 4):
         told = set(await asyncio.gather(*(anext(viewer) for viewer in viewers)))
         assert told == {b'data: {"n":%d}\n\n' % seen}
-    late = watch.events()
+    late = feed.events()
     assert await anext(late) == b'data: {"n":3}\n\n'  # at once, without waiting for the next
     for viewer in [*viewers, late]:
         await viewer.aclose()
     taken = overview.taken
     await asyncio.sleep(0.15)
-    assert (watch.viewers, overview.taken) == (0, taken)
-    again = watch.events()
+    assert (feed.viewers, overview.taken) == (0, taken)
+    again = feed.events()
     assert await anext(again) == b'data: {"n":%d}\n\n' % (taken + 1)
     await again.aclose()
-
-
-# -- quantiles -----------------------------------------------------------------------------------------------
-
-
-def buckets(**counts: int) -> list[int]:
-    """By field, `ttft_150=3`."""
-    return histogram([{name.replace("_", ":"): str(count) for name, count in counts.items()}])
-
-
-def test_a_histogram_adds_up_the_minutes() -> None:
-    sums = histogram([{"ttft:150": "2", "requests": "9"}, {"ttft:150": "3", "ttft:more": "1"}])
-    assert sums[TTFT_FIELDS.index("ttft:150")] == 5
-    assert sums[-1] == 1
-    assert sum(sums) == 6
-
-
-@pytest.mark.parametrize(
-    ("counts", "q", "expected"),
-    [
-        ({}, 0.5, None),
-        ({"ttft_10": 1}, 0.5, 5),
-        ({"ttft_200": 100}, 0.5, 175),
-        ({"ttft_200": 100}, 0.99, 200),
-        ({"ttft_100": 50, "ttft_1000": 50}, 0.5, 100),
-        ({"ttft_100": 98, "ttft_1000": 2}, 0.99, 875),
-        ({"ttft_more": 3}, 0.5, TTFT[-1]),
-    ],
-)
-def test_a_quantile_lies_in_its_bucket(counts: dict[str, int], q: float, expected: int | None) -> None:
-    assert quantile(buckets(**counts), q) == expected

@@ -20,9 +20,9 @@ from gateway.store.client import LUA, Store
 from gateway.store.keys import PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
 from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
-from tests.polling import wait_until
-from tests.proxy import Proxy
-from tests.servers import RedisServer, cluster
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, cluster
+from tests.support.tcp_proxy import Proxy
 from workers.monitors.leases import settle_overdue
 
 

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError
 from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.pipeline import Pipeline
-from tests.servers import RedisServer, free_port
+from tests.support.redis_servers import RedisServer, free_port
 
 
 @asynccontextmanager

@@ -18,12 +18,12 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import CLOSE
 from tests.gateway.conftest import Launch
-from tests.money import bound, cost
-from tests.polling import wait_until
-from tests.proxy import Proxy
-from tests.runner import Gateway
-from tests.servers import RedisServer
-from tests.tenants import App
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.redis_servers import RedisServer
+from tests.support.tcp_proxy import Proxy
 
 NOON = datetime(2026, 7, 2, 12, 0, 30, tzinfo=UTC).timestamp()
 MINUTE = "{ops}:minute:2026-07-02T12:00"

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.confined import Room
+from tests.support.sandbox import Room
 from workers.deploys import build
-from workers.deploys.build import collect
-from workers.deploys.source import Failed
+from workers.deploys.build import collect_output
+from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import Limits
 
 ADDRESS = "https://api.example.com/capsule/demo/ai"
@@ -17,7 +17,7 @@ def made(room: Room) -> Path:
     """A source as git or an archive would have left it."""
     source = room.build / "source"
     source.mkdir(mode=0o700)
-    room.sandbox.give(source, room.uid)
+    room.sandbox.give_to_user(source, room.uid)
     return source
 
 
@@ -28,7 +28,7 @@ async def run(room: Room, command: str, ai_url: str | None = None, **limits: int
 
 def taken(room: Room, output: str = "dist", *, runs: bool = False) -> Path:
     release = room.top / "release"
-    collect(room.build / "source", output, release, room.uid, runs=runs)
+    collect_output(room.build / "source", output, release, room.uid, runs=runs)
     return release / ("app" if runs else "files")
 
 
@@ -55,12 +55,12 @@ async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
 
 
 async def test_a_build_that_fails_says_how(room: Room, made: Path) -> None:
-    with pytest.raises(Failed, match=r"^the build command ended with status 3$"):
+    with pytest.raises(DeployError, match=r"^the build command ended with status 3$"):
         await run(room, "exit 3")
 
 
 async def test_what_is_written_anywhere_counts(room: Room, made: Path) -> None:
-    with pytest.raises(Failed, match=r"^the build command wrote more than 20 MiB$"):
+    with pytest.raises(DeployError, match=r"^the build command wrote more than 20 MiB$"):
         await run(room, "cd $TMPDIR; i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done", disk=20 << 20)
 
 
@@ -84,20 +84,20 @@ async def test_what_is_taken_over_is_ours_and_plain(room: Room, made: Path) -> N
 @pytest.mark.parametrize("output", ["dist", "dist/inner", "page"])
 def test_an_output_that_is_not_there_is_told(room: Room, made: Path, output: str) -> None:
     (made / "page").touch()
-    with pytest.raises(Failed, match=f"left no folder '{output}'"):
+    with pytest.raises(DeployError, match=f"did not create the folder '{output}'"):
         taken(room, output)
 
 
 @pytest.mark.parametrize("output", ["/etc", "../other", "a/../../b", "a\0b"])
 def test_an_output_outside_the_source_is_refused(room: Room, made: Path, output: str) -> None:
-    with pytest.raises(Failed, match="not one inside the source"):
+    with pytest.raises(DeployError, match="not inside the source"):
         taken(room, output)
 
 
 @pytest.mark.parametrize("script", ["ln -s $HOME dist", "mkdir a; ln -s a dist", "ln -s /etc dist"])
 async def test_an_output_that_is_a_link_is_refused(room: Room, made: Path, script: str) -> None:
     await run(room, script)
-    with pytest.raises(Failed, match="left no folder"):
+    with pytest.raises(DeployError, match="did not create the folder"):
         taken(room)
 
 
@@ -105,7 +105,7 @@ def test_a_source_that_became_a_link_is_refused(room: Room) -> None:
     other = room.top / "builds" / "other"
     other.mkdir(mode=0o700)
     (room.build / "source").symlink_to(other)
-    with pytest.raises(Failed, match="left no folder"):
+    with pytest.raises(DeployError, match="did not create the folder"):
         taken(room, ".")
     assert other.stat().st_mode & 0o777 == 0o700
 
@@ -116,7 +116,7 @@ LEAVING = ["ln -s /etc/passwd x", "ln -s ../../home x", "ln -s ../page x", "mkdi
 @pytest.mark.parametrize("script", LEAVING)
 async def test_links_that_leave_are_refused(room: Room, made: Path, script: str) -> None:
     await run(room, f"touch page; mkdir dist; cd dist; {script}")
-    with pytest.raises(Failed, match="link that leaves the output"):
+    with pytest.raises(DeployError, match="link that leaves the output"):
         taken(room)
 
 
@@ -129,7 +129,7 @@ async def test_an_app_that_runs_may_hold_any_link(room: Room, made: Path) -> Non
 
 async def test_what_is_no_file_is_refused(room: Room, made: Path) -> None:
     await run(room, "mkdir dist; mkfifo dist/pipe")
-    with pytest.raises(Failed, match="'pipe', which is a device"):
+    with pytest.raises(DeployError, match="'pipe', which is a device"):
         taken(room)
 
 
@@ -141,7 +141,7 @@ async def test_what_the_build_does_not_own_is_refused(room: Room, made: Path) ->
         room.uid = os.getuid() + 1  # as if it were another's
     else:
         os.link(theirs, made / "dist" / "theirs")
-    with pytest.raises(Failed, match="which the build does not own"):
+    with pytest.raises(DeployError, match="which the build does not own"):
         taken(room)
     assert theirs.stat().st_mode & 0o777 == 0o600
 
@@ -156,7 +156,7 @@ async def test_more_than_the_bounds_is_refused(
     monkeypatch.setattr(build, "STATIC_BYTES", 1 << 20)
     await run(room, f"mkdir dist; cd dist; {script}")
     if refused:
-        with pytest.raises(Failed, match="more than 5 files, or more than 1 MiB"):
+        with pytest.raises(DeployError, match="more than 5 files, or more than 1 MiB"):
             taken(room)
     else:
         assert len(list(taken(room).iterdir())) == 4
@@ -164,5 +164,5 @@ async def test_more_than_the_bounds_is_refused(
 
 async def test_a_path_that_is_too_long_is_told(room: Room, made: Path) -> None:
     await run(room, "mkdir dist; cd dist; n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd -P $n; done")
-    with pytest.raises(Failed, match="can't be read: File name too long"):
+    with pytest.raises(DeployError, match="can't be read: File name too long"):
         taken(room)

@@ -3,19 +3,21 @@
 import asyncio
 import os
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.deployed import Host, hosting
 from tests.fakes import FakeProvider
-from tests.polling import wait_until
-from tests.tenants import DOMAIN
+from tests.support.accounts import DOMAIN
+from tests.support.deployment import Host, hosting
+from tests.support.polling import wait_until
 
 BUILD = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}
+TIDY = "workers.deploys.builder.TIDY_INTERVAL"
 
 
 def server(text: str, more: str = "") -> dict[str, str]:
@@ -151,7 +153,7 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host
     deploy = await host.over(killed)
     assert (deploy["state"], deploy["error"]) == (
         "failed",
-        "build: the worker stopped in the middle of it; deploy again",
+        "build: the worker stopped during the deploy; deploy again",
     )
     assert (await host.over(waits))["state"] == "live"
     assert [event for event, _ in await host.events(waits)] == ["deploy.succeeded"]
@@ -212,25 +214,41 @@ async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
     await wait_until(lambda: _is(host, app, "up"), 10)
 
 
-async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(host: Host) -> None:
-    """Longer than the worker needs to tidy up."""
-    host.gateway.environment["GATEWAY_CANARY"] = "25"
+async def test_a_deploy_whose_worker_stops_in_its_canary_starts_again(host: Host) -> None:
+    host.gateway.environment["GATEWAY_CANARY"] = "60"
     app = await host.app(build=START)
-    await host.worker("deploys", "webhooks")
+    worker = await host.worker("deploys", "webhooks")
     deploy = await host.publish(app, server("good"))
     await host.in_state(deploy, "canary")
-    # The canary of the first is as long; nobody waits for it twice.
+    assert await worker.stop() == 0
     host.gateway.environment["GATEWAY_CANARY"] = "0.5"
-    await host.workers[0].stop()
     await host.worker("deploys", "webhooks")
     assert (await host.over(deploy))["state"] == "live"
-    host.gateway.environment["GATEWAY_CANARY"] = "25"
-    await host.workers[1].stop()
-    await host.worker("deploys", "webhooks")
     await wait_until(lambda: _is(host, app, "good"), 10)
-    dies = await host.publish(app, server("bad", "setTimeout(() => process.exit(7), 17500)"))
+
+
+async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(host: Host) -> None:
+    """The canary outlives at least one round of tidying, which must spare the release that comes back."""
+    often = {TIDY: 2.5}
+    app = await host.app(build=START)
+    await host.worker("deploys", "webhooks", constants=often)
+    deploy = await host.publish(app, server("good of process ' + process.pid + '"))
+    assert (await host.over(deploy))["state"] == "live"
+    host.gateway.environment["GATEWAY_CANARY"] = "25"
+    await host.workers[0].stop()
+    await host.worker("deploys", "webhooks", constants=often)
+
+    async def good() -> str | None:
+        page = await host.page(app)
+        return page if page.startswith("good") else None
+
+    before = await wait_until(good, 10)
+    dies = await host.publish(app, server("bad", "setTimeout(() => process.exit(7), 6000)"))
+    await host.in_state(dies, "canary")
+    began = time.monotonic()
     assert (await host.in_state(dies, "failed", timeout=40))["error"].startswith("canary: ")
-    assert await host.page(app) == "good"
+    assert time.monotonic() - began > 1.5 * often[TIDY]
+    assert await host.page(app) == before, "the process that was replaced was never stopped"
 
 
 async def test_an_app_s_name_that_became_another_account_s(host: Host) -> None:

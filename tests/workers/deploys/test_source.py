@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.confined import Room
+from tests.support.sandbox import Room
 from workers.deploys import source
-from workers.deploys.source import Failed
+from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import MIB, Limits
 
 AUTHOR = {
@@ -91,7 +91,7 @@ async def test_hooks_do_not_run_and_submodules_are_not_fetched(room: Room, repos
 
 @pytest.mark.parametrize("branch", ["--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "", "x" * 251, "a\\b"])
 async def test_what_is_no_branch_is_not_given_to_git(room: Room, repository: Repository, branch: str) -> None:
-    with pytest.raises(Failed, match="not one that git takes"):
+    with pytest.raises(DeployError, match="git does not accept"):
         await clone(room, repository.url, branch)
     assert room.lines == []
 
@@ -99,7 +99,7 @@ async def test_what_is_no_branch_is_not_given_to_git(room: Room, repository: Rep
 @pytest.mark.parametrize("branch", ["gone", "$(touch${IFS}x)", "{branch}", "../main", "refs/heads/main", "main@{0}"])
 async def test_a_branch_that_is_not_there_is_named(room: Room, repository: Repository, branch: str) -> None:
     repository.commit("index.html", "one")
-    with pytest.raises(Failed) as failure:
+    with pytest.raises(DeployError) as failure:
         await clone(room, repository.url, branch)
     assert str(failure.value) == f"git clone failed: the repository has no branch {branch}"
     assert not (room.build / "gitconfig").exists()
@@ -125,16 +125,16 @@ async def test_a_branch_that_is_not_there_is_named(room: Room, repository: Repos
     ],
 )
 async def test_other_addresses_are_refused(room: Room, url: str, allow_private: bool, reason: str) -> None:
-    with pytest.raises(Failed) as failure:
+    with pytest.raises(DeployError) as failure:
         await clone(room, url, allow_private=allow_private)
     assert reason in str(failure.value)
-    assert "hidden-one" not in f"{failure.value} {source.shown(url)} {room.lines}"
+    assert "hidden-one" not in f"{failure.value} {source.hide_credentials(url)} {room.lines}"
 
 
 async def test_a_clone_that_is_too_much_says_so(room: Room, repository: Repository) -> None:
     repository.git("config", "core.compression", "0")
     repository.commit("large", os.urandom(2 * MIB).hex())
-    with pytest.raises(Failed, match=r"^git clone wrote more than 3 MiB$"):
+    with pytest.raises(DeployError, match=r"^git clone wrote more than 3 MiB$"):
         await clone(room, repository.url, limits=Limits(seconds=20, disk=3 * MIB))
 
 
@@ -218,15 +218,15 @@ async def test_credentials_reach_the_repository_and_nothing_else(room: Room, rep
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (status(302, Location="http://127.0.0.1:1/other.git"), "leads to another one; connect that one"),
-        (status(401, WWW_Authenticate='Basic realm="x"'), "the repository is private, or not there"),
+        (status(302, Location="http://127.0.0.1:1/other.git"), "redirects to another one; connect that address"),
+        (status(401, WWW_Authenticate='Basic realm="x"'), "the repository is private, or does not exist"),
         (status(404), "not found"),
         (status(500), "The requested URL returned error: 500"),
         (lambda request: request.wfile.write(b"fatal: nonsense\n"), "git clone failed"),
     ],
 )
 async def test_what_http_answers_is_told(room: Room, answer: Any, reason: str) -> None:
-    with serving(answer) as (port, _), pytest.raises(Failed) as failure:
+    with serving(answer) as (port, _), pytest.raises(DeployError) as failure:
         await clone(room, f"http://me:hidden-one@127.0.0.1:{port}/a.git")
     assert reason in str(failure.value)
     assert "hidden" not in f"{failure.value} {room.lines}"

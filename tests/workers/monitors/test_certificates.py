@@ -21,11 +21,11 @@ from gateway.ids import now_iso
 from gateway.outbound import addresses
 from gateway.settings import Settings
 from gateway.store import keys
-from tests.monitored import Fleet, Watched, fleet
-from tests.polling import wait_until
-from tests.servers import free_port
+from tests.support.monitored_apps import Fleet, Watched, fleet
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 from workers.monitors import certificates
-from workers.monitors.certificates import DAY, TOLD, WINDOW, Certificate, Certificates, judge
+from workers.monitors.certificates import DAY, REMEMBERED, WINDOW, Certificate, Certificates, step
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -220,14 +220,14 @@ async def test_what_a_look_cannot_see(own: Fleet, monkeypatch: pytest.MonkeyPatc
         ):
             async with looking(own, address) as one:
                 with pytest.raises(addresses.CallFailed) as failure:
-                    await one._shown_by(DOMAIN)
+                    await one._read_certificate(DOMAIN)
                 assert failure.value.reason == reason, address
 
 
 async def test_a_domain_that_points_inside_is_not_called(own: Fleet) -> None:
     async with looking(own, "") as one:
         with pytest.raises(addresses.BlockedAddress):
-            await one._shown_by("localhost")
+            await one._read_certificate("localhost")
 
 
 # What is told: pure
@@ -239,12 +239,12 @@ def seen(days: float, fingerprint: str = "a") -> Certificate:
 
 async def test_the_window() -> None:
     for expires, told in ((NOW + WINDOW + 1, False), (NOW + WINDOW, True), (NOW - 30 * DAY, True)):
-        assert (judge({}, DOMAIN, Certificate("a", expires), NOW)[1] is not None) is told
+        assert (step({}, DOMAIN, Certificate("a", expires), NOW)[1] is not None) is told
 
 
 @pytest.mark.parametrize(("days", "left"), [(7, 7), (6.99, 6), (1, 1), (0.99, 0), (0, 0), (-3, 0)])
 async def test_the_days_that_are_left(days: float, left: int) -> None:
-    _, event = judge({}, DOMAIN, seen(days), NOW)
+    _, event = step({}, DOMAIN, seen(days), NOW)
     assert event == DomainExpiring(domain=DOMAIN, expiresAt=now_iso((NOW + days * DAY) / 1000), daysLeft=left)
 
 
@@ -252,19 +252,19 @@ async def test_once_for_each_also_when_a_domain_shows_several_in_turn() -> None:
     record: dict[str, str] = {}
     told = []
     for fingerprint, days in [("a", 3), ("b", 4), ("a", 3), ("c", 90), ("b", 4), ("c", 5), ("a", 1)]:
-        record, event = judge(record, DOMAIN, seen(days, fingerprint), NOW)
+        record, event = step(record, DOMAIN, seen(days, fingerprint), NOW)
         told += [fingerprint] if event else []
     assert told == ["a", "b", "c"]
 
 
 async def test_another_domain_is_another_matter() -> None:
-    record, _ = judge({}, DOMAIN, seen(1), NOW)
-    assert judge(record, DOMAIN, seen(1), NOW)[1] is None
-    assert judge(record, "other.example.com", seen(1), NOW)[1] is not None
+    record, _ = step({}, DOMAIN, seen(1), NOW)
+    assert step(record, DOMAIN, seen(1), NOW)[1] is None
+    assert step(record, "other.example.com", seen(1), NOW)[1] is not None
 
 
 async def test_what_is_remembered_has_a_bound() -> None:
     record: dict[str, str] = {}
     for number in range(50):
-        record, _ = judge(record, DOMAIN, seen(1, str(number)), NOW)
-    assert record["told"].count('"') == 2 * TOLD
+        record, _ = step(record, DOMAIN, seen(1, str(number)), NOW)
+    assert record["told"].count('"') == 2 * REMEMBERED

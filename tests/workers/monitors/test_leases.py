@@ -18,9 +18,10 @@ from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.keys import partition_tags, spend_key, tag
 from gateway.telemetry.metrics import Metrics
-from tests.polling import wait_until
-from tests.servers import RedisServer
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
 from workers.monitors import leases
+from workers.monitors.run import run_monitors
 
 ids = map("r{}".format, count())
 
@@ -152,9 +153,9 @@ async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker
 
 
 async def test_it_outlives_a_redis_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "LEASE_INTERVAL", 0.05)
+    monkeypatch.setattr(leases, "INTERVAL", 0.05)
     server = RedisServer()
-    task = asyncio.create_task(leases.run(Settings(redis_url=server.url)))
+    task = asyncio.create_task(run_monitors(Settings(redis_url=server.url)))
     try:
         await asyncio.sleep(0.2)
         assert not task.done()

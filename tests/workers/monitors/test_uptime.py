@@ -13,16 +13,16 @@ from msgspec.structs import replace
 
 from gateway.accounts.records import App
 from gateway.ids import now_iso
-from gateway.outbound import client as outbound
+from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
-from tests.monitored import DOWN, UP, Fleet, Watched, fleet
-from tests.polling import wait_until
-from tests.servers import cluster, free_port
-from tests.worker import Queue
+from tests.support.monitored_apps import DOWN, UP, Fleet, Watched, fleet
+from tests.support.polling import wait_until
+from tests.support.redis_servers import cluster, free_port
+from tests.support.worker_process import Queue
 from workers.monitors import rounds, uptime
 from workers.monitors.uptime import Uptime, probe
 
@@ -86,7 +86,7 @@ async def test_an_account_that_was_not_told_of_the_fall_is_not_told_of_the_end(s
     shared.receiver.plays(f"/{app.account.id}", refusal)
     app.fails()
     await wait_until(lambda: len(shared.receiver.got(f"/{app.account.id}")) == 1, 10)
-    await app.account.outcome((await app.health()).told)
+    await app.account.outcome((await app.health()).notified)
     shared.receiver.plays(f"/{app.account.id}")
     app.heals()
     await app.until("healthy")
@@ -99,7 +99,7 @@ async def test_an_account_without_a_receiver(shared: Fleet) -> None:
     await app.account.queue.webhooks.clear(app.account.id)
     app.fails()
     await app.until("unhealthy")
-    assert await app.account.outcome((await app.health()).told) == ("dropped", "no-receiver")
+    assert await app.account.outcome((await app.health()).notified) == ("dropped", "no-receiver")
     await app.account.set(shared.receiver.url(f"/{app.account.id}"))
     app.heals()
     await app.until("healthy")
@@ -138,11 +138,11 @@ async def test_decided_when_the_outcome_is_known(own: Fleet) -> None:
     app.heals()
     await app.until("healthy")
     await app.probed(2)
-    assert len((await app.health()).owed) == 1
+    assert len((await app.health()).pending) == 1
     await own.worker("webhooks")
     await app.hears("app.unhealthy", "app.recovered")
     await app.probed(2)
-    assert (await app.health()).owed == ()
+    assert (await app.health()).pending == ()
 
 
 async def test_killed_in_the_middle_of_an_incident(own: Fleet) -> None:
@@ -273,8 +273,8 @@ async def test_an_address_that_may_not_be_called_says_nothing_of_the_app(own: Fl
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def http() -> AsyncIterator[outbound.Client]:
-    async with outbound.client(allow_private=True, timeout=1, own=True) as client:
+async def http() -> AsyncIterator[Client]:
+    async with Client(allow_private=True, keep_alive=False, own=True) as client:
         yield client
 
 
@@ -296,7 +296,7 @@ async def http() -> AsyncIterator[outbound.Client]:
         ([Head(503, {"Content-Length": "1000000000"}), bytes(65536), HANG], "status"),
     ],
 )
-async def test_what_counts_as_an_answer(http: outbound.Client, script: Script, seen: str) -> None:
+async def test_what_counts_as_an_answer(http: Client, script: Script, seen: str) -> None:
     async with FakeReceiver() as site:
         site.default = script
         began = time.monotonic()
@@ -304,14 +304,14 @@ async def test_what_counts_as_an_answer(http: outbound.Client, script: Script, s
         assert time.monotonic() - began < 1.0, "the budget is the whole's, and no body is waited for"
 
 
-async def test_each_probe_connects_anew(http: outbound.Client) -> None:
+async def test_each_probe_connects_anew(http: Client) -> None:
     async with FakeReceiver() as site:
         for _ in range(3):
             assert await probe(http, site.url(), 1) == ""
         assert len({exchange.connection for exchange in site.got()}) == 3
 
 
-async def test_the_ways_not_to_arrive(http: outbound.Client, tmp_path: Path) -> None:
+async def test_the_ways_not_to_arrive(http: Client, tmp_path: Path) -> None:
     assert await probe(http, f"http://127.0.0.1:{free_port()}/", 1) == "connect"
     assert await probe(http, "http://no-such-host.invalid/", 5) == "dns"
     context, _ = certificate(tmp_path, "shop.example", address="127.0.0.1")
@@ -322,7 +322,7 @@ async def test_the_ways_not_to_arrive(http: outbound.Client, tmp_path: Path) -> 
 async def test_a_certificate_that_is_trusted(tmp_path: Path) -> None:
     context: ssl.SSLContext
     context, file = certificate(tmp_path, "shop.example", address="127.0.0.1")
-    async with FakeReceiver(context) as site, outbound.client(allow_private=True, ca_file=file) as http:
+    async with FakeReceiver(context) as site, Client(allow_private=True, ca_file=file) as http:
         assert await probe(http, site.url(), 1) == ""
 
 
@@ -386,7 +386,7 @@ async def test_a_look_that_crashes_costs_its_app_alone(own: Fleet, monkeypatch: 
 
 
 def _crashing_for(path: str, through: Callable[..., Any]) -> Callable[..., Any]:
-    async def probe(http: outbound.Client, url: str, budget: float) -> str:
+    async def probe(http: Client, url: str, budget: float) -> str:
         if url.endswith(path):
             raise ZeroDivisionError
         return await through(http, url, budget)

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tests.confined import USERS, Room, marked
-from tests.polling import wait_until
-from workers.sandbox.sandbox import MIB, Command, Ended, Limits
+from tests.support.polling import wait_until
+from tests.support.sandbox import USERS, Room, marked
+from workers.sandbox.sandbox import MIB, Command, Limits, Outcome
 
 # -- limits --------------------------------------------------------------------------------------------------
 
@@ -30,26 +30,26 @@ FILL = "i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done"
 )
 async def test_a_limit_ends_it_and_says_which(room: Room, script: str, limits: Limits, told: str) -> None:
     ended = await room.sandbox.run(room.command(script, limits), room.uid, room.lines.append)
-    assert ended.told("it", limits) == told
+    assert ended.describe("it", limits) == told
     assert room.alive() == []
 
 
 @pytest.mark.parametrize(
     ("script", "ended", "said"),
     [
-        ("exit 7", Ended(7), []),
-        ("kill -TERM $$", Ended(-15), []),
-        ("PATH=/bin; exec nowhere", Ended(127), ["sh: 1: exec: nowhere: not found"]),
+        ("exit 7", Outcome(7), []),
+        ("kill -TERM $$", Outcome(-15), []),
+        ("PATH=/bin; exec nowhere", Outcome(127), ["sh: 1: exec: nowhere: not found"]),
     ],
 )
-async def test_its_exit_is_told(room: Room, script: str, ended: Ended, said: list[str]) -> None:
+async def test_its_exit_is_told(room: Room, script: str, ended: Outcome, said: list[str]) -> None:
     assert await room.run(script) == ended
     assert room.lines == said
 
 
 async def test_a_missing_program_is_told(room: Room) -> None:
     command = Command(arguments=["nowhere"], folder=room.folder, environment=room.sandbox.environment)
-    assert await room.sandbox.run(command, room.uid, room.lines.append) == Ended(126)
+    assert await room.sandbox.run(command, room.uid, room.lines.append) == Outcome(126)
     assert room.lines[0].startswith("nowhere: ")
 
 
@@ -60,7 +60,7 @@ LEFT_BEHIND = "sleep $MARK & setsid sleep $MARK & (setsid sh -c '(sleep $MARK &)
 
 async def test_what_it_leaves_behind_is_killed(each_room: Room) -> None:
     began = time.monotonic()
-    assert await each_room.run(f"{LEFT_BEHIND} echo done; exit 3") == Ended(3)
+    assert await each_room.run(f"{LEFT_BEHIND} echo done; exit 3") == Outcome(3)
     assert each_room.lines == ["done"]
     assert each_room.alive() == []
     assert time.monotonic() - began < 5
@@ -89,9 +89,9 @@ async def test_cancelled_at_any_instant_nothing_is_left(room: Room) -> None:
 
 async def test_told_to_stop_it_has_its_grace(room: Room) -> None:
     script = "trap 'echo stopping; exit 4' TERM; echo ready; while :; do sleep 0.05; done"
-    async with room.sandbox.started(room.command(script, Limits(grace=5)), room.uid, room.lines.append) as ending:
+    async with room.sandbox.start(room.command(script, Limits(grace=5)), room.uid, room.lines.append) as ending:
         await wait_until(lambda: room.lines == ["ready"])
-    assert ending.result() == Ended(4, "stopped")
+    assert ending.result() == Outcome(4, "stopped")
     assert room.lines[-1] == "stopping"
 
 
@@ -101,13 +101,13 @@ async def test_it_dies_with_its_worker_and_with_its_keeper(room: Room, victim: s
     script = textwrap.dedent(f"""
         import asyncio, os, sys
         from pathlib import Path
-        from workers.sandbox import *
+        from workers.sandbox.sandbox import *
         sandbox = Sandbox(development=False, users=BUILD_USERS)
         async def main():
-            with sandbox.user() as uid:
+            with sandbox.reserve_user() as uid:
                 folder = Path({str(room.build)!r}, "another")
                 folder.mkdir()
-                sandbox.give(folder, uid)
+                sandbox.give_to_user(folder, uid)
                 command = Command(arguments=["sh", "-c", "echo $PPID; exec sleep {room.mark}"], folder=folder,
                     environment=sandbox.environment, write=[folder])
                 await sandbox.run(command, uid, lambda line: print(os.getpid(), line, flush=True))
@@ -126,10 +126,10 @@ async def test_it_dies_with_its_worker_and_with_its_keeper(room: Room, victim: s
 @pytest.mark.skipif(not USERS, reason="only as root")
 async def test_what_a_killed_keeper_left_goes_before_its_user_is_used_again(room: Room) -> None:
     command = room.command("sleep $MARK & echo $PPID; sleep $MARK", Limits())
-    async with room.sandbox.started(command, room.uid, room.lines.append) as ending:
+    async with room.sandbox.start(command, room.uid, room.lines.append) as ending:
         await wait_until(lambda: room.lines)
         os.kill(int(room.lines[0]), signal.SIGKILL)
-        assert await ending == Ended(-9, "stopped")
+        assert await ending == Outcome(-9, "stopped")
     assert room.alive()
     assert (await room.run("true")).ok
     assert room.alive() == []

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.confined import LANDLOCK, ROOT, Room
-from tests.polling import wait_until
+from tests.support.polling import wait_until
+from tests.support.sandbox import LANDLOCK, ROOT, Room
 from workers.sandbox.sandbox import BUILD_USERS, LINE, Command, Limits, Sandbox, Unsafe
 
 
@@ -90,13 +90,13 @@ async def test_only_listed_ports_can_be_connected_to(room: Room) -> None:
 
 async def test_no_two_builds_have_the_same_user_whoever_runs_them() -> None:
     one, other = (Sandbox(development=False, users=BUILD_USERS[:3]) for _ in range(2))
-    with one.user() as first, other.user() as second, one.user() as third:
+    with one.reserve_user() as first, other.reserve_user() as second, one.reserve_user() as third:
         users = {first, second, third}
         assert users == {None} or (len(users) == 3 and users <= set(BUILD_USERS[:3]))
         if first is not None:
-            with pytest.raises(OSError, match="taken"), other.user():
+            with pytest.raises(OSError, match="taken"), other.reserve_user():
                 pass
-    with other.user() as again:
+    with other.reserve_user() as again:
         assert again == first
 
 
@@ -125,7 +125,7 @@ def test_a_folder_that_builds_can_not_pass_or_may_read_is_refused(tmp_path: Path
     with pytest.raises(Unsafe, match="chmod o"):
         sandbox.check(tmp_path)
     sandbox._development = True
-    sandbox.check(tmp_path)  # by Landlock alone, then
+    sandbox.check(tmp_path)  # by Landlock exclusive_lock, then
     assert not sandbox._root
     with pytest.raises(Unsafe, match="/usr"):
         sandbox.check(Path("/usr/share"))
@@ -136,7 +136,7 @@ def test_a_folder_that_builds_can_not_pass_or_may_read_is_refused(tmp_path: Path
 
 async def test_output_comes_as_it_is_written(room: Room) -> None:
     command = room.command("echo first; sleep $MARK", Limits())
-    async with room.sandbox.started(command, room.uid, room.lines.append):
+    async with room.sandbox.start(command, room.uid, room.lines.append):
         await wait_until(lambda: room.lines == ["first"])
     assert room.alive() == []
 

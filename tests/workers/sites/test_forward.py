@@ -13,10 +13,10 @@ import pytest_asyncio
 from aiohttp import web
 
 from tests.fakes.shop import Shop
-from tests.hosting import HOST, SERVERS, Hosting, data_folder
-from tests.polling import wait_until
-from tests.servers import free_port
-from workers.sites.web import Running, running_path
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from workers.sites.web import AppState, state_path
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ async def shop(hosting: Hosting) -> AsyncIterator[Shop]:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    state = running_path(hosting.folder, "dep_1")
-    state.write_bytes(msgspec.json.encode(Running(runner.addresses[0][1])))
+    state = state_path(hosting.folder, "dep_1")
+    state.write_bytes(msgspec.json.encode(AppState(runner.addresses[0][1])))
     yield shop
     state.unlink()
     shop.go_on.set()
@@ -188,9 +188,9 @@ async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes, caplog: p
         writer.write(nonsense)
         writer.close()
 
-    state = running_path(hosting.folder, "dep_1")
+    state = state_path(hosting.folder, "dep_1")
     async with await asyncio.start_server(talk, "127.0.0.1", 0) as app:
-        state.write_bytes(msgspec.json.encode(Running(app.sockets[0].getsockname()[1])))
+        state.write_bytes(msgspec.json.encode(AppState(app.sockets[0].getsockname()[1])))
         said = await hosting.ask("/")
         assert said.status in (200, 502, 999)
         state.unlink()
@@ -198,8 +198,8 @@ async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes, caplog: p
 
 
 async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
-    state = running_path(hosting.folder, "dep_1")
-    for running in (None, Running(0, exits=3), Running(free_port())):
+    state = state_path(hosting.folder, "dep_1")
+    for running in (None, AppState(0, exits=3), AppState(free_port())):
         if running is not None:
             state.write_bytes(msgspec.json.encode(running))
         said = await hosting.ask("/index.html")

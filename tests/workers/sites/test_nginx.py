@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosting import Hosting, data_folder, needs_nginx
-from tests.servers import free_port
+from tests.support.hosted_apps import Hosting, data_folder, needs_nginx
+from tests.support.redis_servers import free_port
 from workers.sites import nginx
 
 BIG = b"GET /big HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n"
@@ -41,7 +41,7 @@ def processes(group: int) -> list[int]:
 async def left_behind(hosting: Hosting) -> AsyncIterator[asyncio.subprocess.Process]:
     """Its worker was killed: nobody but the next one stops it."""
     hosting.port = free_port()
-    async with nginx.serving(hosting.folder, "127.0.0.1", hosting.port) as process:
+    async with nginx.serve(hosting.folder, "127.0.0.1", hosting.port) as process:
         assert (await hosting.ask("/")).body == b"served"
         yield process
         await asyncio.wait_for(process.wait(), 5)
@@ -56,7 +56,7 @@ async def test_one_that_was_left_behind_is_ended(hosting: Hosting, killed: bool)
             await process.wait()
             assert (await hosting.ask("/")).body == b"served", "workers serve on"
         before = asyncio.get_running_loop().time()
-        await nginx.end_former(hosting.folder)
+        await nginx.stop_former(hosting.folder)
         assert asyncio.get_running_loop().time() - before < 1
         assert processes(process.pid) == []
         with socket.create_server(("127.0.0.1", hosting.port)):
@@ -72,7 +72,7 @@ async def test_one_left_behind_that_still_sends_gets_a_moment(
         reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
         writer.write(BIG)
         await reader.readline()
-        await asyncio.wait_for(nginx.end_former(hosting.folder), 5)
+        await asyncio.wait_for(nginx.stop_former(hosting.folder), 5)
         assert processes(process.pid) == []
         writer.close()
 
@@ -83,22 +83,22 @@ async def test_anothers_nginx_is_left_alone(hosting: Hosting) -> None:
             (folder / "web").mkdir()
             for stale in (str(process.pid), str(os.getpid()), "nonsense", ""):
                 (folder / "web" / "nginx.pid").write_text(stale)
-                await nginx.end_former(folder)
+                await nginx.stop_former(folder)
         assert (await hosting.ask("/")).body == b"served"
-        await nginx.end_former(hosting.folder)
+        await nginx.stop_former(hosting.folder)
 
 
 async def test_a_taken_port_is_an_error(hosting: Hosting) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RuntimeError, match="did not start"):
-        async with nginx.serving(hosting.folder, "127.0.0.1", taken.getsockname()[1]):
+        async with nginx.serve(hosting.folder, "127.0.0.1", taken.getsockname()[1]):
             pass
-    assert nginx._former(hosting.folder) == []
+    assert nginx._find_former(hosting.folder) == []
 
 
 async def test_what_is_under_way_ends_first(hosting: Hosting) -> None:
     hosting.publish("dep_2", {"big": b"x" * 20_000_000})
     hosting.port = free_port()
-    async with nginx.serving(hosting.folder, "127.0.0.1", hosting.port):
+    async with nginx.serve(hosting.folder, "127.0.0.1", hosting.port):
         reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
         writer.write(BIG)
         await reader.readuntil(b"\r\n\r\n")
@@ -108,14 +108,14 @@ async def test_what_is_under_way_ends_first(hosting: Hosting) -> None:
 
 
 def test_where_it_can_be_used(hosting: Hosting, tmp_path: Path) -> None:
-    assert nginx.usable(hosting.folder)
+    assert nginx.is_usable(hosting.folder)
     closed = tmp_path / "closed" / "data"
     closed.mkdir(parents=True)
     closed.parent.chmod(0o700)
-    assert nginx.usable(closed) == (os.geteuid() != 0)
+    assert nginx.is_usable(closed) == (os.geteuid() != 0)
 
 
 @pytest.mark.parametrize("name", ['a"b', "a$b", "a;b", "a{b", "a\nb", "a\\b"])
 def test_no_folder_writes_the_configuration(name: str) -> None:
     with pytest.raises(ValueError, match="folder"):
-        nginx.configuration(Path("/srv") / name, "127.0.0.1", 80)
+        nginx.render_configuration(Path("/srv") / name, "127.0.0.1", 80)

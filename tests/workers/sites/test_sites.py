@@ -19,10 +19,10 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.store.client import Store
 from gateway.store.keys import partition_tags
-from tests.hosting import HOST, SERVERS, Hosting, data_folder, needs_nginx
-from tests.polling import wait_until
-from tests.runner import ENCRYPTION_KEY
-from tests.servers import free_port
+from tests.support.gateway_process import ENCRYPTION_KEY
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, needs_nginx
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 from workers.sites import sites
 
 APP = """
@@ -129,7 +129,7 @@ async def test_it_serves_tells_crashes_and_stops_cleanly(
     worker.start()
     await worker.serving()
     assert (await hosting.ask("/")).body == b"files"
-    assert sites.address(hosting.folder) == f"127.0.0.1:{hosting.port}"
+    assert sites.read_address(hosting.folder) == f"127.0.0.1:{hosting.port}"
     first = await app_pid(hosting)
     await hosting.ask("/exit", host="live.apps.test")
 
@@ -217,7 +217,7 @@ async def test_when_nginx_ends_so_does_the_worker(pair: tuple[Sites, Sites], hos
     os.kill(int((hosting.folder / "web" / "nginx.pid").read_text()), signal.SIGKILL)
     assert worker.process is not None
     assert await asyncio.to_thread(worker.process.wait, 20) == 1
-    assert "nginx ended by itself" in worker.log
+    assert "nginx ended unexpectedly" in worker.log
     worker.log_file.unlink()
     again.start()
     await again.serving()

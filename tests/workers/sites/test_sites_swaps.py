@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.hosting import SERVERS, Hosting, data_folder, swapped_under_load
+from tests.support.hosted_apps import SERVERS, Hosting, data_folder, swapped_under_load
 
 
 @pytest_asyncio.fixture(params=SERVERS)

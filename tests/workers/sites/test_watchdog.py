@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.hosting import HOST, SERVERS, Hosting, data_folder, swapped_under_load
-from tests.polling import wait_until
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, swapped_under_load
+from tests.support.polling import wait_until
 from workers.sandbox.sandbox import MIB, Sandbox
 from workers.sites import watchdog
 from workers.sites.watchdog import LIMITS, Watchdog, output_path
-from workers.sites.web import Running, running
+from workers.sites.web import AppState, read_state
 
 USERS = range(61_184, 61_200)  # of no worker's: other tests may run meanwhile
 # What it answers is its release; the paths end it in different ways.
@@ -80,8 +80,8 @@ class Watch:
         self.build(deploy_id, start, **which)
         self.hosting.releases.site(self.hosting.deploy(deploy_id, **which)).swap(deploy_id)  # type: ignore[arg-type]
 
-    def state(self, deploy_id: str) -> Running:
-        return running(self.hosting.folder, deploy_id)
+    def state(self, deploy_id: str) -> AppState:
+        return read_state(self.hosting.folder, deploy_id)
 
     async def ask(self, deploy_id: str, path: str = "/") -> str:
         """Once it listens."""
@@ -171,7 +171,7 @@ async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
     watch.hosting.releases.stop("dep_1")
     assert await under_way == "slow", "it may finish what it is doing"
     await wait_until(lambda: not Path(f"/proc/{pids[0]}").exists())
-    await wait_until(lambda: watch.state("dep_1") == Running())
+    await wait_until(lambda: watch.state("dep_1") == AppState())
     assert await watch.ask("dep_2") == "release dep_2"
     await watch.stop()
     assert not Path(f"/proc/{pids[1]}").exists()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.hosting import HOST, SERVERS, Hosting, data_folder
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
 
 FILES: dict[str, str | bytes] = {
     "index.html": "<h1>Shop</h1>",

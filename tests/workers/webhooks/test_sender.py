@@ -16,9 +16,9 @@ from gateway.events.catalogue import SAMPLES
 from gateway.store import keys
 from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
-from tests.polling import wait_until
-from tests.servers import free_port
-from tests.worker import Queue, queue
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.worker_process import Queue, queue
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Tls = tuple[ssl.SSLContext, str]

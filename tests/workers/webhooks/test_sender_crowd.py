@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from gateway.store import keys
 from tests.fakes.receiver import OK, FakeReceiver, verified
-from tests.polling import wait_until
-from tests.servers import cluster
-from tests.worker import Account, Queue, queue
+from tests.support.polling import wait_until
+from tests.support.redis_servers import cluster
+from tests.support.worker_process import Account, Queue, queue
 from workers.webhooks import sender
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -68,7 +68,7 @@ async def test_more_than_memory_holds(own: Queue, receiver: FakeReceiver) -> Non
     for account in hanging:
         receiver.hangs(f"/{account.id}")
     healthy = await own.account(receiver)
-    each = sender.HELD // 10
+    each = sender.EVENTS // 10
     await write_events(own, hanging, each)
     worker = await own.worker()
 

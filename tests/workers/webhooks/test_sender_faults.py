@@ -13,9 +13,9 @@ import pytest_asyncio
 
 from gateway.store import keys
 from tests.fakes.receiver import OK, FakeReceiver, verified
-from tests.polling import wait_until
-from tests.proxy import Proxy
-from tests.worker import Account, Queue, queue
+from tests.support.polling import wait_until
+from tests.support.tcp_proxy import Proxy
+from tests.support.worker_process import Account, Queue, queue
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,0 +1,181 @@
+"""The operators' API: the records of apps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from litestar import Router, delete, get, put
+from litestar.params import FromPath, JSONBody
+
+from gateway.accounts.records import DOMAIN, SLUG, App, Auth, BackendAuth, Build, JwksAuth, Repository, SecretAuth
+from gateway.accounts.vault import NoEncryptionKey
+from gateway.api.authentication import OPERATOR_SECURITY, operators_only
+from gateway.errors import NotFound, RequestMalformed
+from gateway.events.catalogue import Time
+from gateway.ids import now_iso
+from gateway.outbound import addresses
+from gateway.process import Gateway, Injected
+
+SECRET_BYTES = 32
+
+
+class AppFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole record: fields that are left out are reset."""
+
+    account: str
+    name: str | None = None
+    auth: Auth = JwksAuth()
+    customDomain: str | None = None
+    customDomainVerified: bool = False
+    repository: Repository | None = None
+    build: Build | None = None
+
+
+class RepositoryView(msgspec.Struct):
+    url: str
+    branch: str
+
+
+class AppView(msgspec.Struct):
+    """An app as operators see it: the auth secret and the repository's credentials are left out."""
+
+    id: str
+    name: str
+    account: str
+    auth: dict[str, Any]
+    customDomain: str | None
+    customDomainVerified: bool
+    repository: RepositoryView | None
+    build: Build | None
+    createdAt: Time
+    url: str
+
+
+def app_view(app: App, gateway: Gateway) -> AppView:
+    repository = app.repository
+    return AppView(
+        id=app.id,
+        name=app.name,
+        account=app.account,
+        auth={name: value for name, value in msgspec.to_builtins(app.auth).items() if name != "secret"},
+        customDomain=app.customDomain,
+        customDomainVerified=app.customDomainVerified,
+        repository=None if repository is None else RepositoryView(repository.url, repository.branch),
+        build=app.build,
+        createdAt=app.createdAt,
+        url=f"https://{app.name}.{gateway.settings.apps_domain}",
+    )
+
+
+async def require_app(app: str, gateway: Gateway) -> App:
+    """Raises NotFound."""
+    record: App | None = await gateway.registry.find(app)
+    if record is None:
+        raise NotFound
+    return record
+
+
+@put("/apps/{app:str}", errors=[RequestMalformed])
+async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Injected) -> AppView:
+    """Create or replace an app."""
+    before = await gateway.registry.find(app)
+    name = data.name or (before.name if before else app)
+    await check_names(app, name, data.account, before, gateway)
+    record = App(
+        id=before.id if before else app,
+        name=name,
+        account=data.account,
+        auth=check_auth(data.auth, gateway),
+        customDomain=check_domain(data.customDomain),
+        customDomainVerified=data.customDomainVerified,
+        repository=check_repository(data.repository, gateway),
+        build=data.build,
+        createdAt=before.createdAt if before else now_iso(),
+    )
+    await gateway.registry.put_app(record, before)
+    return app_view(record, gateway)
+
+
+async def check_names(app: str, name: str, account: str, before: App | None, gateway: Gateway) -> None:
+    """Raises RequestMalformed."""
+    if not SLUG.fullmatch(app) or not SLUG.fullmatch(name):
+        raise RequestMalformed(
+            "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
+        )
+    if await gateway.registry.account(account) is None:
+        raise RequestMalformed("account: there is no such account.")
+    taken = await gateway.registry.find(name)
+    if taken is not None and (before is None or taken.id != before.id):
+        raise RequestMalformed("name: another app has this name.")
+
+
+def check_auth(auth: Auth, gateway: Gateway) -> Auth:
+    """Returns the record to store, with its secret sealed. Raises RequestMalformed."""
+    if isinstance(auth, SecretAuth):
+        if len(auth.secret.encode()) < SECRET_BYTES:
+            raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
+        try:
+            return msgspec.structs.replace(auth, secret=gateway.vault.seal(auth.secret))
+        except NoEncryptionKey as error:
+            raise RequestMalformed(f"auth.secret: {error}.") from None
+    if isinstance(auth, BackendAuth) or auth.url:
+        try:
+            addresses.check_url(auth.url, allow_private=gateway.settings.allow_private_addresses)
+        except (addresses.BlockedAddress, ValueError) as error:
+            raise RequestMalformed(f"auth.url: {error}") from None
+    return auth
+
+
+def check_repository(repository: Repository | None, gateway: Gateway) -> Repository | None:
+    """Returns the record to store: user name and password leave the URL and are sealed. Raises RequestMalformed."""
+    if repository is None:
+        return None
+    if repository.credentials:
+        raise RequestMalformed("repository: put user name and password into the url: https://user:password@…")
+    scheme, _, rest = repository.url.partition("://")
+    authority, slash, path = rest.partition("/")
+    credentials, _, host = authority.rpartition("@")
+    url = f"{scheme}://{host}{slash}{path}"
+    allow_private = gateway.settings.allow_private_addresses
+    try:
+        if not (allow_private and url.startswith("file:///")):
+            addresses.check_url(url, allow_private=allow_private)
+        sealed = gateway.vault.seal(credentials) if credentials else ""
+    except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
+        raise RequestMalformed(f"repository.url: {error}") from None
+    return msgspec.structs.replace(repository, url=url, credentials=sealed)
+
+
+def check_domain(domain: str | None) -> str | None:
+    """Returns the domain in lower case without a final dot. Raises RequestMalformed."""
+    if domain is None:
+        return None
+    if not DOMAIN.fullmatch(domain := domain.lower().rstrip(".")):
+        raise RequestMalformed("customDomain: a host name such as app.example.com, without scheme or port.")
+    return domain
+
+
+@get("/apps/{app:str}", errors=[NotFound])
+async def get_app(app: FromPath[str], gateway: Injected) -> AppView:
+    """Show an app."""
+    return app_view(await require_app(app, gateway), gateway)
+
+
+@delete("/apps/{app:str}", errors=[NotFound])
+async def delete_app(app: FromPath[str], gateway: Injected) -> None:
+    """Delete an app."""
+    record = await require_app(app, gateway)
+    await gateway.registry.delete_app(record)
+    await gateway.deploys.forget_app(record)
+
+
+ROUTES = [
+    Router(
+        path="/platform",
+        route_handlers=[put_app, get_app, delete_app],
+        guards=[operators_only],
+        tags=["Platform"],
+        security=OPERATOR_SECURITY,
+    )
+]

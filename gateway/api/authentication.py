@@ -1,0 +1,99 @@
+"""Authenticates API requests, and logs in to the pages.
+
+Account holders send an API key and operators the operator token, both as `Authorization: Bearer …`. The pages send a
+session's cookie instead.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any
+
+from litestar import Request, Response
+from litestar.connection import ASGIConnection
+from litestar.datastructures import State
+from litestar.di import NamedDependency, Provide
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.spec import SecurityRequirement
+
+from gateway.accounts.credentials import digest
+from gateway.accounts.records import Account
+from gateway.accounts.sessions import ACCOUNT, OPERATOR
+from gateway.errors import Unauthorized
+from gateway.process import Gateway, Injected
+
+# Routers and routes declare these for the API's description.
+ACCOUNT_SECURITY: list[SecurityRequirement] = [{"apiKey": []}, {"session": []}]
+OPERATOR_SECURITY: list[SecurityRequirement] = [{"operatorToken": []}, {"ops": []}]
+
+
+def bearer(request: ASGIConnection[Any, Any, Any, State]) -> str:
+    """Returns the bearer credential, or an empty string."""
+    headers = request.headers.getall("authorization", [])
+    scheme, _, credential = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+    return credential.strip() if scheme.lower() == "bearer" else ""
+
+
+async def require_account(request: Request[Any, Any, State], gateway: Gateway) -> Account:
+    """Returns the account of the API key, or of the session's cookie if there is no authorization header.
+
+    Raises Unauthorized and CsrfRefused.
+    """
+    account: Account | None
+    if "authorization" in request.headers:
+        credential = bearer(request)
+        account = await gateway.registry.account_by_key(credential) if credential else None
+    else:
+        subject = await gateway.sessions.subject_of(request, ACCOUNT)
+        account = await gateway.registry.account(subject) if subject else None
+    if account is None:
+        raise Unauthorized
+    return account
+
+
+async def provide_account(request: Request[Any, Any, State], gateway: Injected) -> Account:
+    return await require_account(request, gateway)
+
+
+ACCOUNT_DEPENDENCY = {"account": Provide(provide_account)}
+Caller = NamedDependency[Account]  # the account of the request, in routes with ACCOUNT_DEPENDENCY
+
+
+# -- operators -----------------------------------------------------------------------------------------------
+
+
+def is_operator_token(gateway: Gateway, credential: str) -> bool:
+    token = gateway.settings.operator_token
+    return bool(token) and hmac.compare_digest(credential.encode(), token.encode())
+
+
+def operator_subject(gateway: Gateway) -> str:
+    """The subject of an operator's session. It changes with the operator token, which ends the session."""
+    return f"operator:{digest(gateway.settings.operator_token)[:32]}"
+
+
+async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """A guard: admits the operator token, and sessions opened with it. Raises Unauthorized and CsrfRefused."""
+    gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
+    if "authorization" in connection.headers:
+        allowed = is_operator_token(gateway, bearer(connection))
+    else:
+        subject = await gateway.sessions.subject_of(connection, OPERATOR)
+        allowed = subject is not None and subject == operator_subject(gateway)
+    if not allowed:
+        raise Unauthorized
+
+
+# -- sessions ------------------------------------------------------------------------------------------------
+
+
+async def open_session(gateway: Gateway, cookie: str, subject: str) -> Response[None]:
+    token = await gateway.sessions.open(subject)
+    return Response(None, cookies=[gateway.sessions.cookie(cookie, token)])
+
+
+async def close_session(gateway: Gateway, cookie: str, request: Request[Any, Any, State]) -> Response[None]:
+    sessions = gateway.sessions
+    sessions.require_own_origin(request)
+    await sessions.close(sessions.token_of(request, cookie))
+    return Response(None, status_code=204, cookies=[sessions.cookie(cookie, "")])

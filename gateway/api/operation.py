@@ -1,0 +1,91 @@
+"""Describes one operation of the API in OpenAPI 3.1: its answer, its errors and its body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gateway import errors
+
+Schema = dict[str, Any]
+Security = Sequence[dict[str, list[str]]]
+Errors = Sequence[type[errors.ServiceError]]
+JSON = "application/json"
+
+# Examples for the errors whose message depends on the request.
+MESSAGES: dict[type[errors.ServiceError], str] = {
+    errors.RequestMalformed: "name: Expected `str`, got `int`.",
+    errors.ModelNotAllowed: "model: choose one of gpt-oss-120b, qwen3.6-35b-a3b, llama-3.3-70b-instruct.",
+}
+
+
+class ErrorDetail(msgspec.Struct):
+    code: str
+    message: str  # says what to do next
+    requestId: str
+
+
+class Error(msgspec.Struct):
+    error: ErrorDetail
+
+
+def schemas(types: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+    """Returns a schema for each type, and the components that they refer to."""
+    return msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+
+
+def describe_answer(answer: Any, media_type: str = JSON) -> Schema:
+    """`answer` is the type of a JSON answer, or None."""
+    if media_type != JSON:
+        schema = {"type": "object"} if media_type == "text/event-stream" else {"type": "string"}
+        return {"description": "Done", "content": {media_type: {"schema": schema}}}
+    if answer is None:
+        return {"description": "Done"}
+    (schema,), _ = schemas([answer])
+    return {"description": "Done", "content": {JSON: {"schema": schema}}}
+
+
+def describe_errors(errors: Errors, path: str) -> Schema:
+    """Returns a response for each status."""
+    responses: Schema = {}
+    for status in sorted({error.status for error in errors}):
+        responses[str(status)] = _describe_status([error for error in errors if error.status == status])
+    if "{" in path and "404" not in responses:
+        responses["404"] = {
+            "description": "There is no such address",
+            "content": {"text/plain": {"example": "Not Found"}},
+        }
+    return responses
+
+
+def _describe_status(errors: Errors) -> Schema:
+    examples = {
+        error.code: {
+            "value": {
+                "error": {
+                    "code": error.code,
+                    "message": MESSAGES.get(error, error.message),
+                    "requestId": "2b8a6f…",
+                }
+            }
+        }
+        for error in errors
+    }
+    response: Schema = {"description": " or ".join(f"`{code}`" for code in examples)}
+    if errors[0].status in (429, 503):
+        response["headers"] = {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}}
+    content = {"schema": {"$ref": "#/components/schemas/Error"}, "examples": examples}
+    return {**response, "content": {JSON: content}}
+
+
+def describe_body(content: Schema) -> Schema:
+    """`content`: media type → schema and example."""
+    return {"required": True, "content": content}
+
+
+def json_body(body: Any, example: Any = None) -> Schema:
+    """`body` is the type of the request's JSON."""
+    (schema,), _ = schemas([body])
+    return describe_body({JSON: {"schema": schema} if example is None else {"schema": schema, "example": example}})

@@ -1,0 +1,103 @@
+"""The account API: the account's webhook, and the log of its deliveries."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import Router, delete, get, post, put
+from litestar.params import FromPath, JSONBody, QueryParameter
+
+from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller
+from gateway.errors import NotFound, RequestMalformed
+from gateway.events.catalogue import SAMPLES, Time
+from gateway.events.receivers import LOGGED, Delivery
+from gateway.process import Injected
+
+
+class WebhookUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"format": "uri"})]
+
+
+class EventType(msgspec.Struct, forbid_unknown_fields=True):
+    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(SAMPLES)})]
+
+
+class Webhook(msgspec.Struct):
+    url: str
+    createdAt: Time
+
+
+class ChangedWebhook(Webhook):
+    secret: str | msgspec.UnsetType = msgspec.UNSET  # shown only here, when the URL is new
+
+
+class EventId(msgspec.Struct):
+    id: str
+
+
+@get("/webhook", summary="The webhook that receives the account's events", errors=[NotFound])
+async def show_webhook(account: Caller, gateway: Injected) -> Webhook:
+    receiver = await gateway.webhooks.receiver(account.id)
+    if receiver is None:
+        raise NotFound("No webhook is set; PUT {url} here to set one.")
+    return Webhook(receiver.url, receiver.createdAt)
+
+
+@put("/webhook", errors=[RequestMalformed])
+async def set_webhook(account: Caller, data: JSONBody[WebhookUrl], gateway: Injected) -> ChangedWebhook:
+    """Set the webhook that receives the account's events.
+
+    A new URL gets a new signing secret, which is shown only here.
+    """
+    receiver, secret = await gateway.webhooks.set(account.id, data.url)
+    return ChangedWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if secret is None else secret)
+
+
+@delete("/webhook", summary="Clear the webhook and its signing secret")
+async def clear_webhook(account: Caller, gateway: Injected) -> None:
+    await gateway.webhooks.clear(account.id)
+
+
+@post("/webhook/test", status_code=202, errors=[RequestMalformed, NotFound])
+async def test_webhook(account: Caller, data: JSONBody[EventType], gateway: Injected) -> EventId:
+    """Send a sample event.
+
+    Its data has `"sample": true`.
+    """
+    apps = await gateway.registry.apps_of(account.id)
+    return EventId(await gateway.webhooks.test(account.id, data.type, apps[0] if apps else None))
+
+
+@get("/deliveries", errors=[RequestMalformed])
+async def list_deliveries(
+    account: Caller,
+    gateway: Injected,
+    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED)] = 50,
+) -> list[Delivery]:
+    """Outcomes of deliveries, newest first.
+
+    The log keeps the last 1,000 outcomes for 30 days.
+    """
+    return await gateway.webhooks.deliveries(account.id, limit)
+
+
+@post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound])
+async def redeliver(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> EventId:
+    """Send an event again.
+
+    The event keeps its id, and gets a new timestamp and signature.
+    """
+    await gateway.webhooks.redeliver(account.id, delivery_id)
+    return EventId(delivery_id)
+
+
+ROUTES = [
+    Router(
+        "/account",
+        route_handlers=[show_webhook, set_webhook, clear_webhook, test_webhook, list_deliveries, redeliver],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    )
+]

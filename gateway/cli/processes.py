@@ -1,0 +1,94 @@
+"""`capsule serve` and `capsule worker`: run the processes of the service, or check that they run.
+
+The checks are for containers: they take a few seconds at most, print one line, and exit with 0 or 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+from typing import Any
+
+import click
+import httpx
+
+from gateway.cli.service import Refused
+from gateway.settings import BadSettings, Settings, load
+
+READY_TIMEOUT = 3.0  # seconds; the gateway itself waits two for Redis
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to reach a server that listens on every interface
+WORKERS = ("webhooks", "deploys", "sites", "monitors")
+DEFAULT_WORKERS = ("webhooks", "deploys", "monitors")
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(1, 65535), help="Port to listen on.")
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of processes.")
+@click.option("--check", is_flag=True, help="Check that the gateway on this host and port is ready, and exit.")
+def serve(host: str, port: int, workers: int, check: bool) -> None:
+    """Run the gateway."""
+    if check:
+        return _check_ready(host, port)
+    from gateway.server import serve as run
+
+    run(host, port, workers, _load_settings().drain)
+
+
+def _check_ready(host: str, port: int) -> None:
+    url = httpx.URL(scheme="http", host=LOOPBACK.get(host, host), port=port, path="/ready")
+    try:
+        answer = httpx.get(url, timeout=READY_TIMEOUT, trust_env=False)
+    except httpx.HTTPError as error:
+        raise Refused(f"{url} does not answer: {str(error) or type(error).__name__}") from None
+    if not answer.is_success:
+        raise Refused(f"{url} answered {answer.status_code}{_error_message(answer)}")
+    click.echo(f"{url} answered {answer.status_code}")
+
+
+def _error_message(answer: httpx.Response) -> str:
+    try:
+        return f": {answer.json()['error']['message']}"
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=click.Choice(WORKERS))
+@click.option("--check", is_flag=True, help="Check that these workers run on this host, and exit.")
+def worker(names: tuple[str, ...], check: bool) -> None:
+    """Run background workers.
+
+    Without a NAME, these are webhooks, deploys and monitors.
+
+    \b
+    webhooks   delivers events
+    deploys    builds apps, and serves them unless a sites worker does
+    sites      serves the hosted apps
+    monitors   probes apps, checks certificates, ends abandoned reservations
+    """
+    chosen = list(names or DEFAULT_WORKERS)
+    if check:
+        return _check_workers(chosen)
+    sys.exit(_import_workers("__main__").main(chosen))
+
+
+def _check_workers(names: list[str]) -> None:
+    if fault := asyncio.run(_import_workers("heartbeat").find_fault(_load_settings(), names)):
+        raise Refused(fault)
+    click.echo(f"running: {', '.join(names)}")
+
+
+def _import_workers(module: str) -> Any:
+    # By name: the command line starts both packages, but `gateway` must not depend on `workers`.
+    return importlib.import_module(f"workers.{module}")
+
+
+def _load_settings() -> Settings:
+    try:
+        return load()
+    except BadSettings as error:
+        # The only message of several lines: each line names a variable.
+        click.echo(f"capsule: the settings are wrong:\n{error}", err=True)
+        sys.exit(1)

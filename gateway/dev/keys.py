@@ -1,0 +1,49 @@
+"""The keys of `make run`. They survive a restart in a file that only the user can read."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from gateway.dev.children import StartFailed
+
+
+def _new_token() -> str:
+    return secrets.token_urlsafe(32)
+
+
+def _new_signing_key() -> str:
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+
+
+class Keys(msgspec.Struct, kw_only=True):
+    provider_key: str = msgspec.field(default_factory=_new_token)
+    operator_token: str = msgspec.field(default_factory=_new_token)
+    encryption_key: str = msgspec.field(default_factory=_new_token)
+    signing_key: str = msgspec.field(default_factory=_new_signing_key)  # PEM; the demo app signs user tokens with it
+    api_key: str = ""  # of the demo account
+
+
+def load(file: Path) -> Keys:
+    """Creates the keys that the file lacks, and saves them."""
+    try:
+        keys = msgspec.json.decode(file.read_bytes(), type=Keys) if file.exists() else Keys()
+    except msgspec.DecodeError as error:
+        raise StartFailed(f"{file} is damaged ({error}). Delete {file.parent} to start over.") from None
+    save(keys, file)
+    return keys
+
+
+def save(keys: Keys, file: Path) -> None:
+    """Replaces the file in one step, so that a crash leaves either the old keys or the new ones."""
+    temporary = file.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        out.write(msgspec.json.format(msgspec.json.encode(keys)))
+    temporary.replace(file)

@@ -1,0 +1,148 @@
+"""One request as ASGI delivers it: its headers, its body, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError
+from gateway.ids import request_id
+from gateway.inference.connection import ClientGone, Stream
+from gateway.server import BoundedProtocol
+
+BODY_LIMIT = 102_400  # bytes
+BODY_SECONDS = 30.0  # that a body may take to arrive
+MEDIA_TYPES = (
+    b"image/",
+    b"audio/",
+    b"video/",
+    b"multipart/",
+    b"application/pdf",
+    b"application/octet-stream",
+)
+REPEATED = b"several"  # for a header that came more than once: no copy of it can be trusted
+
+
+class Call:
+    """One request, and what its answer and its log line need."""
+
+    __slots__ = (
+        "account",
+        "app",
+        "authorization",
+        "began",
+        "code",
+        "connection",
+        "content_encoding",
+        "content_length",
+        "content_type",
+        "first_token",
+        "format",
+        "headers",
+        "method",
+        "model",
+        "nano_euro",
+        "origin",
+        "path",
+        "preflight_headers",
+        "receive",
+        "request_id",
+        "send",
+        "status",
+        "stream",
+        "wants_stream",
+    )
+
+    def __init__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.receive, self.send = receive, send
+        self.connection: BoundedProtocol | None = scope["state"].get("connection") if "state" in scope else None
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.request_id = request_id()
+        self.began = time.perf_counter()
+        self.first_token: float | None = None
+        self.status, self.code = 0, ""
+        self.account = self.app = self.model = self.format = ""
+        self.nano_euro = 0
+        self.stream: Stream | None = None
+        self.headers: Headers = [(b"x-request-id", self.request_id.encode())]
+        self._read_headers(scope["headers"])
+
+    def _read_headers(self, headers: Headers) -> None:
+        self.wants_stream = False
+        self.origin = self.authorization = self.content_type = self.content_length = self.content_encoding = None
+        self.preflight_headers: bytes | None = None
+        for name, value in headers:
+            if name == b"authorization":
+                self.authorization = value if self.authorization is None else REPEATED
+            elif name == b"origin":
+                self.origin = value if self.origin is None else REPEATED
+            elif name == b"content-type":
+                self.content_type = value if self.content_type is None else REPEATED
+            elif name == b"content-length":
+                self.content_length = value
+            elif name == b"content-encoding":
+                self.content_encoding = value
+            elif name == b"accept":
+                self.wants_stream = self.wants_stream or b"text/event-stream" in value.lower()
+            elif name == b"access-control-request-headers" and self.preflight_headers is None:
+                self.preflight_headers = value
+
+    async def read_body(self) -> bytes:
+        """At most BODY_LIMIT bytes. Raises the fault of the headers or the size, or ClientGone."""
+        if self.content_type is not None:
+            kind = self.content_type.partition(b";")[0].strip().lower()
+            if kind.startswith(MEDIA_TYPES):
+                raise MultimodalUnsupported
+            if kind != b"application/json":
+                raise RequestMalformed("Send the body as 'Content-Type: application/json'.")
+        if self.content_encoding is not None and self.content_encoding.lower() != b"identity":
+            raise RequestMalformed("Send the body as it is, without a Content-Encoding.")
+        length = self.content_length
+        if length is not None and (not length.isdigit() or int(length) > BODY_LIMIT):
+            raise RequestTooLarge
+        if self.connection is not None and not self.connection.uploading:
+            return await self._receive_body()  # all of it has arrived, so no timer is needed
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await self._receive_body()
+        except TimeoutError:
+            raise RequestMalformed(f"The body did not arrive within {BODY_SECONDS:.0f} seconds.") from None
+
+    async def _receive_body(self) -> bytes:
+        body = b""
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part: bytes = message["body"]
+            body = body + part if body else part
+            if len(body) > BODY_LIMIT:
+                raise RequestTooLarge
+            if not message.get("more_body"):
+                return body
+
+    async def start(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self.send({"type": "http.response.start", "status": status, "headers": self.headers + headers})
+
+    async def send_body(self, body: bytes, more: bool = False) -> None:
+        await self.send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def answer(self, body: bytes) -> None:
+        await self.start(
+            200,
+            [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(body)),
+                (b"cache-control", b"no-store"),
+            ],
+        )
+        await self.send_body(body)
+
+    async def refuse(self, error: ServiceError) -> None:
+        self.code = error.code
+        headers, body = error.render(self.request_id)
+        await self.start(error.status, headers)
+        await self.send_body(body)

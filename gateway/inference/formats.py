@@ -1,0 +1,62 @@
+"""What the two formats share. native.py and openai.py each read a body into an `Ask` and write answers as bytes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
+from gateway.inference.prices import PRICES, Usage
+from gateway.inference.sse import Delta
+
+encode = msgspec.json.Encoder().encode
+INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A request that may be sent to the provider."""
+
+    model: str
+    max_tokens: int
+    text_bytes: int  # what is priced: UTF-8 bytes, and the allowance for further messages
+    stream: bool
+    payload: bytes  # the provider's request body
+    with_usage: bool = True
+
+
+class Format(Protocol):
+    """Writes one answer."""
+
+    @property
+    def keep_alive(self) -> bytes: ...
+
+    def chunks(self, deltas: list[Delta]) -> bytes: ...
+
+    def end(self, model: str, finish: str, usage: Usage | None) -> bytes: ...
+
+    def error(self, error: ServiceError) -> bytes: ...
+
+    def whole(self, text: str, reasoning: str, model: str, finish: str, usage: Usage | None) -> bytes: ...
+
+
+def check_model(model: str) -> str:
+    """Returns `model`, or raises ModelNotAllowed."""
+    if model not in PRICES:
+        raise ModelNotAllowed(f"Choose one of the models offered here: {', '.join(PRICES)}.")
+    return model
+
+
+def finish_reason(finish: str | None) -> str:
+    return finish if finish in ("length", "content_filter") else "stop"
+
+
+def invalid_json() -> RequestMalformed:
+    return RequestMalformed("The body is not valid JSON in UTF-8.")
+
+
+def malformed(error: Exception) -> RequestMalformed:
+    """The error for a body that msgspec refused. It names the field and the expected type, never the value."""
+    if not isinstance(error, msgspec.ValidationError):
+        return invalid_json()
+    return RequestMalformed(str(error).rstrip(".") + ".")

@@ -1,0 +1,216 @@
+"""The OpenAI chat-completions format, for unmodified SDKs of that kind."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
+from gateway.inference.formats import INVALID_BODY, Ask, check_model, encode, invalid_json, malformed
+from gateway.inference.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, PRICES, Usage
+from gateway.inference.sse import Delta
+
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[Part]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Completion(msgspec.Struct):
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    reasoning_effort: str | None = None
+    response_format: dict[str, Any] | None = None
+    n: AtLeastOne | None = None
+    tools: Any = None
+    functions: Any = None
+    logprobs: Any = None
+    audio: Any = None
+    modalities: list[str] | None = None
+
+
+_decode = msgspec.json.Decoder(Completion).decode
+TEXT_PARTS = ("text", "input_text")
+FORWARDED = (
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+)
+
+
+def read_ask(body: bytes, wants_stream: bool) -> Ask:
+    """Raises the body's fault. Here the body alone decides about streaming, as in OpenAI's API."""
+    try:
+        completion = _decode(body)
+    except INVALID_BODY as error:
+        raise _fault(body, error) from None
+    _refuse_unsupported(completion)
+    messages = [
+        # Some deployments do not know the newer name of the same role.
+        {"role": "system" if m.role == "developer" else m.role, "content": _text(m.content)}
+        for m in completion.messages
+    ]
+    text_bytes = sum(len(m["content"].encode()) for m in messages)
+    if not text_bytes:
+        raise RequestMalformed("The messages hold no text.")
+    model = check_model(completion.model or DEFAULT_MODEL)
+    limits = [m for m in (completion.max_tokens, completion.max_completion_tokens) if m is not None]
+    max_tokens = min([*limits, MAX_OUTPUT_TOKENS])
+    request: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    for name in FORWARDED:
+        if (value := getattr(completion, name)) is not None:
+            request[name] = value
+    options = completion.stream_options
+    return Ask(
+        model=model,
+        max_tokens=max_tokens,
+        text_bytes=text_bytes + MESSAGE_TOKENS * (len(messages) - 1),
+        stream=bool(completion.stream),
+        payload=encode(request),
+        with_usage=options is not None and bool(options.include_usage),
+    )
+
+
+def _refuse_unsupported(completion: Completion) -> None:
+    if completion.audio or any(kind != "text" for kind in completion.modalities or ()):
+        raise MultimodalUnsupported
+    for name in ("tools", "functions", "logprobs"):
+        if getattr(completion, name):
+            raise RequestMalformed(f"`{name}` is not supported here; leave it out.")
+    if completion.n is not None and completion.n > 1:
+        raise RequestMalformed("`n` above 1 is not supported here; ask several times.")
+
+
+def _text(content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    if any(part.type not in TEXT_PARTS for part in content):
+        raise MultimodalUnsupported
+    return "\n".join(part.text for part in content)
+
+
+def _fault(body: bytes, error: Exception) -> ServiceError:
+    """Decodes a refused body a second time to see whether it is multimodal or malformed."""
+    try:
+        fields = msgspec.json.decode(body)
+    except INVALID_BODY:
+        return invalid_json()
+    messages = fields.get("messages") if isinstance(fields, dict) else None
+    for message in messages if isinstance(messages, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, dict) and part.get("type", "text") not in (*TEXT_PARTS, "refusal"):
+                return MultimodalUnsupported()
+    return malformed(error)
+
+
+class OpenAI:
+    """Writes one answer: its id and the model that was asked for stand in every chunk."""
+
+    def __init__(self, request_id: str, model: str, with_usage: bool) -> None:
+        self._head = encode(
+            {
+                "id": f"chatcmpl-{request_id}",
+                "object": "chat.completion.chunk",
+                "created": int(time.time()),
+                "model": model,
+            }
+        )[:-1]
+        self._with_usage = with_usage
+        self._first = True
+
+    def _chunk(self, delta: bytes, finish: bytes = b"null") -> bytes:
+        if self._first:
+            self._first = False
+            delta = b'{"role":"assistant",' + delta[1:] if delta != b"{}" else b'{"role":"assistant","content":""}'
+        return b'data: %b,"choices":[{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (
+            self._head,
+            delta,
+            finish,
+        )
+
+    @property
+    def keep_alive(self) -> bytes:
+        return self._chunk(b"{}")
+
+    def chunks(self, deltas: list[Delta]) -> bytes:
+        out = []
+        for delta in deltas:
+            if reasoning := delta.reasoning_content or delta.reasoning:
+                out.append(self._chunk(b'{"reasoning_content":%b}' % encode(reasoning)))
+            if delta.content:
+                out.append(self._chunk(b'{"content":%b}' % encode(delta.content)))
+        return b"".join(out)
+
+    def end(self, model: str, finish: str, usage: Usage | None) -> bytes:
+        out = self._chunk(b"{}", encode(finish))
+        if self._with_usage:
+            out += b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, encode(_usage_fields(usage)))
+        return out + b"data: [DONE]\n\n"
+
+    def error(self, error: ServiceError) -> bytes:
+        return b"data: %b\n\n" % encode({"error": error.event()})
+
+    def whole(self, text: str, reasoning: str, model: str, finish: str, usage: Usage | None) -> bytes:
+        message = {"role": "assistant", "content": text}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        return self._head.replace(b"chat.completion.chunk", b"chat.completion", 1) + b',"choices":[%b],"usage":%b}' % (
+            encode({"index": 0, "message": message, "logprobs": None, "finish_reason": finish}),
+            encode(_usage_fields(usage)),
+        )
+
+
+def _usage_fields(usage: Usage | None) -> dict[str, int] | None:
+    if usage is None:
+        return None
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+    }
+
+
+def _models() -> bytes:
+    created = calendar.timegm(time.strptime(PRICED_ON, "%Y-%m-%d"))
+    models = [{"id": m, "object": "model", "created": created, "owned_by": "capsule"} for m in PRICES]
+    return encode({"object": "list", "data": models})
+
+
+MODELS = _models()

@@ -1,0 +1,55 @@
+"""What an attempt reveals about the provider, and the error that its caller receives.
+
+Pure functions of a status and a body: connection.py applies them to HTTP answers, sse.py to error events.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+import msgspec
+
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ServiceError
+
+DEFAULT_RETRY_AFTER = 5.0  # seconds, when a rate limit names no time
+
+_QUOTA = re.compile(rb"quota|billing|insufficient|credit|payment", re.IGNORECASE)
+
+
+class ProviderSignal(enum.Enum):
+    """What one request or probe revealed about the provider."""
+
+    COMPLETION = "the provider sent a complete answer"
+    REACHED = "the provider answered, perhaps with a refusal of this one request"
+    FAILED = "no connection, or a 5xx"
+    QUOTA = "402, or 429 that names quota or billing"
+    REFUSED = "a probe confirmed that the provider refuses the credential"
+
+
+def classify(status: int, body: bytes, retry_after: float | None = None) -> tuple[ServiceError, ProviderSignal | None]:
+    """The caller's error for a provider's error status, and the signal.
+
+    The signal is None for 401 and 403: a probe has to confirm them first.
+    """
+    if status == 402 or (status == 429 and _QUOTA.search(body)):
+        return ProviderQuotaExhausted(), ProviderSignal.QUOTA
+    if status == 429:
+        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_AFTER), ProviderSignal.REACHED
+    if status in (401, 403):
+        return ProviderFailed(), None
+    return ProviderFailed(), ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED
+
+
+def error_status(body: bytes) -> int:
+    """The status inside an error event, nested or flat. Returns 500 if the event names none."""
+    try:
+        event = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return 500
+    error = event.get("error", event) if isinstance(event, dict) else None
+    for name in ("code", "status", "status_code"):
+        status = str(error.get(name)) if isinstance(error, dict) else ""
+        if status.isdecimal() and 400 <= int(status) <= 599:
+            return int(status)
+    return 500

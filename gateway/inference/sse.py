@@ -1,0 +1,184 @@
+"""Reads the provider's server-sent events: bytes go in; deltas, usage, a finish reason, or a failure come out.
+
+This module does no I/O. `AnswerReader` buffers what it receives until `read`, so that events which arrive together are
+split, decoded and relayed together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from gateway.errors import ProviderFailed
+from gateway.inference.prices import Usage
+from gateway.inference.signals import ProviderSignal, classify, error_status
+
+EVENT_LIMIT = 1_048_576  # bytes of one event
+
+
+class Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class Choice(msgspec.Struct, gc=False):
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    choices: list[Choice] | None = None
+    model: str | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class ReportedUsage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+_decode_chunk = msgspec.json.Decoder(Chunk).decode
+_decode_usage = msgspec.json.Decoder(ReportedUsage).decode
+_INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+class AnswerReader:
+    """One streamed answer. It ends once: either `complete` or with a `failure`, whichever comes first."""
+
+    __slots__ = (
+        "_received",
+        "_rest",
+        "complete",
+        "eof",
+        "failure",
+        "finish",
+        "model",
+        "produced",
+        "signal",
+        "unread",
+        "usage",
+    )
+
+    def __init__(self) -> None:
+        self._received: list[bytes] = []
+        self._rest = b""  # the start of an event whose end has not arrived
+        self.unread = 0  # bytes received since the last read
+        self.eof = False
+        self.complete = False
+        self.failure: Exception | None = None
+        self.signal: ProviderSignal | None = None
+        self.produced = 0  # characters of content and reasoning; the provider bills an answer from the first one on
+        self.finish: str | None = None
+        self.model: str | None = None
+        self.usage: Usage | None = None  # the last one reported
+
+    def receive(self, data: bytes) -> None:
+        self._received.append(data)
+        self.unread += len(data)
+
+    def receive_eof(self) -> None:
+        self.eof = True
+
+    def fail(self, error: Exception, signal: ProviderSignal | None = None) -> None:
+        """Ends the answer, unless it has ended already."""
+        if self.failure is None and not self.complete:
+            self.failure = error
+            self.signal = signal
+
+    def refuse(self, status: int, retry_after: float | None) -> None:
+        """Ends the answer with an error status. What was received is the error's body."""
+        body = b"".join(self._received)
+        self._received.clear()
+        self.unread = 0
+        self.fail(*classify(status, body, retry_after))
+
+    def read(self) -> list[Delta]:
+        """The deltas with text of the events received since the last call. Ends the answer at its last event."""
+        received = self._received
+        data = received[0] if len(received) == 1 else b"".join(received)
+        received.clear()
+        self.unread = 0
+        if self._rest:
+            data = self._rest + data
+        if b"\r" in data:
+            data = self._normalize_newlines(data)
+        events = data.split(b"\n\n")
+        self._rest = events.pop()
+        if len(self._rest) > EVENT_LIMIT:
+            self.fail(ProviderFailed())
+        if self.eof and self._rest:
+            events.append(self._rest)
+            self._rest = b""
+        deltas: list[Delta] = []
+        for event in events:
+            if self.complete or self.failure is not None:
+                break
+            if event.startswith(b"data: ") and b"\n" not in event:
+                self._read_event(event[6:], deltas)
+            elif content := _data_of(event):
+                self._read_event(content, deltas)
+        if self.eof:
+            self._end()
+        return deltas
+
+    def _normalize_newlines(self, data: bytes) -> bytes:
+        # A final CR may be half of a CRLF, so it stays until the next read.
+        held = b"\r" if data.endswith(b"\r") and not self.eof else b""
+        return data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
+
+    def _read_event(self, data: bytes, deltas: list[Delta]) -> None:
+        if data == b"[DONE]":
+            return self._complete()
+        if len(data) > EVENT_LIMIT:
+            return self.fail(ProviderFailed())
+        try:
+            chunk = _decode_chunk(data)
+        except _INVALID:
+            return self.fail(ProviderFailed())
+        if chunk.choices:
+            choice = chunk.choices[0]
+            delta = choice.delta
+            if delta is not None and (size := len(delta.content or delta.reasoning_content or delta.reasoning or "")):
+                self.produced += size
+                deltas.append(delta)
+            if choice.finish_reason is not None:
+                self.finish = choice.finish_reason
+        if self.model is None:
+            self.model = chunk.model
+        if chunk.usage:
+            self._read_usage(chunk.usage)
+        if chunk.error and bytes(chunk.error) != b"null":
+            self.fail(*classify(error_status(data), data))
+        elif chunk.choices is None and not chunk.usage and b'"message"' in data:
+            self.fail(*classify(error_status(data), data))  # a flat error object
+        return None
+
+    def _read_usage(self, raw: msgspec.Raw) -> None:
+        # The last report counts. A negative or fractional number of tokens counts as no report.
+        if bytes(raw) == b"null":
+            return
+        self.usage = None
+        with contextlib.suppress(*_INVALID):
+            reported = _decode_usage(raw)
+            if reported.prompt_tokens >= 0 and reported.completion_tokens >= 0:
+                self.usage = Usage(reported.prompt_tokens, reported.completion_tokens)
+
+    def _end(self) -> None:
+        if self.finish is not None:
+            self._complete()  # some providers leave out [DONE]
+        else:
+            self.fail(ProviderFailed(), ProviderSignal.FAILED)
+
+    def _complete(self) -> None:
+        if self.failure is None:
+            self.complete = True
+            self.signal = ProviderSignal.COMPLETION
+
+
+def _data_of(event: bytes) -> bytes:
+    """The data lines of one event, joined. Comments and other fields are left out."""
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines)

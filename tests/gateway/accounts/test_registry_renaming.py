@@ -1,0 +1,158 @@
+"""Apps that are renamed, moved and deleted, whole or interrupted."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+import redis.asyncio
+from msgspec.structs import replace
+
+from gateway.accounts.records import App, SecretAuth
+from gateway.accounts.registry import Registry
+from gateway.errors import BackboneUnavailable
+from gateway.store import scripts
+from gateway.store.keys import app_key
+from tests.gateway.accounts.test_registry import an_app, felt
+from tests.support.polling import wait_until
+
+
+async def test_a_renamed_app_is_found_by_its_id_and_its_new_name(here: Registry, there: Registry) -> None:
+    first = an_app()
+    await here.put_app(first, None)
+    assert await there.app("shop") == first
+    second = replace(first, name="store")
+    await here.put_app(second, first)
+    await felt(there, second)
+    for registry in (here, there):
+        assert await registry.find("shop") == await registry.find("store") == second
+        assert await registry.apps_of("acc_one") == [second]
+    await wait_until(lambda: app_key("shop") not in there._copies, timeout=1)
+    assert await there.app("shop") is None
+    third = replace(first, name="shop")
+    await here.put_app(third, second)
+    assert await here.find("shop") == third
+    assert await here.find("store") is None
+
+
+async def test_a_deleted_app_leaves_nothing(here: Registry, raw: redis.asyncio.Redis) -> None:
+    first, second = an_app(), an_app(name="store", id="shop")
+    await here.put_app(first, None)
+    await here.put_app(second, first)
+    await here.delete_app(second)
+    assert await raw.keys("*") == []
+    assert await here.find("shop") is await here.find("store") is None
+
+
+async def test_an_app_moves_to_another_account(here: Registry, there: Registry) -> None:
+    before, after = an_app(), an_app(account="acc_two")
+    await here.put_app(before, None)
+    assert await there.apps_of("acc_one") == [before]
+    await here.put_app(after, before)
+    await felt(there, after)
+    assert await there.apps_of("acc_one") == []
+    assert await there.apps_of("acc_two") == [after]
+
+
+async def test_a_secret_is_part_of_what_a_remembered_token_is_bound_to(here: Registry) -> None:
+    """A token verified with the old secret must not pass under the new one, nor at another app."""
+    digests = [
+        an_app().auth_digest,
+        an_app(auth=SecretAuth(secret="one")).auth_digest,
+        an_app(auth=SecretAuth(secret="two")).auth_digest,
+        an_app("blog").auth_digest,
+    ]
+    assert len(set(digests)) == 4
+    assert replace(an_app(), name="store").auth_digest == an_app().auth_digest
+
+
+async def put(registry: Registry, path: str, name: str, account: str) -> App | None:
+    """As the operators' surface does it; None when the name is another app's."""
+    before = await registry.find(path)
+    taken = await registry.find(name)
+    if taken is not None and (before is None or taken.id != before.id):
+        return None
+    app = an_app(name, account, id=before.id if before else path)
+    await registry.put_app(app, before)
+    return app
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_any_sequence_of_creating_renaming_moving_and_deleting(
+    here: Registry, raw: redis.asyncio.Redis, seed: int
+) -> None:
+    chance = random.Random(seed)
+    names, accounts = ["a", "b", "c", "d"], ["acc_one", "acc_two"]
+    apps: dict[str, App] = {}  # by id
+
+    def found(path: str) -> App | None:
+        return apps.get(path) or next((app for app in apps.values() if app.name == path), None)
+
+    for _ in range(80):
+        path = chance.choice(names)
+        known = found(path)
+        if known and chance.random() < 0.3:
+            await here.delete_app(known)
+            del apps[known.id]
+        else:
+            name = chance.choice(names) if known else path
+            written = await put(here, path, name, chance.choice(accounts))
+            owner = found(name)
+            assert (written is None) == (owner is not None and owner.id != (known.id if known else path))
+            if written:
+                apps[written.id] = written
+        for each in names:
+            by_name = next((app for app in apps.values() if app.name == each), None)
+            assert await here.app(each) == by_name
+            assert await here.find(each) == found(each)
+        for account in accounts:
+            held = sorted((a for a in apps.values() if a.account == account), key=lambda a: a.name)
+            assert await here.apps_of(account) == held
+    for app in [*apps.values()]:
+        await here.delete_app(app)
+    assert await raw.keys("*") == []
+
+
+@pytest.mark.parametrize("former", ["shop", "mart"])
+@pytest.mark.parametrize("step", range(3))
+async def test_an_interrupted_renaming_can_be_repeated(
+    here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int, former: str
+) -> None:
+    """Redis went away between two of its writes: the operator sends it again, and everything is as it should be."""
+    for name in dict.fromkeys(("shop", former)):
+        await put(here, "shop", name, "acc_one")
+    change, writes = scripts.change, iter(range(100))
+
+    async def failing(*args: Any, **options: str) -> bool:
+        if next(writes) == step:
+            raise BackboneUnavailable
+        return await change(*args, **options)
+
+    monkeypatch.setattr(scripts, "change", failing)
+    with pytest.raises(BackboneUnavailable):
+        await put(here, "shop", "store", "acc_one")
+    monkeypatch.undo()
+    assert await put(here, "shop", "store", "acc_one") is not None
+    renamed = an_app("store", id="shop")
+    assert await here.find("shop") == await here.find("store") == renamed
+    for name in ("shop", "mart"):
+        assert await here.app(name) is None
+    assert await here.apps_of("acc_one") == [renamed]
+    await here.delete_app(renamed)
+    assert await raw.keys("*") == []
+
+
+async def test_two_apps_that_want_one_name(here: Registry, there: Registry, raw: redis.asyncio.Redis) -> None:
+    """One gets it; the other keeps its own."""
+    for _ in range(10):
+        await put(here, "one", "one", "acc_one")
+        await put(here, "two", "two", "acc_two")
+        both = put(here, "one", "same", "acc_one"), put(there, "two", "same", "acc_two")
+        await asyncio.gather(*both, return_exceptions=True)
+        one, two = await here.find("one"), await here.find("two")
+        assert one is not None
+        assert two is not None
+        assert (one.id, two.id) == ("one", "two")
+        for app in (one, two):
+            await here.delete_app(app)
+        assert await raw.keys("*") == []

@@ -1,0 +1,95 @@
+"""Admission as one gateway runs it, and what it leaves in Redis."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import redis.asyncio
+from prometheus_client import CollectorRegistry
+
+from gateway.accounts.records import Account, App
+from gateway.inference.admission import Admission, Admitted, Reservation
+from gateway.settings import RateLimits, Settings
+from gateway.store.client import Store
+from gateway.store.keys import spend_key, tag
+from gateway.telemetry.metrics import Metrics
+from tests.lua.scripts import SECOND, day_of
+
+CAP = Settings().daily_caps["free"]
+EVALSHA = b"EVALSHA"
+
+
+def an_account(name: str = "acc_one", plan: str = "free") -> Account:
+    return Account(id=name, name="One", plan=plan, createdAt="")
+
+
+def an_app(name: str = "shop", owner: str = "acc_one") -> App:
+    return App(id=name, name=name, account=owner, createdAt="")
+
+
+class Desk:
+    """One gateway's admission, with the work that runs beside it."""
+
+    def __init__(self, url: str, limits: tuple[int, int]) -> None:
+        self.metrics = Metrics()
+        self.store = Store(url)
+        settings = Settings(redis_url=url, rate_limits=RateLimits(*limits))
+        self.admission = Admission(settings, self.store, self.metrics)
+
+    async def admit(self, bound: int, user: str = "ana", **of: str) -> Admitted:
+        owner = of.get("account", "acc_one")
+        return await self.admission.admit(an_app(of.get("app", "shop"), owner), an_account(owner), user, bound)
+
+    async def reserve(self, bound: int, user: str = "ana", **of: str) -> Reservation:
+        reservation = (await self.admit(bound, user, **of)).reservation
+        assert reservation is not None
+        return reservation
+
+    async def settle(self, reservation: Reservation, cost: int) -> None:
+        await self.admission.settle(reservation, cost)
+
+    def retries(self) -> float:
+        return self.counted("gateway_settlement_retries_total")
+
+    def counted(self, name: str) -> float:
+        registry: CollectorRegistry = self.metrics.registry
+        return registry.get_sample_value(name) or 0
+
+
+@asynccontextmanager
+async def desk(url: str, limits: tuple[int, int] = (10_000, 10_000)) -> AsyncIterator[Desk]:
+    running = Desk(url, limits)
+    tasks = [asyncio.create_task(running.admission.repeat_settlements())]
+    try:
+        yield running
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await running.store.close()
+
+
+class Books:
+    """What stands in Redis, read beside the gateway."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self.client = client
+
+    async def today(self) -> str:
+        return day_of((await self.client.time())[0] * SECOND)
+
+    async def spend(self, owner: str = "acc_one", day: str = "") -> tuple[int, int]:
+        """Settled and reserved, nano-euro."""
+        key = spend_key(owner, day or await self.today())
+        settled, reserved = await self.client.hmget(key, ["settled", "reserved"])
+        return int(settled or 0), int(reserved or 0)
+
+    async def open(self, owner: str = "acc_one") -> dict[str, str]:
+        return await self.client.hgetall(f"{tag(owner)}:reservations")
+
+    async def closed(self, owner: str = "acc_one") -> bool:
+        leases = await self.client.zcard(f"{tag(owner)}:leases")
+        return not await self.open(owner) and not leases and (await self.spend(owner))[1] == 0
+
+    async def passed(self, name: str = "shop", owner: str = "acc_one") -> int:
+        return await self.client.llen(f"{tag(owner)}:window:app:{name}")

@@ -1,0 +1,315 @@
+"""A connection without a socket: where an HTTP message ends, and in which state that leaves the connection."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import ProviderFailed, ProviderTimeout, ProviderUnreachable, ServiceError
+from gateway.inference.connection import (
+    ACTIVE,
+    CLOSED,
+    DRAIN_SECONDS,
+    DRAINING,
+    HIGH_WATER,
+    IDLE,
+    IDLE_SECONDS,
+    ClientGone,
+    Connection,
+    Stream,
+)
+from gateway.inference.prices import Usage
+from gateway.inference.signals import ProviderSignal
+from gateway.settings import ProviderTimeouts
+from tests.gateway.inference.test_signals import STATUSES
+from tests.gateway.inference.test_sse import DONE, GARBAGE, event, token
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+class Transport:
+    """Records what the connection does with its transport."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.reading, self.closing = True, False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def abort(self) -> None:
+        self.closing = True
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.kept: list[Connection] = []
+        self.forgotten: list[Connection] = []
+
+    def keep(self, connection: Connection) -> None:
+        self.kept.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self.forgotten.append(connection)
+
+
+def connected() -> tuple[Connection, Transport, Pool]:
+    transport, pool = Transport(), Pool()
+    connection = Connection(pool)
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    return connection, transport, pool
+
+
+def sized(body: bytes, status: int = 200) -> bytes:
+    head = b"HTTP/1.1 %d x\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
+    return head + body
+
+
+def piece(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+async def relay(parts: list[bytes], *, lost: bool = False) -> tuple[str, Stream, ServiceError | None]:
+    """The text of an answer that arrives in these parts, while the relay keeps up."""
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    text = ""
+    try:
+        for part in parts:
+            connection.data_received(part)
+            if stream.answer.unread and stream.status == 200:
+                text += "".join(delta.content or "" for delta in stream.answer.read())
+        if lost:
+            connection.connection_lost(None)
+        while (deltas := await stream.read()) is not None:
+            text += "".join(delta.content or "" for delta in deltas)
+    except ServiceError as error:
+        return text, stream, error
+    finally:
+        stream.close()
+    return text, stream, None
+
+
+@given(st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+@settings(max_examples=200, deadline=None)
+async def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newline: bytes) -> None:
+    body = b"".join(token(t) for t in texts) + token(None, "length")
+    body += event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
+    wire = sized(body.replace(b"\n", newline))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
+    parts = [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True) if a != b]
+    text, stream, error = await relay(parts)
+    assert error is None
+    assert text == "".join(texts)
+    answer = stream.answer
+    assert (answer.finish, answer.usage, answer.signal) == ("length", Usage(3, 4), ProviderSignal.COMPLETION)
+
+
+async def test_an_answer_without_an_end_is_cut() -> None:
+    text, _, error = await relay([sized(token("a"))])
+    assert (text, type(error)) == ("a", ProviderFailed)
+
+
+async def test_a_close_before_the_promised_end_is_cut() -> None:
+    _, stream, error = await relay([sized(token("a") + token(None, "stop"))[:-4]], lost=True)
+    assert isinstance(error, ProviderFailed)
+    assert stream.answer.signal is ProviderSignal.FAILED
+
+
+async def test_a_close_before_any_answer_is_no_connection() -> None:
+    _, stream, error = await relay([], lost=True)
+    assert isinstance(error, ProviderUnreachable)
+    assert stream.answer.signal is ProviderSignal.FAILED
+
+
+async def test_an_unframed_answer_ends_with_the_connection() -> None:
+    wire = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + token("a", "stop")
+    assert (await relay([wire], lost=True))[0::2] == ("a", None)
+
+
+async def test_done_before_the_close_is_complete() -> None:
+    assert (await relay([CHUNKED + piece(token("a") + DONE)], lost=True))[0::2] == ("a", None)
+
+
+@pytest.mark.parametrize("body", GARBAGE)
+async def test_garbage(body: bytes) -> None:
+    assert isinstance((await relay([sized(body)]))[2], ProviderFailed)
+
+
+@pytest.mark.parametrize(("status", "body", "kind", "signal"), STATUSES)
+@pytest.mark.parametrize("lost", [True, False])
+async def test_statuses(
+    status: int, body: bytes, kind: type[ServiceError], signal: ProviderSignal | None, lost: bool
+) -> None:
+    _, stream, error = await relay([sized(body, status)], lost=lost)
+    assert (type(error), stream.answer.signal) == (kind, signal)
+
+
+async def test_a_long_body_of_an_error_status_is_not_awaited() -> None:
+    wire = b"HTTP/1.1 500 x\r\ntransfer-encoding: chunked\r\n\r\n" + piece(b"x" * (HIGH_WATER + 1))
+    assert isinstance((await relay([wire]))[2], ProviderFailed)
+
+
+async def test_a_connection_is_kept_after_a_whole_message() -> None:
+    connection, transport, pool = connected()
+    assert (connection.state, connection.is_usable()) == (IDLE, True)
+    for _ in range(2):
+        stream = connection.post(b"POST / HTTP/1.1\r\ncontent-length: ", b"{}")
+        assert connection.state is ACTIVE
+        connection.data_received(CHUNKED + piece(token("a") + DONE) + END)
+        assert await stream.read()
+        assert await stream.read() is None
+        stream.close()
+        assert connection.state is IDLE
+    assert pool.kept == [connection] * 2
+    assert transport.written == b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}" * 2
+
+
+async def test_the_end_of_a_message_may_follow_its_answer() -> None:
+    for end in ([END], [END[:2], END[2:]]):
+        connection, _, pool = connected()
+        stream = connection.post(b"", b"{}")
+        connection.data_received(CHUNKED + piece(DONE))
+        assert await stream.read() is None
+        stream.close()
+        assert connection.state is DRAINING
+        assert pool.kept == []
+        for part in end:
+            connection.data_received(part)
+        assert (connection.state, pool.kept) == (IDLE, [connection])
+
+
+@pytest.mark.parametrize("tail", [END + CHUNKED, END + b"HTTP", b"garbage", piece(b"x") * 3 + END + b"x"])
+async def test_a_second_answer_closes_the_connection(tail: bytes) -> None:
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(DONE))
+    assert await stream.read() is None
+    stream.close()
+    connection.data_received(tail)
+    assert (connection.state, transport.closing, pool.kept) == (CLOSED, True, [])
+
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("a")))
+    assert await stream.read()
+    connection.data_received(piece(DONE) + tail)
+    stream.close()
+    assert (connection.state, transport.closing, pool.kept) == (CLOSED, True, [])
+
+
+async def test_data_on_an_idle_connection_closes_it() -> None:
+    connection, transport, _ = connected()
+    connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    assert (connection.state, transport.closing, connection.is_usable()) == (CLOSED, True, False)
+
+
+async def test_leaving_an_answer_unfinished_closes_the_connection() -> None:
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("a")))
+    stream.fail(ClientGone())
+    with pytest.raises(ClientGone):
+        await stream.read()
+    stream.close()
+    assert (connection.state, transport.closing, pool.kept) == (CLOSED, True, [])
+    connection.connection_lost(None)
+    assert pool.forgotten == [connection]
+
+
+async def test_waiting_too_long_closes_a_connection() -> None:
+    idle, transport, _ = connected()
+    idle.tick(IDLE_SECONDS - 1)
+    assert not transport.closing
+    idle.tick(1)
+    assert (idle.state, transport.closing) == (CLOSED, True)
+
+    draining, transport, _ = connected()
+    stream = draining.post(b"", b"{}")
+    draining.tick(2 * IDLE_SECONDS)
+    assert draining.state is ACTIVE
+    draining.data_received(CHUNKED + piece(DONE))
+    assert await stream.read() is None
+    stream.close()
+    draining.tick(DRAIN_SECONDS)
+    assert (draining.state, transport.closing) == (CLOSED, True)
+
+
+async def test_unread_bytes_hold_back_the_provider() -> None:
+    connection, transport, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER)))
+    connection.data_received(piece(token("y")))
+    assert not transport.reading
+    stream.tick(100, ProviderTimeouts(), 200)
+    assert [delta.content for delta in await stream.read() or []] == ["x" * HIGH_WATER, "y"]
+    assert transport.reading
+
+
+async def test_silence_and_age_time_out() -> None:
+    limits = ProviderTimeouts(connect=1, first=3, idle=2, total=10)
+    for head, passed in ((b"", 3), (CHUNKED, 2)):
+        connection, _, _ = connected()
+        stream = connection.post(b"", b"{}")
+        if head:
+            connection.data_received(head)
+        stream.tick(passed - 0.5, limits, 60)
+        assert stream.answer.failure is None
+        stream.tick(0.5, limits, 60)
+        with pytest.raises(ProviderTimeout):
+            await stream.read()
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED)
+    for _ in range(10):
+        stream.tick(1, limits, 60)
+        connection.data_received(piece(b": still thinking\n\n"))
+    with pytest.raises(ProviderTimeout):
+        await stream.read()
+
+
+async def test_a_keep_alive_is_due_when_nothing_was_sent() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    stream.tick(1, ProviderTimeouts(), 1)
+    assert await stream.read() == []
+
+
+async def test_forward_takes_what_arrives_while_the_relay_waits() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    taken: list[str | None] = []
+    accepts = True
+
+    def forward(_: Stream, deltas: list) -> bool:
+        taken.extend(delta.content for delta in deltas)
+        return accepts
+
+    connection.data_received(CHUNKED + piece(token("a")))
+    assert [delta.content for delta in await stream.read() or []] == ["a"]
+    stream.forward = forward
+    waiting = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    connection.data_received(piece(token("b")))
+    await asyncio.sleep(0)
+    assert (taken, waiting.done()) == (["b"], False)
+    accepts = False
+    connection.data_received(piece(token("c")))
+    assert [delta.content for delta in await waiting or []] == ["c"], "what it refuses waits for the relay"
+    waiting = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    connection.data_received(piece(DONE))
+    assert await waiting is None

@@ -1,0 +1,176 @@
+"""Native bodies that are refused, and the ones at the limits that are accepted."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.prices import bound
+from tests.support.responses import answered, refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MALFORMED: dict[str, bytes] = {
+    "empty": b"",
+    "blank": b"  \n",
+    "not JSON": b"prompt=hello",
+    "half": b'{"prompt":"x"',
+    "two values": b'{"prompt":"x"}{"prompt":"y"}',
+    "trailing comma": b'{"prompt":"x",}',
+    "single quotes": b"{'prompt':'x'}",
+    "null": b"null",
+    "a list": b'[{"prompt":"x"}]',
+    "text": b'"x"',
+    "no prompt": b"{}",
+    "empty prompt": b'{"prompt":""}',
+    "prompt is null": b'{"prompt":null}',
+    "prompt is a number": b'{"prompt":5}',
+    "prompt is a list of texts": b'{"prompt":["x","y"]}',
+    "prompt is an object": b'{"prompt":{"text":"x"}}',
+    "unknown field": b'{"prompt":"x","temperature":0.5}',
+    "field of other case": b'{"prompt":"x","maxtokens":5}',
+    "snake case": b'{"prompt":"x","max_tokens":5}',
+    "messages": b'{"prompt":"x","messages":[]}',
+    "model is null": b'{"prompt":"x","model":5}',
+    "model is a list": b'{"prompt":"x","model":["gpt-oss-120b"]}',
+    "stream is text": b'{"prompt":"x","stream":"true"}',
+    "stream is a number": b'{"prompt":"x","stream":1}',
+    "no tokens": b'{"prompt":"x","maxTokens":0}',
+    "negative tokens": b'{"prompt":"x","maxTokens":-5}',
+    "one token too many": b'{"prompt":"x","maxTokens":2001}',
+    "very many tokens": b'{"prompt":"x","maxTokens":1' + b"0" * 400 + b"}",
+    "half a token": b'{"prompt":"x","maxTokens":1.5}',
+    "tokens as text": b'{"prompt":"x","maxTokens":"5"}',
+    "tokens as truth": b'{"prompt":"x","maxTokens":true}',
+    "NaN": b'{"prompt":"x","maxTokens":NaN}',
+    "Infinity": b'{"prompt":"x","maxTokens":Infinity}',
+    "lone high surrogate": b'{"prompt":"a\\ud800b"}',
+    "lone low surrogate": b'{"prompt":"\\udc00"}',
+    "surrogates the wrong way round": b'{"prompt":"\\udc00\\ud800"}',
+    "surrogate as bytes": b'{"prompt":"\xed\xa0\x80"}',
+    "not UTF-8": b'{"prompt":"\xff\xfe"}',
+    "overlong UTF-8": b'{"prompt":"\xc0\xaf"}',
+    "Latin-1": '{"prompt":"é"}'.encode("latin-1"),
+    "UTF-16": '{"prompt":"x"}'.encode("utf-16"),
+    "control character": b'{"prompt":"a\nb"}',
+    "deep list": b"[" * 50_000,
+    "deep and closed": b"[" * 50_000 + b"]" * 50_000,
+    "deep field": b'{"prompt":"x","x":' + b'{"a":' * 15_000 + b"1" + b"}" * 15_000 + b"}",
+    "deep prompt": b'{"prompt":' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+async def test_malformed(app: App, case: str) -> None:
+    response = await app.post(content=MALFORMED[case], headers=app.headers(**{"Content-Type": "application/json"}))
+    refused(response, 400, "REQUEST_MALFORMED")
+    assert (await app.account.spend())["reserved"] == 0
+
+
+@pytest.mark.parametrize("model", ["", "gpt-5", "GPT-OSS-120B", "gpt-oss-120b ", "gpt-oss-120b\n", "*"])
+async def test_models_outside_the_list(app: App, model: str) -> None:
+    refused(await app.ask("x", model=model), 400, "MODEL_NOT_ALLOWED")
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+MULTIMODAL: dict[str, dict[str, Any]] = {
+    "image field": {"prompt": "x", "image": "data:image/png;base64,AAAA"},
+    "audio field": {"prompt": "x", "audio": {"data": "AAAA", "format": "wav"}},
+    "file field": {"prompt": "x", "file": "report.pdf"},
+    "image part": {"prompt": [IMAGE]},
+    "image part beside text": {"prompt": [{"type": "text", "text": "What is this?"}, IMAGE]},
+    "audio part": {"prompt": [{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}]},
+}
+
+
+@pytest.mark.parametrize("case", MULTIMODAL)
+async def test_multimodal_bodies(app: App, case: str) -> None:
+    refused(await app.post(MULTIMODAL[case]), 422, "MULTIMODAL_UNSUPPORTED")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "image/png",
+        "image/svg+xml",
+        "audio/mpeg",
+        "video/mp4",
+        "multipart/form-data; boundary=x",
+        "Multipart/Mixed; boundary=x",
+        "application/pdf",
+        "application/octet-stream",
+    ],
+)
+async def test_multimodal_types(app: App, kind: str) -> None:
+    for path in ("", "/chat/completions"):
+        response = await app.post(content=b'{"prompt":"x"}', path=path, headers=app.headers(**{"Content-Type": kind}))
+        refused(response, 422, "MULTIMODAL_UNSUPPORTED")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "text/html", "json", "x/y"])
+async def test_other_types(app: App, kind: str) -> None:
+    response = await app.post(content=b'{"prompt":"x"}', headers=app.headers(**{"Content-Type": kind}))
+    refused(response, 400, "REQUEST_MALFORMED")
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=UTF-8"]
+)
+async def test_ways_to_say_json(app: App, kind: str) -> None:
+    response = await app.post(content=b'{"prompt":"x"}', headers=app.headers(**{"Content-Type": kind}))
+    answered(response)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate", "zstd", "gzip, gzip", "x-cormorant"])
+async def test_encoded_bodies(app: App, encoding: str) -> None:
+    headers = app.headers(**{"Content-Type": "application/json", "Content-Encoding": encoding})
+    refused(await app.post(content=b'{"prompt":"x"}', headers=headers), 400, "REQUEST_MALFORMED")
+
+
+async def test_exactly_one_hundred_kilobytes(gw: Gateway, app: App, provider: FakeProvider) -> None:
+    frame = json.dumps({"prompt": ""}).encode()
+    prompt = provider.plays(tokens("x", usage=None), prompt="k" * (102_400 - len(frame)))
+    body = frame.replace(b'""', b'"%b"' % prompt.encode())
+    headers = app.headers(**{"Content-Type": "application/json"})
+    assert len(body) == 102_400
+    answered(await app.post(content=body, headers=headers))
+    assert await app.account.settled() == bound(prompt)
+    refused(await app.post(content=body + b" ", headers=headers), 413, "REQUEST_TOO_LARGE")
+    assert len(provider.asked(prompt)) == 1
+
+    async def without_length(data: bytes) -> Any:
+        for start in range(0, len(data), 10_000):
+            yield data[start : start + 10_000]
+
+    answered(await app.post(content=without_length(body), headers=headers))
+    refused(await app.post(content=without_length(body + b" "), headers=headers), 413, "REQUEST_TOO_LARGE")
+
+
+async def test_escapes_are_priced_by_the_text_they_mean(app: App, provider: FakeProvider) -> None:
+    text = "é☀👩‍🚀\u0000\u2028" + "7d21"
+    prompt = provider.plays(tokens("x", usage=None), prompt=text)
+    answered(await app.post({"prompt": prompt, "maxTokens": 1}))
+    assert provider.asked(prompt)[0].json["messages"][0]["content"] == text
+    assert await app.account.settled() == bound(text, 1)
+
+
+async def test_duplicate_keys_mean_one_thing(gw: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    """Either the body is refused, or the text that is sent is the text that is priced."""
+    app = await gw.app(backend)
+    for text in ("first 91ab", "second 91ab"):
+        provider.plays(tokens("x", usage=None), prompt=text)
+    body = b'{"prompt":"first 91ab","prompt":"second 91ab","maxTokens":2000,"maxTokens":1}'
+    response = await app.post(content=body, headers=app.headers(**{"Content-Type": "application/json"}))
+    sent = [*provider.asked("first 91ab"), *provider.asked("second 91ab")]
+    if response.status_code == 200:
+        (asked,) = sent
+        upstream = asked.json
+        length = upstream.get("max_tokens", upstream.get("max_completion_tokens"))
+        assert await app.account.settled() == bound(upstream["messages"][0]["content"], length)
+    else:
+        refused(response, 400, "REQUEST_MALFORMED")
+        assert sent == []

@@ -1,0 +1,71 @@
+"""A server to call, and the client that calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gateway.outbound.client import Client
+from tests.fakes.receiver import FakeReceiver, certificate
+from tests.gateway.outbound.origins import Handler, Serve
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts servers on loopback, and ends them and what they still do."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(handler: Handler, tls: ssl.SSLContext | None = None) -> int:
+            tasks: set[asyncio.Task[None]] = set()
+
+            async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                tasks.add(task)
+                with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                    await handler(reader, writer)
+                writer.transport.abort()
+
+            server = await asyncio.start_server(handle, "127.0.0.1", 0, ssl=tls)
+
+            async def end() -> None:
+                server.close()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+            stack.push_async_callback(end)
+            return int(server.sockets[0].getsockname()[1])
+
+        yield start
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[Client]:
+    async with Client(allow_private=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
+    """A server's context for receiver.example.com and 127.0.0.1, and the file to trust it with."""
+    return certificate(tmp_path_factory.mktemp("tls"), "receiver.example.com", address="127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def bad_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
+    """A context for the same names whose certificate has expired."""
+    folder: Path = tmp_path_factory.mktemp("bad-tls")
+    return certificate(folder, "receiver.example.com", expired=True, address="127.0.0.1")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def receiver() -> AsyncIterator[FakeReceiver]:
+    async with FakeReceiver() as receiver:
+        yield receiver

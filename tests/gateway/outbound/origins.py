@@ -1,0 +1,81 @@
+"""Servers that a client under test calls, and names that resolve to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from gateway.outbound import addresses
+from gateway.outbound.addresses import CallFailed
+from gateway.outbound.client import Client
+
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Serve = Callable[..., Awaitable[int]]
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+def names(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[list[str]]]) -> list[str]:
+    """Answers look-ups in order and repeats the last answer. Returns the list of names looked up."""
+    asked: list[str] = []
+
+    async def look_up(name: str, _port: int, **_: object) -> list[str]:
+        asked.append(name)
+        queue = answers[name.removesuffix(".")]
+        return queue.pop(0) if len(queue) > 1 else queue[0]
+
+    monkeypatch.setattr(addresses, "look_up", look_up)
+    return asked
+
+
+def answering(*pieces: bytes, then: Callable[[], Awaitable[object]] | None = None) -> Handler:
+    """Reads a request, sends the pieces; afterwards closes, or does `then`."""
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        if then is not None:
+            await then()
+
+    return handler
+
+
+async def forever() -> None:
+    await asyncio.sleep(60)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+class Recorder:
+    """Answers every request of every connection with 200, and keeps what was sent."""
+
+    def __init__(self, answer: bytes = OK) -> None:
+        self.answer = answer
+        self.connections = 0
+        self.requests: list[bytes] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
+            )
+            self.requests.append(head + await reader.readexactly(length))
+            writer.write(self.answer)
+            await writer.drain()
+
+
+async def failure(client: Client, url: str, *, budget: float = 5, max_bytes: int = 1000) -> CallFailed:
+    with pytest.raises(CallFailed) as failed:
+        await client.fetch("GET", url, budget=budget, max_bytes=max_bytes)
+    assert "s3cret" not in str(failed.value)
+    return failed.value

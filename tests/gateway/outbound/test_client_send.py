@@ -1,0 +1,373 @@
+"""Calls that need the status only, such as deliveries: outcome, budget, and what must never happen."""
+
+import asyncio
+import socket
+import ssl
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from gateway.outbound import addresses
+from gateway.outbound import client as outbound
+from gateway.outbound.addresses import CallFailed
+from gateway.outbound.client import Client
+from tests.fakes.receiver import HUGE_ANSWER, FakeReceiver, drip
+from tests.fakes.server import CLOSE, HANG, RESET, Exchange, Head, Raw, Script, answer
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+BODY = b'{"type":"app.crashed"}'
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def client() -> AsyncIterator[Client]:
+    async with Client(allow_private=True) as client:
+        yield client
+
+
+async def post(client: Client, url: str, *, budget: float = 5, drain: int = 65536) -> int:
+    headers = {"Content-Type": "application/json", "X-Service-Event": "app.crashed"}
+    return await client.send("POST", url, headers=headers, content=BODY, budget=budget, drain=drain)
+
+
+async def failure(client: Client, url: str, *, budget: float = 5) -> str:
+    with pytest.raises(CallFailed) as failed:
+        await post(client, url, budget=budget)
+    assert "s3cret" not in str(failed.value)
+    return failed.value.reason
+
+
+async def test_the_very_bytes(client: Client, receiver: FakeReceiver) -> None:
+    assert await post(client, receiver.url("/a%2Fb/%7Bx%7D?q=%20+&r=é")) == 204
+    (exchange,) = receiver.exchanges
+    assert (exchange.method, exchange.path) == ("POST", "/a%2Fb/%7Bx%7D?q=%20+&r=%C3%A9")
+    assert exchange.body == BODY
+    assert exchange.header("x-service-event") == "app.crashed"
+    assert exchange.header("content-length") == str(len(BODY))
+    assert exchange.header("transfer-encoding") is None
+    assert exchange.header("host") == f"127.0.0.1:{receiver.port}"
+    assert exchange.header("accept-encoding") == "identity"
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 299, 301, 302, 307, 400, 401, 404, 410, 429, 500, 502, 503, 599])
+async def test_a_status_is_an_answer(client: Client, receiver: FakeReceiver, status: int) -> None:
+    other = receiver.url("/elsewhere")
+    receiver.plays("/events", answer(status, b"x" if status != 204 else b"", {"Location": other}))
+    assert await post(client, receiver.url()) == status
+    assert len(receiver.exchanges) == 1, "neither followed nor tried again"
+
+
+@pytest.mark.parametrize("location", ["file:///etc/passwd", "http://[", "//", "\xff", "http://127.0.0.1:1/"])
+async def test_a_redirect_is_not_even_parsed(client: Client, receiver: FakeReceiver, location: str) -> None:
+    receiver.plays(
+        "/events", [Raw(f"HTTP/1.1 302 F\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode("latin-1"))]
+    )
+    assert await post(client, receiver.url()) == 302
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ([CLOSE], "connect"),
+        ([RESET], "connect"),
+        ([Raw(b"SSH-2.0-OpenSSH_9.2\r\n"), CLOSE], "connect"),
+        ([Raw(b"HTTP/1.1 200 OK\r\nContent-Le"), CLOSE], "connect"),
+        ([Raw(b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n"), CLOSE], "connect"),
+        ([Raw(b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000), HANG], "connect"),
+        ([Raw(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000), HANG], "connect"),
+        ([HANG], "timeout"),
+        ([Raw(b"HTTP/1.1 200 OK\r\n"), HANG], "timeout"),
+        ([Raw(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50), HANG], "timeout"),
+        (drip(pause=0.05), "timeout"),
+    ],
+)
+async def test_no_answer(client: Client, receiver: FakeReceiver, script: Script, reason: str) -> None:
+    receiver.plays("/s3cret", script)
+    began = time.monotonic()
+    assert await failure(client, receiver.url("/s3cret"), budget=0.5) == reason
+    assert time.monotonic() - began < 1.5
+    await asyncio.sleep(0.05)
+    assert len(receiver.exchanges) == 1, "tried once"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), CLOSE],
+        [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf"), HANG],
+        [Raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), 0.1, Raw(b"zz\r\n"), CLOSE],
+        [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n"), *drip(pause=0.05)],
+        [Raw(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\nno")],
+    ],
+)
+async def test_the_headers_decide(client: Client, receiver: FakeReceiver, body: Script) -> None:
+    """A body that is late, cut or broken changes nothing, and costs no more than the budget."""
+    receiver.plays("/events", body)
+    began = time.monotonic()
+    assert await post(client, receiver.url(), budget=0.5) == 200
+    assert time.monotonic() - began < 1.5
+
+
+async def test_a_drip_is_hung_up_on(client: Client, receiver: FakeReceiver) -> None:
+    receiver.plays("/s3cret", drip(pause=0.05))
+    await failure(client, receiver.url("/s3cret"), budget=0.2)
+    await asyncio.wait_for(receiver.exchanges[0].cancelled.wait(), 2)
+
+
+async def test_a_huge_answer_is_cut_with_flat_memory(client: Client, receiver: FakeReceiver) -> None:
+    receiver.plays("/events", HUGE_ANSWER)
+    await post(client, receiver.url())
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            assert await post(client, receiver.url()) == 200
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    assert all(exchange.written < 20_000_000 for exchange in receiver.exchanges)
+
+
+async def test_connections_are_kept_and_one_that_was_closed_is_not_used(client: Client, receiver: FakeReceiver) -> None:
+    for _ in range(5):
+        await post(client, receiver.url())
+    assert receiver.connections == 1
+    receiver.exchanges[-1].writer.close()
+    await asyncio.sleep(0.05)
+    assert await post(client, receiver.url()) == 204
+    assert receiver.connections == 2
+    assert len(receiver.exchanges) == 6
+
+
+async def test_idle_connections_go_before_servers_end_them() -> None:
+    """Node, uvicorn and Apache close after 5 seconds; a POST that meets the closing is lost."""
+    assert outbound.KEEP_ALIVE < 5
+
+
+async def test_a_post_on_a_connection_that_dies_is_not_repeated(client: Client, receiver: FakeReceiver) -> None:
+    await post(client, receiver.url())
+    receiver.plays("/events", RESET)
+    assert await failure(client, receiver.url()) == "connect"
+    assert len(receiver.exchanges) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, method: str) -> None:
+    """aiohttp repeats idempotent requests whose connection breaks."""
+    await post(client, receiver.url())
+    receiver.plays("/events", CLOSE)
+    with pytest.raises(CallFailed) as failed:
+        await client.send(method, receiver.url(), budget=5)
+    assert failed.value.reason == "connect"
+    assert len(receiver.exchanges) == 2
+
+
+async def test_neither_cookies_nor_proxies_nor_netrc(
+    receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    netrc = tmp_path_factory.mktemp("netrc") / "netrc"
+    netrc.write_text("machine 127.0.0.1 login me password s3cret\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    receiver.default = answer(200, b"", {"Set-Cookie": "a=b"})
+    client = Client(allow_private=True)
+    for _ in range(2):
+        assert await post(client, receiver.url()) == 200
+    await client.close()
+    names = {name for exchange in receiver.exchanges for name, _ in exchange.headers}
+    assert not names & {"cookie", "authorization", "proxy-authorization"}
+
+
+async def test_nobody_listens(client: Client) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert await failure(client, f"http://127.0.0.1:{taken.getsockname()[1]}/s3cret") == "connect"
+
+
+# Names
+
+
+def names(monkeypatch: pytest.MonkeyPatch, *answers: list[str] | Exception) -> list[str]:
+    """What look-ups answer, in order, the last for ever; returns the list of names looked up."""
+    asked: list[str] = []
+    left = list(answers)
+
+    async def look_up(name: str, _port: int, **_: object) -> list[str]:
+        asked.append(name)
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(found, Exception):
+            raise found
+        if found == ["hangs"]:
+            await asyncio.Event().wait()
+        return found
+
+    monkeypatch.setattr(addresses, "look_up", look_up)
+    return asked
+
+
+async def test_a_name_that_is_not_there(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, socket.gaierror(socket.EAI_NONAME, "Name or service not known"), [])
+    assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
+    assert await failure(client, "http://nowhere.example.com/s3cret") == "dns"
+
+
+async def test_a_look_up_that_hangs_is_in_the_budget(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ["hangs"])
+    began = time.monotonic()
+    assert await failure(client, "http://slow.example.com/s3cret", budget=0.3) == "timeout"
+    assert time.monotonic() - began < 1
+
+
+async def test_all_addresses_of_a_name_are_tried(
+    client: Client, receiver: FakeReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names(monkeypatch, ["127.0.0.2", "::1", "127.0.0.1"])
+    assert await post(client, receiver.url(host="three.example.com")) == 204
+    assert receiver.exchanges[0].header("host") == f"three.example.com:{receiver.port}"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/s3cret",
+        "https://127.0.0.1/s3cret",
+        "https://2130706433/s3cret",
+        "https://[::ffff:10.0.0.1]/s3cret",
+        "https://169.254.169.254/s3cret",
+        "https://localhost/s3cret",
+        "https://me:s3cret@example.com/",
+        "file:///s3cret",
+        "nonsense",
+    ],
+)
+async def test_an_address_that_is_not_public_is_blocked(url: str) -> None:
+    async with Client(allow_private=False) as client:
+        assert await failure(client, url) == "blocked"
+
+
+async def test_a_name_that_changes_gains_nothing(
+    monkeypatch: pytest.MonkeyPatch, tls: tuple[ssl.SSLContext, str]
+) -> None:
+    """Public when it was saved and at one delivery, private at the next: judged at each, connected to the judged."""
+    closing_answer = [Raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"), CLOSE]
+    async with FakeReceiver(tls[0]) as receiver:
+        receiver.default = closing_answer
+        asked = names(monkeypatch, ["93.184.215.14"], ["93.184.215.14", "127.0.0.1"], ["127.0.0.1"])
+        loop, dialled = asyncio.get_running_loop(), []
+        connect = loop.sock_connect
+
+        async def to_loopback(sock: socket.socket, address: tuple[str, int]) -> None:
+            dialled.append(address[0])
+            await connect(sock, ("127.0.0.1", address[1]))
+
+        monkeypatch.setattr(loop, "sock_connect", to_loopback)
+        client = Client(allow_private=False, ca_file=tls[1])
+        url = receiver.url("/s3cret", host="receiver.example.com")
+        assert await post(client, url) == 200
+        assert (asked, dialled) == (["receiver.example.com."], ["93.184.215.14"])
+        assert await failure(client, url) == "blocked", "one private address refuses the name"
+        assert await failure(client, url) == "blocked"
+        await client.close()
+    assert dialled == ["93.184.215.14"], "not even a connection"
+    assert len(receiver.exchanges) == 1
+
+
+async def test_the_last_look_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a resolver of aiohttp's might do some day."""
+
+    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
+        return [("127.0.0.1", 443)]
+
+    monkeypatch.setattr(outbound, "resolve", resolve)
+    client = Client(allow_private=False)
+    assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
+    await client.close()
+
+
+async def test_a_name_whose_every_address_is_refused_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
+        return [("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)]
+
+    monkeypatch.setattr(outbound, "resolve", resolve)
+    async with Client(allow_private=False) as client:
+        assert await failure(client, "https://receiver.example.com/s3cret") == "blocked"
+
+
+# TLS
+
+
+async def test_tls(
+    monkeypatch: pytest.MonkeyPatch, tls: tuple[ssl.SSLContext, str], bad_tls: tuple[ssl.SSLContext, str]
+) -> None:
+    names(monkeypatch, ["127.0.0.1"])
+
+    async def speak_plainly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(9)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    plain = await asyncio.start_server(speak_plainly, "127.0.0.1", 0)
+    async with plain, FakeReceiver(tls[0]) as good, FakeReceiver(bad_tls[0]) as bad:
+        trusting, stranger = Client(allow_private=True, ca_file=tls[1]), Client(allow_private=True)
+        expired = Client(allow_private=True, ca_file=bad_tls[1])
+        try:
+            assert await post(trusting, good.url(host="receiver.example.com")) == 204
+            assert await post(trusting, good.url(host="receiver.example.com")) == 204
+            assert good.connections == 1, "one handshake"
+            assert await failure(trusting, good.url(host="other.example.com")) == "tls"
+            assert await failure(stranger, good.url(host="receiver.example.com")) == "tls"
+            assert await failure(expired, bad.url(host="receiver.example.com")) == "tls"
+            assert await failure(trusting, f"https://127.0.0.1:{plain.sockets[0].getsockname()[1]}/") == "tls"
+        finally:
+            for client in (trusting, stranger, expired):
+                await client.close()
+        assert len(good.exchanges) == 2, "nothing is sent before the certificate is verified"
+        assert not bad.exchanges
+
+
+async def test_a_handshake_that_hangs_is_in_the_budget() -> None:
+    gone = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        gone.set()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    client = Client(allow_private=True)
+    began = time.monotonic()
+    assert await failure(client, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/", budget=0.3) == "timeout"
+    assert time.monotonic() - began < 1
+    await asyncio.wait_for(gone.wait(), 2)
+    await client.close()
+    server.close()
+
+
+# Many
+
+
+async def test_those_that_hang_leave_nothing_behind(client: Client, receiver: FakeReceiver) -> None:
+    receiver.hangs("/s3cret")
+    for _ in range(3):
+        calls = [failure(client, receiver.url("/s3cret"), budget=0.3) for _ in range(100)]
+        assert set(await asyncio.gather(*calls)) == {"timeout"}
+    await wait_until(lambda: all(exchange.cancelled.is_set() for exchange in receiver.exchanges))
+    assert await post(client, receiver.url()) == 204
+
+
+async def test_a_call_that_is_cancelled_hangs_up(client: Client, receiver: FakeReceiver) -> None:
+    receiver.hangs("/events")
+    call = asyncio.create_task(post(client, receiver.url()))
+    exchange: Exchange = await wait_until(lambda: receiver.exchanges and receiver.exchanges[0])
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await asyncio.wait_for(exchange.cancelled.wait(), 2)
+
+
+async def test_headers_of_a_kind(client: Client, receiver: FakeReceiver) -> None:
+    receiver.plays("/events", [Head(200, {"Content-Length": "0", "X": "é"})])
+    assert await post(client, receiver.url()) == 200

@@ -1,0 +1,145 @@
+"""Calls over TLS, and to names that change."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from gateway.outbound.addresses import BlockedAddress
+from gateway.outbound.client import Client
+from tests.gateway.outbound.origins import OK, Recorder, Serve, answering, failure, forever, names
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[ssl.SSLContext, str]]:
+    """Makes a server's context for a name, and the file to trust it with."""
+    folder = tmp_path_factory.mktemp("tls")
+
+    def make(name: str, *, expired: bool = False) -> tuple[ssl.SSLContext, str]:
+        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=9))
+            .not_valid_after(now + datetime.timedelta(days=-1 if expired else 1))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        file: Path = folder / f"{name}-{expired}.pem"
+        private = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        file.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(file)
+        return context, str(file)
+
+    return make
+
+
+Authority = Callable[..., tuple[ssl.SSLContext, str]]
+
+
+async def test_tls_is_verified_for_the_name(
+    serve: Serve, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, trusted = authority("receiver.example.com")
+    asked_for: list[str | None] = []
+    context.sni_callback = lambda _socket, name, _context: asked_for.append(name)
+    server = Recorder()
+    port = await serve(server, context)
+    names(monkeypatch, {"receiver.example.com": [["127.0.0.1"]], "other.example.com": [["127.0.0.1"]]})
+    async with Client(allow_private=True, ca_file=trusted) as client:
+        url = f"https://receiver.example.com.:{port}/"
+        assert (await client.fetch("GET", url, budget=5, max_bytes=9)).status == 200
+        assert asked_for == ["receiver.example.com"]
+        assert f"\r\nHost: receiver.example.com:{port}\r\n".encode() in server.requests[0]
+        failed = await failure(client, f"https://other.example.com:{port}/s3cret")
+        assert failed.reason == "tls"
+        assert "not valid for 'other.example.com'" in str(failed)
+        assert (await failure(client, f"https://127.0.0.1:{port}/s3cret")).reason == "tls"
+    async with Client(allow_private=True) as stranger:
+        failed = await failure(stranger, f"https://receiver.example.com:{port}/s3cret")
+        assert (failed.reason, "self-signed certificate" in str(failed)) == ("tls", True)
+    assert len(server.requests) == 1, "nothing is sent before the certificate is verified"
+
+
+async def test_bad_tls(serve: Serve, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, trusted = authority("old.example.com", expired=True)
+    names(monkeypatch, {"old.example.com": [["127.0.0.1"]]})
+    gone = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await reader.read(99_999)
+        await reader.read()
+        gone.set()
+
+    async with Client(allow_private=True, ca_file=trusted) as client:
+        failed = await failure(client, f"https://old.example.com:{await serve(Recorder(), context)}/s3cret")
+        assert (failed.reason, "expired" in str(failed)) == ("tls", True)
+        plain = await serve(answering(OK, then=forever))
+        assert (await failure(client, f"https://old.example.com:{plain}/s3cret", budget=1)).reason in ("tls", "timeout")
+        hanging = await serve(silent)
+        assert (await failure(client, f"https://old.example.com:{hanging}/s3cret", budget=0.3)).reason == "timeout"
+        await asyncio.wait_for(gone.wait(), 5)  # a cancelled handshake closes its socket
+
+
+async def test_tls_that_breaks_after_the_handshake(
+    serve: Serve, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, trusted = authority("forged.example.com")
+    names(monkeypatch, {"forged.example.com": [["127.0.0.1"]]})
+
+    async def forge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        os.write(writer.get_extra_info("socket").fileno(), b"\x17\x03\x03\x00\x20" + bytes(32))
+        await forever()
+
+    async with Client(allow_private=True, ca_file=trusted) as client:
+        url = f"https://forged.example.com:{await serve(forge, context)}/s3cret"
+        assert (await failure(client, url)).reason == "tls"
+
+
+async def test_a_name_that_changes_between_check_and_connection_gains_nothing(
+    serve: Serve, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, trusted = authority("rebind.example.com")
+    closing = OK.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    port = await serve(answering(closing), context)
+    asked = names(monkeypatch, {"rebind.example.com": [["93.184.215.14"], ["127.0.0.1"]]})
+    dialled: list[str] = []
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
+
+    async def to_loopback(sock: socket.socket, address: tuple[str, int]) -> None:
+        dialled.append(address[0])
+        await connect(sock, ("127.0.0.1", address[1]))
+
+    def no_second_look_up(*_: object, **__: object) -> None:
+        raise AssertionError("looked up again")
+
+    monkeypatch.setattr(loop, "sock_connect", to_loopback)
+    monkeypatch.setattr(socket, "getaddrinfo", no_second_look_up)
+    url = f"https://rebind.example.com:{port}/"
+    async with Client(allow_private=False, ca_file=trusted) as client:
+        assert (await client.fetch("GET", url, budget=5, max_bytes=9)).status == 200
+        assert (asked, dialled) == (["rebind.example.com."], ["93.184.215.14"])
+        assert (await failure(client, url)).reason == "blocked"
+        with pytest.raises(BlockedAddress):
+            await client.send("GET", url, budget=5)
+    assert dialled == ["93.184.215.14"], "not even a connection"

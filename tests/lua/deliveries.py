@@ -1,0 +1,65 @@
+"""An event's way through Redis, script by script: emit, begin, keep, finish."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.lua.scripts import TAG, source
+
+STREAM, LOG, OUTCOMES = f"{TAG}:events", f"{TAG}:deliveries:acc", f"{TAG}:outcomes"
+RECEIVER = f"{TAG}:webhook:acc"
+GROUP = "webhooks"
+DATA = '{"appId":"é","n":1}'
+
+
+class Entry(NamedTuple):
+    id: str
+    fields: dict[str, str]
+
+
+class Deliveries:
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self._scripts: dict[str, Callable[..., Any]] = {}
+
+    def script(self, name: str, **bounds: int) -> Callable[..., Any]:
+        return self._scripts.setdefault(f"{name}{bounds}", self.client.register_script(source(name, **bounds)))
+
+    def emit(self, event: str = "evt_1", **bounds: int) -> str:
+        keys, args = [STREAM, LOG, OUTCOMES], [event, "acc", "shop", "app.crashed", DATA]
+        return self.script("emit", **bounds)(keys, args).decode()
+
+    def read(self, consumer: str = "one", last: str = ">") -> list[Entry]:
+        if not self.client.exists(STREAM) or not self.client.xinfo_groups(STREAM):
+            self.client.xgroup_create(STREAM, GROUP, "0", mkstream=True)
+        found = self.client.xreadgroup(GROUP, consumer, {STREAM: last})
+        return [Entry(i.decode(), _text(fields)) for i, fields in (found[0][1] if found else [])]
+
+    def begin(self, entry: Entry, consumer: str = "one") -> tuple[int, str]:
+        mine, receiver = self.script("begin")([STREAM, RECEIVER], [GROUP, consumer, entry.id])
+        return mine, receiver.decode()
+
+    def finish(
+        self, entry: Entry, outcome: str = "delivered", status: Any = 204, reason: str = "", **bounds: int
+    ) -> int:
+        fields = entry.fields
+        event = [fields["id"], fields["account"], fields["app"], fields["type"], fields["data"]]
+        args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason]
+        return self.script("finish", **bounds)([STREAM, LOG, OUTCOMES], args)
+
+    def keep(self, *entries: Entry, consumer: str = "one", idle: int = 0) -> int:
+        return self.script("keep")([STREAM], [GROUP, consumer, idle, *(e.id for e in entries)])
+
+    def pending(self) -> dict[str, tuple[str, int]]:
+        """Entry → its worker and its idle time, ms."""
+        found = self.client.xpending_range(STREAM, GROUP, "-", "+", 1000)
+        return {p["message_id"].decode(): (p["consumer"].decode(), p["time_since_delivered"]) for p in found}
+
+    def log(self) -> list[dict[str, str]]:
+        return [_text(fields) for _, fields in self.client.xrange(LOG)]
+
+    def outcomes(self) -> dict[str, int]:
+        return {k: int(v) for k, v in _text(self.client.hgetall(OUTCOMES)).items()}
+
+
+def _text(fields: dict[bytes, bytes]) -> dict[str, str]:
+    return {k.decode(): v.decode() for k, v in fields.items()}

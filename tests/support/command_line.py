@@ -1,0 +1,113 @@
+"""Runs the command line tool: arguments and environment in, exit code and output out."""
+
+import asyncio
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from click.testing import CliRunner
+
+from gateway.cli.main import main
+
+
+class Run(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    @property
+    def line(self) -> str:
+        """The one line of an output that has no more."""
+        assert self.code == 0, self.err
+        assert self.out.count("\n") == 1, self.out
+        return self.out.strip()
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """A table's cells; two spaces part them."""
+        assert self.code == 0, self.err
+        return [[cell for cell in line.split("  ") if cell] for line in self.out.splitlines()]
+
+
+class Tool:
+    def __init__(self, url: str, key: str, home: Path) -> None:
+        self.home = home
+        self.environment: dict[str, str | None] = {
+            "CAPSULE_URL": url or None,
+            "CAPSULE_API_KEY": key or None,
+            "XDG_CONFIG_HOME": str(home),
+            "NO_COLOR": None,
+        }
+
+    async def __call__(self, *arguments: str, given: str = "", **environment: str | None) -> Run:
+        """Whatever happens it may not be a traceback, and an error is one line."""
+        result = await asyncio.to_thread(
+            CliRunner().invoke,
+            main,
+            arguments,
+            input=given,
+            env={**self.environment, **environment},
+            prog_name="capsule",
+        )
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        run = Run(result.exit_code, result.stdout, result.stderr)
+        if run.code:
+            assert run.err.splitlines()[-1].startswith("capsule: "), run.err
+        return run
+
+    async def refused(self, *arguments: str, code: int = 1, **options: Any) -> str:
+        """What it says, without its name in front."""
+        run = await self(*arguments, **options)
+        assert run.code == code, run
+        assert not run.out, run.out
+        assert run.err.count("\n") == 1, run.err
+        return run.err.removeprefix("capsule: ").strip()
+
+
+def run_process(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a process of its own, whose output goes into pipes."""
+    return subprocess.run(
+        [sys.executable, "-m", "gateway.cli", *arguments],
+        env=_environment(tool),
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, **environment: str) -> str:
+    """What a person sees of both streams, escape sequences and all."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gateway.cli", *arguments],
+        env={**_environment(tool), "TERM": "xterm", "COLUMNS": str(columns), **environment},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 65536):
+            seen += part
+    except OSError:  # Linux says so when the other side is closed
+        pass
+    finally:
+        os.close(ours)
+        process.wait(20)
+    return seen.decode()
+
+
+def _environment(tool: Tool) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], **{name: value for name, value in tool.environment.items() if value}}

@@ -1,0 +1,113 @@
+"""A gateway with its workers, and an account that deploys apps and receives events."""
+
+import contextlib
+import io
+import secrets
+import tarfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.fakes import FakeProvider
+from tests.fakes.receiver import FakeReceiver
+from tests.support.accounts import DOMAIN, Account
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.worker_process import Worker
+
+
+def packed(files: dict[str, str]) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text.encode())
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return archive.getvalue()
+
+
+class Host:
+    """The gateway with its workers, and one account whose events are received."""
+
+    def __init__(self, gateway: Gateway, account: Account, receiver: FakeReceiver, apps_port: int) -> None:
+        self.gateway, self.account, self.receiver, self.apps_port = gateway, account, receiver, apps_port
+        self.workers: list[Worker] = []
+        self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
+
+    async def worker(self, *names: str, joined: bool = True, constants: Mapping[str, float] = {}) -> Worker:
+        environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}"}
+        worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
+        worker.names, worker.environment = names, {**worker.environment, **environment}
+        worker.constants = constants
+        self.workers.append(worker)
+        await worker.start()
+        return await worker.joined() if joined else worker
+
+    async def call(self, method: str, path: str, **options: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.account.key}"}
+        answer = await self.gateway.http.request(method, path, headers=headers, **options)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    async def app(self, **fields: Any) -> str:
+        name = f"app-{secrets.token_hex(3)}"
+        answer = await self.gateway.platform("PUT", f"apps/{name}", {"account": self.account.id, **fields})
+        assert answer.is_success, answer.text
+        return name
+
+    async def publish(self, app: str, files: dict[str, str]) -> str:
+        return (await self.call("PUT", f"/account/apps/{app}/source", content=packed(files)))["deployId"]
+
+    async def hook(self, app: str) -> str:
+        url = (await self.call("POST", f"/account/apps/{app}/hooks", json={"name": "ci"}))["url"]
+        self.gateway.confidential.add(url.rpartition("/")[2])
+        return httpx.URL(url).path
+
+    async def trigger(self, hook: str) -> str:
+        return (await self.gateway.http.post(hook)).raise_for_status().json()["deployId"]
+
+    async def deploy(self, deploy_id: str) -> dict[str, Any]:
+        return await self.call("GET", f"/account/deploys/{deploy_id}")
+
+    async def in_state(self, deploy_id: str, *states: str, timeout: float = 20) -> dict[str, Any]:
+        async def there() -> dict[str, Any] | None:
+            found = await self.deploy(deploy_id)
+            return found if found["state"] in states else None
+
+        return await wait_until(there, timeout)
+
+    async def over(self, deploy_id: str) -> dict[str, Any]:
+        return await self.in_state(deploy_id, "live", "failed")
+
+    async def page(self, host: str) -> str:
+        answer = await self.web.get("/", headers={"Host": f"{host}.{DOMAIN}"})
+        return answer.text if answer.status_code == 200 else str(answer.status_code)
+
+    async def events(self, deploy_id: str, count: int = 1) -> list[tuple[str, dict[str, Any]]]:
+        """Of one deploy, once so many were received."""
+
+        def received() -> list[tuple[str, dict[str, Any]]]:
+            told = [exchange.json for exchange in self.receiver.exchanges]
+            return [(e["type"], e["data"]) for e in told if e["data"].get("deployId") == deploy_id]
+
+        await wait_until(lambda: len(received()) >= count, 10)
+        return received()
+
+
+@contextlib.asynccontextmanager
+async def hosting(provider: FakeProvider, folder: Path) -> AsyncIterator[Host]:
+    settings = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded"}
+    async with FakeReceiver() as receiver, gateway_with_redis(provider, folder, **settings) as gateway:
+        host = Host(gateway, await gateway.account("maker"), receiver, free_port())
+        gateway.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
+        try:
+            yield host
+            for worker in host.workers:
+                worker.assert_log_is_clean()
+        finally:
+            for worker in host.workers:
+                await worker.stop()
+            await host.web.aclose()

@@ -1,0 +1,208 @@
+"""Runs the gateway as users do, as a process, and calls it over HTTP.
+
+When a gateway ends, its log is checked: at the debug level it holds no prompt, answer, token or key, and no
+traceback unless the test allows one.
+"""
+
+import asyncio
+import base64
+import contextlib
+import importlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import COMPLETIONS
+from tests.support.accounts import DOMAIN, Account, App
+from tests.support.key_leaks import unexplained
+from tests.support.redis_monitor import Wiretap
+from tests.support.redis_servers import RedisServer, free_port
+
+OPERATOR = "operator-" + secrets.token_hex(16)
+ENCRYPTION_KEY = base64.urlsafe_b64encode(os.urandom(32)).decode()
+
+
+def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
+    """The command that runs a module, as `python -m` does.
+
+    `constants` are changed first, such as `{"gateway.inference.users.TOKEN_LIFE": 5}`, so that no test waits long.
+    """
+    if not constants:
+        return [sys.executable, "-m", module]
+    lines = ["import importlib, runpy"]
+    for path, value in constants.items():
+        owner, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(owner), name), f"{path} does not exist"
+        lines.append(f"importlib.import_module({owner!r}).{name} = {value!r}")
+    lines.append(f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)")
+    return [sys.executable, "-c", "; ".join(lines)]
+
+
+class Gateway:
+    redis: RedisServer
+    wiretap: Wiretap
+
+    def __init__(
+        self,
+        redis_url: str,
+        provider: FakeProvider,
+        folder: Path,
+        constants: Mapping[str, float] = {},
+        **settings: str,
+    ) -> None:
+        self.provider = provider
+        self.constants = constants
+        self.port = free_port()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.off_file = folder / "inference.off"
+        self.log_file = folder / f"gateway-{self.port}.log"
+        self.workers = 1
+        self.tracebacks_allowed = False
+        self.confidential: set[str] = {OPERATOR, ENCRYPTION_KEY, provider.key}
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "GATEWAY_REDIS_URL": redis_url,
+            "GATEWAY_BASE_URL": self.address,
+            "GATEWAY_APPS_DOMAIN": DOMAIN,
+            "GATEWAY_INFERENCE": "on",
+            "GATEWAY_PROCESSING_APPROVED": "true",
+            "GATEWAY_PROVIDER_URL": provider.url,
+            "GATEWAY_PROVIDER_KEY": provider.key,
+            "GATEWAY_OPERATOR_TOKEN": OPERATOR,
+            "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
+            "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
+            "GATEWAY_EMERGENCY_OFF_FILE": str(self.off_file),
+            "GATEWAY_DATA_DIR": str(folder / "data"),
+            "GATEWAY_LOG_LEVEL": "debug",
+            **settings,
+        }
+        for name in [n for n, value in self.environment.items() if value == ""]:
+            del self.environment[name]
+        self.folder = folder
+        self.process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.AsyncClient(
+            base_url=self.address,
+            timeout=30,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=50),
+            trust_env=False,
+        )
+
+    async def start(self) -> Self:
+        command = [*python("gateway.cli", self.constants), "serve", "--port", str(self.port)]
+        command += ["--workers", str(self.workers)]
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=self.environment, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
+            )
+        deadline = time.monotonic() + 20
+        while not await self.answers("/health"):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                await self.stop()
+                raise RuntimeError(f"the gateway did not start:\n{self.log}")
+            await asyncio.sleep(0.05)
+        return self
+
+    async def answers(self, path: str) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return (await self.http.get(path)).status_code == 200
+        return False
+
+    async def stop(self) -> int | None:
+        """SIGTERM; the exit code, or None for a gateway that had to be killed."""
+        if not self.process:
+            return None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return await asyncio.to_thread(self.process.wait, 15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return None
+        finally:
+            self.process = None
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    @property
+    def secrets(self) -> set[str]:
+        # Short prompts such as "x" stand everywhere.
+        prompts = [p for p in self.provider.prompts if len(p) >= 8]
+        return {*self.confidential, *prompts, *COMPLETIONS}
+
+    def assert_log_is_clean(self) -> None:
+        log = self.log
+        told = [secret for secret in self.secrets if secret in log]
+        assert not told, f"the log tells {told}"
+        if not self.tracebacks_allowed:
+            for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed"):
+                assert sign not in log, log[max(0, log.index(sign) - 1000) :][:4000]
+
+    async def platform(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {OPERATOR}"}
+        return await self.http.request(method, f"/platform/{path}", json=body, headers=headers)
+
+    async def switch(self, **gates: bool) -> httpx.Response:
+        return await self.platform("PUT", "inference", gates)
+
+    async def account(self, plan: str = "max") -> Account:
+        name = f"Account {secrets.token_hex(3)}"
+        response = await self.platform("POST", "accounts", {"name": name, "plan": plan})
+        assert response.status_code == 201, response.text
+        body = response.json()
+        self.confidential.add(body["apiKey"])
+        return Account(self, body["id"], body["apiKey"])
+
+    async def app(self, backend: FakeAppBackend, plan: str = "max", **fields: Any) -> App:
+        return await (await self.account(plan)).app(backend, **fields)
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    redis_url: str, provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
+) -> AsyncIterator[Gateway]:
+    """A gateway process with these settings, by their full names. An empty setting is left out."""
+    running = Gateway(redis_url, provider, folder, constants, **settings)
+    try:
+        await running.start()
+        yield running
+    finally:
+        await running.stop()
+        await running.http.aclose()
+    running.assert_log_is_clean()
+
+
+@contextlib.asynccontextmanager
+async def gateway_with_redis(
+    provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
+) -> AsyncIterator[Gateway]:
+    """With a server of its own (`.redis`), searched afterwards for content and for forgotten keys."""
+    server = RedisServer().start()
+    try:
+        async with Wiretap(server) as tap, gateway(server.url, provider, folder, constants, **settings) as running:
+            running.redis, running.wiretap = server, tap
+            yield running
+        written = [secret for secret in running.secrets if tap.heard(secret)]
+        assert not written, f"Redis was told {written}"
+        if server.running:
+            with server.client() as client:
+                leaked = unexplained(client)
+            assert not leaked, f"keys without expiry or reason: {leaked}"
+    finally:
+        server.stop()

@@ -1,0 +1,163 @@
+"""A data folder with releases of apps, and the web servers that serve it."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+import pytest
+
+from gateway.deploys.states import Deploy
+from gateway.events.catalogue import Kind
+from tests.support.redis_servers import free_port
+from workers.sites import nginx, web
+from workers.sites.releases import Releases, Site
+
+HOST = "shop.apps.test"
+SERVERS = ("embedded", "nginx")
+
+
+class Hosting:
+    def __init__(self, folder: Path) -> None:
+        self.releases = Releases(folder)
+        self.releases.create_folders()
+        self.folder = self.releases.folder
+        self.port = 0
+
+    def deploy(self, deploy_id: str, app_id: str = "shop", kind: Kind = "live", branch: str | None = None) -> Deploy:
+        return Deploy(
+            id=deploy_id,
+            account="acc_1",
+            app=app_id,
+            appId=app_id,
+            kind=kind,
+            state="checking",
+            trigger="upload",
+            createdAt="2026-07-02T10:00:00.000Z",
+            branch=branch,
+        )
+
+    def build(self, deploy: Deploy, files: Mapping[str, str | bytes], start: str | None = None) -> Site:
+        """What the engine's build leaves; with a start command, an app."""
+        site = self.releases.site(deploy)
+        release = site.release(deploy.id)
+        release.mkdir(mode=0o755)
+        for name, content in files.items():
+            path = release / ("files" if start is None else "app") / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        if start is not None:
+            (release / "start").write_text(start)
+        return site
+
+    def publish(self, deploy_id: str, files: Mapping[str, str | bytes], host: str = HOST, **which: str) -> Site:
+        deploy = self.deploy(deploy_id, **which)  # type: ignore[arg-type]
+        site = self.build(deploy, files)
+        site.swap(deploy_id)
+        self.releases.serve_as(host, site)
+        return site
+
+    @contextlib.asynccontextmanager
+    async def served(self, server: str) -> AsyncIterator[Self]:
+        (self.folder / "web").mkdir(mode=0o711, exist_ok=True)
+        self.port = free_port()
+        async with contextlib.AsyncExitStack() as stack:
+            if server == "nginx":
+                needs_nginx(self.folder)
+                await stack.enter_async_context(web.serve(self.folder, socket=self.folder / "web" / "apps.sock"))
+                await stack.enter_async_context(nginx.serve(self.folder, "127.0.0.1", self.port))
+            else:
+                await stack.enter_async_context(web.serve(self.folder, host="127.0.0.1", port=self.port))
+            yield self
+
+    def runs(self, site: Site) -> bool:
+        return site.current is not None and (site.release(site.current) / "start").exists()
+
+    async def ask(self, target: str, *headers: str, host: str | None = HOST, method: str = "GET") -> "Said":
+        """One request, as it is written here."""
+        lines = [f"{method} {target} HTTP/1.1", *([] if host is None else [f"Host: {host}"]), *headers]
+        return await self.say("\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1"))
+
+    async def say(self, data: bytes) -> "Said":
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            async with asyncio.timeout(10):
+                writer.write(data)
+                return Said(await reader.read())
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+class Said:
+    """An answer, as it came."""
+
+    def __init__(self, data: bytes) -> None:
+        head, _, self.body = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        self.status = int(first.split(" ")[1]) if first else 0  # 0: hung up
+        pairs = [line.partition(": ") for line in lines]
+        self.headers = {name.lower(): value for name, _, value in pairs}
+        self.names = [name.lower() for name, _, _ in pairs]
+
+    @property
+    def kept(self) -> tuple[int, bytes, dict[str, str]]:
+        """All that must not depend on which server it was."""
+        ours = ("content-type", "content-range", "cache-control", "x-content-type-options", "location", "allow")
+        body = self.body if self.status in (200, 206) else b""
+        return self.status, body, {name: self.headers[name] for name in ours if name in self.headers}
+
+
+def needs_nginx(folder: Path) -> None:
+    """A person without it skips; CI must have it."""
+    if not nginx.is_usable(folder):
+        if os.environ.get("CI"):
+            raise RuntimeError("nginx is missing, and CI must run every test")
+        pytest.skip("nginx is not installed")
+
+
+@contextlib.contextmanager
+def data_folder() -> Iterator[Path]:
+    """One that other users can pass, as an operator's; pytest's own folders are closed to them."""
+    folder = Path(tempfile.mkdtemp(prefix="hosting-"))
+    folder.chmod(0o711)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def swapped_under_load(
+    hosting: Hosting, site: Site, deploys: tuple[str, str], paths: list[str], texts: set[str], *, swaps: int
+) -> None:
+    """Swaps to the second and undoes it, while visitors ask; every answer must be whole, and one of the texts."""
+    host = next(path.name for path in (hosting.folder / "addresses").iterdir() if path.resolve() == site.folder)
+    url, seen, over = f"http://127.0.0.1:{hosting.port}", dict.fromkeys(texts, 0), False
+
+    async def visitor(client: aiohttp.ClientSession, number: int) -> None:
+        while not over:
+            number += 1
+            method = "POST" if hosting.runs(site) and number % 3 == 0 else "GET"
+            path = paths[number % len(paths)]
+            async with client.request(method, url + path, headers={"Host": host}) as answer:
+                text = await answer.text()
+                assert answer.status == 200, (method, path, text)
+                seen[text] += 1
+
+    async with aiohttp.ClientSession() as client, asyncio.TaskGroup() as group:
+        for number in range(16):
+            group.create_task(visitor(client, number))
+        for _ in range(swaps):
+            for swap in (site.undo, site.swap):
+                swap(deploys[1])
+                before = sum(seen.values())
+                while sum(seen.values()) < before + 40:
+                    await asyncio.sleep(0.002)
+        over = True
+    assert min(seen.values()) > 10 * swaps, seen

@@ -1,0 +1,51 @@
+"""Records every command that a Redis server receives, by MONITOR."""
+
+import asyncio
+import contextlib
+import re
+from typing import Self
+
+from tests.support.redis_servers import RedisServer
+
+# `1750000000.123456 [0 127.0.0.1:4711] "GET" "key"`; commands from inside a script say "lua" for the address.
+LINE = re.compile(rb'^\+\d+\.\d+ \[\d+ (\S+)\] "(\w+)"(?: "([^"]*)")?', re.MULTILINE)
+
+
+class Wiretap:
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._heard = bytearray()
+
+    async def __aenter__(self) -> Self:
+        reader, self._writer = await asyncio.open_connection("127.0.0.1", self._server.port)
+        self._writer.write(b"MONITOR\r\n")
+        await reader.readline()
+        self._task = asyncio.create_task(self._listen(reader))
+        return self
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                self._heard += data
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    def heard(self, text: str) -> bool:
+        return text.encode() in self._heard
+
+    def commands(self, since: int = 0) -> list[str]:
+        """What clients sent, each as `NAME first-argument`; what scripts did is left out."""
+        return [
+            f"{name.decode().upper()} {first.decode()}"
+            for address, name, first in LINE.findall(bytes(self._heard[since:]))
+            if address != b"lua"
+        ]
+
+    @property
+    def position(self) -> int:
+        return len(self._heard)

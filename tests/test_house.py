@@ -1,0 +1,297 @@
+"""The rules of the repository: what may import what, how large files are, where a test is, where Redis's names are.
+
+Imports count wherever they stand: inside functions, and for types alone.
+"""
+
+import ast
+import functools
+import graphlib
+import importlib.metadata
+import re
+import statistics
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = ("gateway", "workers", "tests", "bench", "docs")
+# Modules of `gateway` that any part of it may import.
+SHARED = {f"gateway.{name}" for name in ("cancellation", "errors", "ids", "log", "settings")}
+
+
+def python_files(folder: str) -> list[Path]:
+    found = (path.relative_to(ROOT) for path in sorted((ROOT / folder).rglob("*.py")))
+    return [path for path in found if "node_modules" not in path.parts]
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse((ROOT / path).read_text())
+
+
+@functools.cache
+def modules(folder: str) -> dict[str, Path]:
+    """By name, such as `gateway.store.keys`; a package has the name of its folder."""
+    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in python_files(folder)}
+
+
+@functools.cache
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, wherever in it."""
+    known, found = modules(path.parts[0]).keys() | modules("gateway").keys() | modules("workers").keys(), set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else str(node.module) for name in names}
+    return found
+
+
+def package(module: str) -> str:
+    """`gateway.store` for `gateway.store.keys`; a module outside any package, such as `gateway.app`, for itself."""
+    name = ".".join(module.split(".")[:2])
+    return name if (ROOT / name.replace(".", "/")).is_dir() else module
+
+
+def crossings(folder: str) -> Iterator[tuple[str, str]]:
+    """Importing and imported module, of all within gateway and workers."""
+    for module, path in modules(folder).items():
+        for imported in sorted(imports(path)):
+            if imported.partition(".")[0] in ("gateway", "workers"):
+                yield module, imported
+
+
+# -- imports -------------------------------------------------------------------------------------------------
+
+
+def test_workers_import_gateway_and_never_the_other_way() -> None:
+    """`capsule worker` starts the workers: the command line alone may import their entry point, and does so late."""
+    found = [(module, imported) for module, imported in crossings("gateway") if imported.startswith("workers")]
+    assert {package(module) for module, _ in found} <= {"gateway.cli"}, found
+    assert {imported for _, imported in found} <= {"workers.__main__"}, found
+
+
+@pytest.mark.parametrize("name", ["gateway.store", "gateway.outbound"])
+def test_store_and_outbound_know_no_domain(name: str) -> None:
+    found = [(module, imported) for module, imported in crossings("gateway") if package(module) == name]
+    others = [(module, imported) for module, imported in found if package(imported) not in {name, *SHARED}]
+    assert not others, others
+
+
+def test_shared_modules_import_each_other_alone() -> None:
+    found = [(module, imported) for module, imported in crossings("gateway") if module in SHARED]
+    others = [(module, imported) for module, imported in found if imported not in SHARED]
+    assert not others, others
+
+
+@pytest.mark.parametrize("folder", ["gateway", "workers"])
+def test_no_import_cycle(folder: str) -> None:
+    """Between modules, and between packages."""
+    for name in (str, package):
+        graph: dict[str, set[str]] = {}
+        for module, imported in crossings(folder):
+            if name(module) != name(imported):
+                graph.setdefault(name(module), set()).add(name(imported))
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            cycle = error.args[1]
+            through = [c for c in crossings(folder) if name(c[0]) != name(c[1]) and {*map(name, c)} <= {*cycle}]
+            pytest.fail(f"{' → '.join(reversed(cycle))}: {through}")
+
+
+def test_each_third_party_import_is_declared() -> None:
+    """The service's in `dependencies`, those of tests, benchmarks and tools in the groups for developers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = project["dependency-groups"]
+    service = distributions(project["project"]["dependencies"])
+    run = distributions(groups["run"])
+    developers = distributions([entry for entry in groups["dev"] if isinstance(entry, str)])
+    allowed = {"gateway": service, "workers": service, "gateway/dev": service | run}
+    everything = service | run | developers
+    provided_by = importlib.metadata.packages_distributions()
+    undeclared = set()
+    for folder in OURS:
+        for path in python_files(folder):
+            declared = allowed.get("/".join(path.parts[:2]), allowed.get(folder, everything))
+            ours = {*OURS, *sys.stdlib_module_names, *(other.stem for other in (ROOT / path.parent).glob("*.py"))}
+            for name in {imported.partition(".")[0] for imported in imports(path)} - ours:
+                if not {plain(distribution) for distribution in provided_by.get(name, [])} & declared:
+                    undeclared.add((name, str(path)))
+    assert not undeclared, sorted(undeclared)
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    """The distributions that are required, and those that their extras add: hiredis, for `redis[hiredis]`."""
+    found = set()
+    for requirement in requirements:
+        name, extras = re.fullmatch(r"([\w.-]+)(?:\[([\w,-]+)\])?.*", requirement).groups()
+        found.add(plain(name))
+        for extra in filter(None, (extras or "").split(",")):
+            added = importlib.metadata.requires(name) or []
+            found |= {
+                plain(re.match(r"[\w.-]+", line)[0]) for line in added if re.search(rf"extra == .{extra}\b", line)
+            }
+    return found
+
+
+def plain(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------
+
+
+def lines(path: Path) -> int:
+    return len((ROOT / path).read_text().splitlines())
+
+
+@pytest.mark.parametrize("folder", ["gateway", "workers"])
+def test_no_package_of_a_single_module(folder: str) -> None:
+    packages = {path.parent for path in python_files(folder) if path.name == "__init__.py"}
+    alone = [p for p in packages if len([*(ROOT / p).glob("*.py")]) < 3 and p != Path(folder)]
+    assert not alone, alone
+
+
+def test_no_file_is_long() -> None:
+    sizes = {str(path): lines(path) for folder in ("gateway", "workers", "tests") for path in python_files(folder)}
+    long = {path: size for path, size in sizes.items() if size >= 500}
+    assert not long, long
+
+
+def test_most_files_are_short() -> None:
+    sizes = [lines(path) for folder in ("gateway", "workers") for path in python_files(folder)]
+    assert statistics.median(sizes) < 150
+
+
+def test_most_functions_are_short() -> None:
+    """Nine in ten."""
+    sizes = [
+        node.end_lineno - node.lineno + 1
+        for folder in ("gateway", "workers")
+        for path in python_files(folder)
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert statistics.quantiles(sizes, n=10)[-1] < 25
+
+
+# -- tests ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["gateway", "workers"])
+def test_each_test_module_names_its_source(folder: str) -> None:
+    """tests/gateway/inference/test_admission_limits.py tests gateway/inference/admission.py."""
+    astray = []
+    for path in python_files(f"tests/{folder}"):
+        if path.name.startswith("test_"):
+            source = ROOT / path.parent.relative_to("tests")
+            names = {module.stem.strip("_") for module in source.glob("*.py")}
+            if not any(f"{path.stem}_".startswith(f"test_{name}_") for name in names - {"init"}):
+                astray.append(str(path))
+    assert not astray, astray
+
+
+def scripts() -> set[str]:
+    """Names of the Lua files that are scripts: the others are used by one."""
+    texts = {path.stem: path.read_text() for path in (ROOT / "lua").rglob("*.lua")}
+    return texts.keys() - {used for text in texts.values() for used in re.findall(r"^-- uses (\w+)$", text, re.M)}
+
+
+def test_each_script_has_a_test_module() -> None:
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "lua").glob("test_*.py")}
+    assert scripts() <= tested
+
+
+# -- Redis ---------------------------------------------------------------------------------------------------
+
+RUNNING = {"Script", "run_script", "eval", "evalsha", "eval_ro", "evalsha_ro", "register_script", "script_load"}
+
+
+def names(path: Path) -> Iterator[str]:
+    """All identifiers that a file defines or uses."""
+    for node in ast.walk(tree(path)):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=other):
+                yield from {name, other or name}
+            case ast.MatchAs(name=str(name)) | ast.ExceptHandler(name=str(name)):
+                yield name
+
+
+def service_files(*without: str) -> list[Path]:
+    return [p for folder in ("gateway", "workers") for p in python_files(folder) if str(p) not in without]
+
+
+def test_one_module_runs_scripts() -> None:
+    """gateway/store/scripts.py has one function for each; the client that it calls sends the command."""
+    files = service_files("gateway/store/scripts.py", "gateway/store/client.py")
+    found = [(str(path), sorted(running)) for path in files if (running := RUNNING & {*names(path)})]
+    assert not found, found
+    module = tree(Path("gateway/store/scripts.py"))
+    assert {node.name for node in module.body if isinstance(node, ast.AsyncFunctionDef)} == scripts()
+
+
+def key_patterns() -> list[str]:
+    """From the table in keys.py: every key of more than one part, and its beginning before the first variable part."""
+    table = re.findall(r"^\| `([^`]+:[^`]*)` \|", ast.get_docstring(tree(Path("gateway/store/keys.py"))) or "", re.M)
+    assert len(table) > 30
+    beginnings = [key.partition(":<")[0] for key in table]
+    keys = {key for key in [*table, *beginnings] if ":" in key}
+    return [re.sub(r"<[^>]+>", r"\\S+", re.escape(key)).replace(r"\{pNN\}", r"\{.*\}") for key in keys]
+
+
+def texts(path: Path) -> Iterator[str]:
+    """A file's texts but its docstrings; `{}` stands for what an f-string puts in."""
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree(path)):
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            skipped.add(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            skipped |= {*ast.walk(node)}
+            yield "".join(str(v.value) if isinstance(v, ast.Constant) else "{}" for v in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_one_module_builds_keys() -> None:
+    """No other has a text that reads like a key, or makes a longer key of one."""
+    any_key = re.compile("|".join(key_patterns()))
+    hash_tag = re.compile(r"\{(p\d\d|p%02d|ops|registrations)\}")
+    found = []
+    for path in service_files("gateway/store/keys.py"):
+        found += [(str(path), text) for text in texts(path) if any_key.fullmatch(text) or hash_tag.search(text)]
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.JoinedStr | ast.BinOp) and not isinstance(getattr(node, "op", None), ast.BitOr):
+                parts = node.values if isinstance(node, ast.JoinedStr) else [node.left, node.right]
+                values = [part.value if isinstance(part, ast.FormattedValue) else part for part in parts]
+                found += [(str(path), ast.unparse(node)) for value in values if makes_key(value)]
+    assert not found, found
+
+
+def makes_key(value: ast.expr) -> bool:
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="keys"), attr=name)):
+            return name.endswith(("_key", "_prefix", "tag"))
+    return False
+
+
+# -- words ---------------------------------------------------------------------------------------------------
+
+
+def test_no_identifier_is_a_riddle() -> None:
+    """Each of these once had a dozen meanings."""
+    riddles = {"told", "door", "doors"}
+    used = {(str(path), name) for path in service_files() for name in names(path)}
+    found = sorted((path, name) for path, name in used if riddles & {*name.lower().split("_")})
+    assert not found, found

@@ -1,0 +1,92 @@
+"""The heartbeat of a worker that reads no stream, and the checks that look for one."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from gateway.settings import Settings
+from gateway.store import keys
+from gateway.store.client import Store
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from workers import heartbeat
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    server = RedisServer("valkey").start()
+    yield server
+    server.stop()
+
+
+@pytest_asyncio.fixture
+async def store(redis: RedisServer) -> AsyncIterator[Store]:
+    store = Store(redis.url)
+    await store.client.flushdb()
+    yield store
+    await store.close()
+
+
+@contextlib.asynccontextmanager
+async def beating(store: Store) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(heartbeat.keep_heartbeat(store, "monitors"))
+    yield task
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def key(number: int) -> str:
+    return keys.worker_key("monitors", heartbeat.worker_name(number))
+
+
+async def test_each_worker_of_a_host_has_a_number_of_its_own(store: Store) -> None:
+    async with beating(store):
+        await wait_until(lambda: store.client.exists(key(1)))
+        async with beating(store):
+            await wait_until(lambda: store.client.exists(key(2)))
+        assert await store.client.get(key(1)) != await store.client.get(key(2))
+    assert 0 < await store.client.ttl(key(1)) <= keys.HEARTBEAT_SECONDS
+
+
+async def test_a_heartbeat_is_renewed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
+    async with beating(store):
+        await wait_until(lambda: store.client.exists(key(1)))
+        await store.client.expire(key(1), 2)
+
+        async def renewed() -> bool:
+            return await store.client.ttl(key(1)) > 2
+
+        await wait_until(renewed)
+        await store.client.delete(key(1))
+        await wait_until(lambda: store.client.exists(key(1)))
+        assert not await store.client.exists(key(2))
+
+
+async def test_a_heartbeat_outlives_a_fault_of_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "INTERVAL", 0.05)
+    server = RedisServer("valkey").start()
+    store = Store(server.url)
+    try:
+        async with beating(store) as task:
+            await wait_until(lambda: store.client.exists(key(1)))
+            server.kill()
+            await asyncio.sleep(0.2)
+            assert not task.done()
+            server.start()
+            await wait_until(lambda: store.client.exists(key(1)))
+    finally:
+        await store.close()
+        server.stop()
+
+
+async def test_a_worker_that_was_restarted_counts(redis: RedisServer, store: Store) -> None:
+    settings = Settings(redis_url=redis.url)
+    assert "no webhooks worker" in await heartbeat.find_fault(settings, ["webhooks"])
+    await store.client.set(keys.worker_key("webhooks", heartbeat.worker_name(2)), "token", ex=15)
+    assert await heartbeat.find_fault(settings, ["webhooks"]) == ""
+    await store.client.set(keys.worker_key("deploys", "another-host-1"), "token", ex=15)
+    assert "no deploys worker" in await heartbeat.find_fault(settings, ["webhooks", "deploys"])

@@ -1,0 +1,125 @@
+"""Turns, the number of deliveries at a time, and what a lane gives up, without Redis or sockets."""
+
+import itertools
+
+import pytest
+
+from workers.stream import Entry
+from workers.webhooks import lanes as module
+from workers.webhooks.lanes import LANE_DELIVERIES, STALLED, Lane, Lanes
+
+_ids = itertools.count()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def lanes(clock: Clock) -> Lanes:
+    return Lanes(clock)
+
+
+def entry(account: str) -> Entry:
+    return Entry("{p00}", str(next(_ids)), {"account": account})
+
+
+def add(lanes: Lanes, account: str, count: int = 1) -> list[Entry]:
+    entries = [entry(account) for _ in range(count)]
+    assert all(lanes.add(each) for each in entries)
+    return entries
+
+
+def take_all(lanes: Lanes) -> list[tuple[Lane, Entry]]:
+    return list(iter(lanes.take, None))
+
+
+def end(lanes: Lanes, lane: Lane, *, timed_out: bool = False) -> None:
+    lanes.learn(lane, timed_out=timed_out)
+    lanes.finish(lane)
+
+
+def test_accounts_take_turns_and_keep_their_order(lanes: Lanes) -> None:
+    first, second = add(lanes, "a", 3), add(lanes, "b", 2)
+    taken = []
+    while some := take_all(lanes):
+        taken += [found for _, found in some]
+        for lane, _ in some:
+            lanes.finish(lane)  # without a result: the number of deliveries at a time stays
+    assert taken == [first[0], second[0], first[1], second[1], first[2]]
+
+
+def test_deliveries_at_a_time_double_up_to_a_bound_and_fall_to_one_after_a_timeout(lanes: Lanes) -> None:
+    add(lanes, "a", 100)
+    sizes = []
+    for _ in range(5):
+        some = take_all(lanes)
+        sizes.append(len(some))
+        end(lanes, some[0][0])
+        for lane, _ in some[1:]:
+            lanes.finish(lane)
+    assert sizes == [1, 2, 4, LANE_DELIVERIES, LANE_DELIVERIES]
+    some = take_all(lanes)
+    for lane, _ in some:
+        end(lanes, lane, timed_out=True)
+    assert len(take_all(lanes)) == 1
+
+
+def test_a_lane_that_is_emptied_starts_anew(lanes: Lanes) -> None:
+    add(lanes, "a")
+    ((lane, _),) = take_all(lanes)
+    end(lanes, lane)
+    add(lanes, "a", 5)
+    assert len(take_all(lanes)) == 1
+
+
+def test_a_delivery_that_is_under_way_keeps_its_lane(lanes: Lanes) -> None:
+    add(lanes, "a")
+    ((lane, _),) = take_all(lanes)
+    add(lanes, "a", 5)
+    assert take_all(lanes) == [], "one at a time until the first has ended"
+    end(lanes, lane)
+    assert len(take_all(lanes)) == 2
+
+
+def test_a_full_lane_refuses_and_others_do_not(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LANE_EVENTS", 3)
+    add(lanes, "a", 3)
+    assert not lanes.add(entry("a"))
+    assert lanes.add(entry("b"))
+
+
+def test_the_longest_stalled_lane_gives_up_its_newer_half(lanes: Lanes, clock: Clock) -> None:
+    long, short = add(lanes, "a", 10), add(lanes, "b", 4)
+    assert lanes.give_up_stalled() == [], "none has stalled yet"
+    clock.now += 2 * STALLED
+    add(lanes, "c", 100)  # opened just now
+    assert lanes.give_up_stalled() == long[:4:-1]
+    assert lanes.give_up_stalled() == long[4:2:-1]
+    assert lanes.give_up_stalled() == short[:1:-1]
+
+
+def test_a_lane_that_moves_gives_up_nothing(lanes: Lanes, clock: Clock) -> None:
+    add(lanes, "a", 10)
+    ((lane, _),) = take_all(lanes)
+    clock.now += 2 * STALLED
+    end(lanes, lane)
+    assert lanes.give_up_stalled() == []
+
+
+def test_clear_leaves_only_what_is_under_way(lanes: Lanes) -> None:
+    add(lanes, "a", 5)
+    add(lanes, "b", 5)
+    ((lane, _), _) = take_all(lanes)
+    lanes.clear()
+    end(lanes, lane)
+    assert take_all(lanes) == []

@@ -1,0 +1,49 @@
+"""Starts the background work of the monitors. Any number of these workers may run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.cancellation import end_if_cancelled
+from gateway.deploys.states import Deploys
+from gateway.errors import BackboneUnavailable
+from gateway.settings import Settings
+from gateway.store.client import Store
+from workers.heartbeat import keep_heartbeat
+from workers.monitors.certificates import Certificates
+from workers.monitors.leases import keep_settling_leases
+from workers.monitors.uptime import Uptime
+
+logger = structlog.get_logger()
+
+ENGINE_INTERVAL = 60.0  # seconds between checks for deploys that an external engine does not report
+
+
+async def run_monitors(settings: Settings) -> None:
+    store = Store(settings.redis_url)
+    registry = Registry(store, Vault(settings.encryption_key))
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_heartbeat(store, "monitors"))
+            group.create_task(keep_settling_leases(store))
+            group.create_task(Uptime(settings, registry).run())
+            group.create_task(Certificates(settings, registry).run())
+            if settings.deploy_engine == "external":
+                group.create_task(keep_failing_unreported(Deploys(settings, registry)))
+    finally:
+        await store.close()
+
+
+async def keep_failing_unreported(deploys: Deploys) -> None:
+    """Fails deploys whose external engine has died: it cannot report them, and they would stay under way for ever."""
+    while True:
+        end_if_cancelled()
+        with contextlib.suppress(BackboneUnavailable):
+            if failed := await deploys.fail_unreported():
+                logger.warning("deploys.unreported", failed=failed)
+        await asyncio.sleep(ENGINE_INTERVAL)

@@ -1,0 +1,252 @@
+"""The releases on disk, and which of them is served. The file system is the record; each step is one rename.
+
+    releases/<app id>/<variant>/<deploy id>/     a release: `files` to serve, or `app` to run; it never changes
+    releases/<app id>/<variant>/current          link to the release that is served
+    releases/<app id>/<variant>/previous         link to the release that `current` replaced
+    addresses/<host>                             link to releases/<app id>/<variant>
+    running/<deploy id>                          link to a release whose start command the watchdog runs
+
+A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request, so a swap renames
+`current`, and a rollback renames it back.
+
+Addresses are derived from the apps' records, at each deploy and regularly, because other processes rename and delete
+apps. A deleted app is no longer served at once, but its files stay for a week, because its record may have been lost
+by accident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+import shutil
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Set
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import structlog
+
+from gateway.deploys.states import Deploy, slug
+
+logger = structlog.get_logger()
+
+KEPT_RELEASES = 5  # per site
+KEPT_PREVIEWS = 20  # sites per app, besides the live one
+KEPT_AFTER_DELETION = 7 * 86_400  # seconds
+LOCK_INTERVAL = 0.5  # seconds between two attempts
+
+
+class Site:
+    """A variant of an app: its releases, and which of them is served."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.app_id, self.variant = folder.parent.name, folder.name
+
+    @property
+    def account(self) -> str:
+        """The account that deployed these releases. The app may since belong to another account."""
+        try:
+            return (self.folder.parent / "account").read_text()
+        except OSError:
+            return ""
+
+    def release(self, deploy_id: str) -> Path:
+        return self.folder / deploy_id
+
+    def read_link(self, name: str) -> str | None:
+        """The id of the deploy that `current` or `previous` points to."""
+        try:
+            return os.readlink(self.folder / name)
+        except OSError:
+            return None
+
+    @property
+    def current(self) -> str | None:
+        return self.read_link("current")
+
+    def swap(self, deploy_id: str) -> None:
+        before = self.current
+        if before == deploy_id:
+            return
+        if before is not None:
+            replace_link(self.folder / "previous", before)
+        replace_link(self.folder / "current", deploy_id)
+
+    def undo(self, deploy_id: str) -> bool:
+        """Serves again what this deploy replaced. Returns False when this deploy is not being served."""
+        if self.current != deploy_id:
+            return False
+        previous = self.read_link("previous")
+        if previous is not None and previous != deploy_id and self.release(previous).is_dir():
+            replace_link(self.folder / "current", previous)
+        else:
+            (self.folder / "current").unlink()
+        return True
+
+    def releases(self) -> list[Path]:
+        """Newest first; an id begins with the time."""
+        return sorted(_subfolders(self.folder), key=lambda path: path.name, reverse=True)
+
+    def prune(self) -> None:
+        kept = {self.current, self.read_link("previous")}
+        for path in self.releases()[KEPT_RELEASES:]:
+            if path.name not in kept:
+                remove_folder(path)
+
+
+class Releases:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder = folder.resolve()
+        self.builds, self.running = folder / "builds", folder / "running"
+        self._sites, self._addresses = folder / "releases", folder / "addresses"
+
+    def create_folders(self) -> None:
+        """Users of builds and nginx may pass through these folders, but not list them. `sources` stays private."""
+        os.umask(0o022)  # a stricter mask would close what they have to read
+        for folder in (self.folder, self.builds, self.running, self._sites, self._addresses, self.folder / "sources"):
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            self.folder.chmod(0o711)
+            owner, sources = self.folder.stat(), self.folder / "sources"
+            os.chown(sources, owner.st_uid, owner.st_gid)  # the gateway writes there, perhaps as another user
+            sources.chmod(0o700)
+
+    def folder_id(self) -> str:
+        """Identifies this data folder; created once."""
+        path = self.folder / "id"
+        if not path.exists():
+            path.write_text(secrets.token_hex(8))
+        return path.read_text()
+
+    def site(self, deploy: Deploy) -> Site:
+        variant = deploy.kind if deploy.branch is None else f"p-{slug(deploy.branch)}"
+        folder = self._sites / deploy.appId / (variant if deploy.kind == "preview" else "live")
+        for missing in (folder.parent, folder):
+            missing.mkdir(mode=0o711, exist_ok=True)
+        site = Site(folder)
+        if not site.account:
+            (folder.parent / "account").write_text(deploy.account)
+        return site
+
+    def claim_folder(self, deploy: Deploy) -> None:
+        """Removes the releases that another account, which had this app before, left behind."""
+        folder = self._sites / deploy.appId
+        if Site(folder / "live").account not in ("", deploy.account):
+            remove_folder(folder)
+
+    def sites(self) -> Iterator[Site]:
+        for app in _subfolders(self._sites):
+            for folder in _subfolders(app):
+                yield Site(folder)
+
+    # -- addresses -------------------------------------------------------------------------------------------
+
+    def serve_as(self, host: str, site: Site) -> None:
+        target = os.path.relpath(site.folder, self._addresses)
+        if _read_link(self._addresses / host) != target:
+            replace_link(self._addresses / host, target)
+
+    def serve_only(self, hosts: Iterable[str]) -> None:
+        for address in {path.name for path in self._addresses.iterdir()} - set(hosts):
+            (self._addresses / address).unlink(missing_ok=True)
+
+    # -- apps that run ---------------------------------------------------------------------------------------
+
+    def run(self, release: Path) -> None:
+        replace_link(self.running / release.name, os.path.relpath(release, self.running))
+
+    def stop(self, deploy_id: str) -> None:
+        (self.running / deploy_id).unlink(missing_ok=True)
+
+    def releases_to_run(self) -> dict[str, Path]:
+        """By deploy id. Everything but the links in `running` belongs to the watchdog."""
+        return {path.name: path.resolve() for path in self._links() if path.is_dir()}
+
+    def _links(self) -> list[Path]:
+        return [path for path in self.running.iterdir() if path.is_symlink() and not path.name.startswith(".")]
+
+    # -- tidying ---------------------------------------------------------------------------------------------
+
+    def tidy(self, apps: Collection[str], in_progress: Set[str]) -> None:
+        """Removes what is no longer needed.
+
+        `apps`: ids of all existing apps. `in_progress`: ids of deploys; the set changes while this runs.
+        """
+        for build in _subfolders(self.builds):
+            if build.name not in in_progress:
+                remove_folder(build)
+        for app in _subfolders(self._sites):
+            gone = app / "gone"
+            if app.name in apps:
+                gone.unlink(missing_ok=True)
+                self._tidy_previews(app)
+            elif not gone.exists():
+                gone.touch()
+            elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION:
+                remove_folder(app)
+        for path in self._links():
+            if path.name in in_progress:
+                continue
+            site = Site(path.resolve().parent)  # this deploy has ended, so it no longer swaps
+            needed = {site.current}
+            if site.current in in_progress:
+                needed.add(site.read_link("previous"))  # served again if the canary fails
+            if site.app_id not in apps or path.name not in needed:
+                self.stop(path.name)
+
+    @staticmethod
+    def _tidy_previews(app: Path) -> None:
+        previews = [folder for folder in _subfolders(app) if folder.name != "live"]
+        previews.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in previews[KEPT_PREVIEWS:]:
+            remove_folder(folder)
+
+
+@asynccontextmanager
+async def exclusive_lock(path: Path) -> AsyncIterator[None]:
+    """Waits for the lock file. The kernel frees it when its process ends, even if that process is killed."""
+    with path.open("a") as file:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    logger.info("worker.standing_by", lock=path.name)
+                waiting = True
+                await asyncio.sleep(LOCK_INTERVAL)
+        yield
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Points the link to the target in one step, so that readers never find it missing."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)  # left by a worker that was killed
+    fresh.symlink_to(target)
+    fresh.replace(path)
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():  # the build took away the owner's permissions on some folders
+        os.chmod(path, 0o700)
+        for folder, names, _ in os.walk(path):
+            for name in names:
+                if not os.path.islink(inner := os.path.join(folder, name)):
+                    os.chmod(inner, 0o700)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()] if folder.is_dir() else []
