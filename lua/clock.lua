@@ -1,4 +1,4 @@
--- clock.lua: what scripts that count by time share. Not a script of its own; see deliveries.lua.
+-- clock.lua: shared by the scripts that count by time. Not a script of its own; see deliveries.lua.
 
 local WINDOW = 60000000  -- microseconds
 
@@ -15,7 +15,7 @@ local function utc_day(seconds)
   return string.format('%04d-%02d-%02d', year, month, doy - math.floor((153 * mp + 2) / 5) + 1)
 end
 
--- Drops what has left the window; returns how many remain and when the next slot frees under `limit`.
+-- Drops the entries that have left the window. Returns how many remain, and the microseconds until a slot is free.
 local function look(key, limit, now)
   local oldest = redis.call('LINDEX', key, 0)
   while oldest and tonumber(oldest) <= now - WINDOW do
