@@ -8,8 +8,8 @@
   idle for longer belongs to a worker that died, and any other worker claims it.
 - Blocking reads use one connection per partition, so that a read delays neither another partition (which may be on
   another node of a cluster) nor the claims.
-- While Redis is away, everything waits and tries again, without end. Once it is back, no worker claims entries until the
-  others had time to show which ones they still hold.
+- While Redis is away, everything waits and tries again, without end. Once it is back, no worker claims entries until
+  the others had time to show which ones they still hold.
 
 The handler controls the load: the consumer awaits `wait_for_space` before each read.
 """
@@ -59,7 +59,7 @@ class Consumer:
         handle: Callable[[Entry], None],
         wait_for_space: Callable[[], Awaitable[None]],
     ) -> None:
-        """`handle` takes an entry into memory and returns at once. The handler calls `done` once the outcome is written."""
+        """`handle` takes an entry into memory and returns at once; `done` is called once the outcome is written."""
         self._store, self._stream, self.group = store, stream, group
         self._idle = int(claim_idle * 1000)
         self._handle, self._wait_for_space = handle, wait_for_space
@@ -238,8 +238,8 @@ class Consumer:
             )
 
     async def _claim(self, tag: str) -> bool:
-        """Runs until Redis fails. It starts with a pause: if Redis was away, entries that living workers hold look as idle
-        as those of dead ones, until their workers have renewed them."""
+        """Runs until Redis fails. It starts with a pause: if Redis was away, entries that living workers hold look as
+        idle as those of dead ones, until their workers have renewed them."""
         await self._remove_idle_consumers(tag)
         await asyncio.sleep(self._idle / 3000)
         while True:
