@@ -12,8 +12,8 @@ A process counts in memory and adds the counts to Redis every two seconds, so a 
 A request counts when it ends, by this process's clock, in the minute, hour and day of that moment.
 
 Failure policy: a flush first writes the process's heartbeat. While that fails, nothing else is sent, and the counts
-wait for up to an hour. Counts that were sent without an answer may have been written, so they are not sent again. After a
-fault the figures may lack something, but they never count it twice.
+wait for up to an hour. Counts that were sent without an answer may have been written, so they are not sent again. After
+a fault the figures may lack something, but they never count it twice.
 """
 
 from __future__ import annotations
