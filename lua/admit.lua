@@ -2,8 +2,8 @@
 -- uses clock
 --
 -- Decides, in this order, on the windows of the app and of the user and on the day's spend cap of the account.
--- It reads everything, checks everything, then writes everything or nothing, so that a refused request counts
--- nowhere. Time is the server's, so that gateways with different clocks cannot disagree about a window or a day.
+-- It reads everything, checks everything, and then writes everything or nothing, so a refused request counts nowhere.
+-- Time is the server's, so gateways with different clocks cannot disagree about a window or a day.
 --
 -- KEYS[1]  list    the app's window: the times (microseconds) of the requests that passed, oldest first
 -- KEYS[2]  list    the user's window, likewise
@@ -13,8 +13,8 @@
 -- KEYS[5]  zset    their leases: id scored by the end of its lease, milliseconds
 -- ARGV     app limit, user limit (requests in 60 s), bound (nano-euro; 0 reserves nothing and only asks whether the
 --          cap is full already), cap (nano-euro), reservation id, account id, lease (milliseconds), latest (this
---          server's clock, milliseconds; 0: none): a call that the network kept longer must not take money, because
---          its caller has given up and has released what it may have taken
+--          server's clock, milliseconds; 0: none). A call that arrives later must take no money, because its caller has
+--          given up and has released what the call may have reserved
 --
 -- Returns  {verdict, day, app count, app oldest, user count, user oldest, now, settled}
 --          verdict 'ok' | 'app' | 'user' | 'cap' | 'late'; counts include this request if it passed; oldest = microseconds

@@ -1,8 +1,8 @@
--- advance.lua: a deploy moves on, and what follows from it happens in the same step.
+-- advance.lua: moves a deploy to its next state, and does what follows from it in the same step.
 -- uses deliveries
 --
--- The state it is expected in makes the move once: of two workers, or a worker and an outside engine, one moves it,
--- and one event is queued for it.
+-- The expected state makes the move happen once: of two workers, or a worker and an outside engine, one moves the
+-- deploy, and one event is queued.
 --
 -- KEYS[1]  hash    the deploy's record
 -- KEYS[2]  hash    the app's site

@@ -1,7 +1,7 @@
 -- begin.lua: may this worker send this event now, and where to?
 --
--- An entry that waited long in a worker's memory may have been claimed by another. Only the consumer it is pending
--- for may send it, and its idle time starts again here, so that nobody claims it while it is being sent.
+-- Another worker may have claimed an entry that waited long in a worker's memory. Only the consumer for which it is
+-- pending may send it. Its idle time restarts here, so that no other worker claims it while it is being sent.
 --
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  string  the account's receiver, JSON

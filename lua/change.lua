@@ -1,7 +1,7 @@
--- change.lua: writes or removes one record and tells every process, in one step.
+-- change.lua: writes or removes one record and announces the change to every process, in one step.
 --
--- A process that dies between the write and the message would leave others with the old record in their caches.
--- The expected value makes the write a compare-and-set, for records that several processes change.
+-- If a process died between the write and the announcement, others would keep the old record in their caches. The
+-- expected value makes the write a compare-and-set, for records that several processes change.
 --
 -- KEYS[1]  string  the record
 -- ARGV     channel, check ('any' or 'same'), expected value ('' for none; with 'same'), new value ('' removes)

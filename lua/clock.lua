@@ -1,4 +1,4 @@
--- clock.lua: what scripts that count by time share. Not a script of its own; see deliveries.lua.
+-- clock.lua: shared by the scripts that count by time. Not a script of its own; see deliveries.lua.
 
 local WINDOW = 60000000  -- microseconds
 
@@ -15,9 +15,9 @@ local function utc_day(seconds)
   return string.format('%04d-%02d-%02d', year, month, doy - math.floor((153 * mp + 2) / 5) + 1)
 end
 
--- Drops what has left the window; returns how many remain and when the next slot frees under `limit`.
--- After the clock was set back, entries of the future count as of now: dropping them would let more pass than the
--- limit, keeping them would block the window for the step and a minute.
+-- Drops the entries that have left the window. Returns how many remain, and the microseconds until a slot is free.
+-- After the clock was set back, entries of the future count as of now: dropping them would let more requests pass than
+-- the limit, and keeping them would block the window for the step and a minute.
 local function look(key, limit, now)
   for n = -1, -redis.call('LLEN', key), -1 do
     if tonumber(redis.call('LINDEX', key, n)) <= now then break end

@@ -1,7 +1,7 @@
 -- count.lua: adds what a gateway process has counted to one of the counters.
 --
--- All of a key in one step, so that a counter never stands there without its end. What a caller does not hear the
--- answer of is not sent again: a figure may miss something after a fault, and never has it twice.
+-- A key's counts and its expiry are written in one step, so that no counter lives forever. A caller that gets no answer
+-- does not call again: after a fault a figure may lack something, but it never counts it twice.
 --
 -- KEYS[1]  hash or zset
 -- ARGV     'hash' | 'zset', seconds that the key lives from now on, then names and increments

@@ -1,8 +1,8 @@
--- deliveries.lua: what the scripts of event deliveries share. Not a script of its own: a script names it in a line
--- `-- uses deliveries`, and the loader puts it in front.
+-- deliveries.lua: shared by the scripts of event deliveries. Not a script of its own: a script names it in a line
+-- `-- uses deliveries`, and the loader puts its text in front.
 --
 -- An event waits as one entry of its partition's stream until its outcome is known; then it is removed from there and
--- written to its account's log. So the stream's length is what waits, and nothing that waits is ever trimmed.
+-- written to its account's log. So the stream's length is the number of waiting events, and none of them is trimmed.
 --
 --   stream   `{pNN}:events`                  entries id, account, app, type, data (JSON), at (ms)
 --   log      `{pNN}:deliveries:<account>`    stream of outcomes, the last 1,000 of 30 days
@@ -26,7 +26,7 @@ local function log_outcome(log, outcomes, event, outcome, at, duration, status, 
   if reason ~= '' then redis.call('HINCRBY', outcomes, outcome .. ':' .. reason, 1) end
 end
 
--- Returns 'queued', or 'dropped' when the partition's stream is full: then the log says so.
+-- Returns 'queued', or 'dropped' if the partition's stream is full; the log records that.
 local function enqueue(stream, log, outcomes, event)
   local at = string.format('%.0f', now_ms())
   if redis.call('XLEN', stream) >= WAITING then

@@ -1,12 +1,12 @@
--- due.lua: which apps of a partition are due for a look? They are taken in the same step.
+-- due.lua: takes the apps of a partition that are due for an inspection.
 --
--- An app that is taken is due again only when its lease is over, so that of any number of workers one looks at it; the
--- lease is there for a worker that dies. Whoever has looked says when the next look is due.
+-- A taken app is due again only when its lease ends, so that one of many workers inspects it. The lease covers a worker
+-- that dies. The worker that inspected an app sets when it is due next.
 --
 -- KEYS[1]  zset    app ids by when they are due, ms
 -- KEYS[2]  prefix  of the apps' sites; the id is appended here, in the same slot, as in the next
 -- KEYS[3]  prefix  of what is known of them, a hash
--- ARGV     how many at the most, lease (ms)
+-- ARGV     limit, lease (ms)
 --
 -- Returns  {now (ms), {id, live (deploy id or ''), names and values of what is known}, …}, the longest due first
 

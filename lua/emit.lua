@@ -1,10 +1,10 @@
--- emit.lua: an event happened; it waits to be delivered.
+-- emit.lua: queues an event for delivery.
 -- uses deliveries
 --
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  stream  the account's log
 -- KEYS[3]  hash    the partition's outcomes
--- KEYS[4]  string  that this id was emitted; or none. With it, a try whose answer was lost may be repeated
+-- KEYS[4]  string  mark that this id was emitted; optional. With it, a call whose answer was lost can be repeated
 -- ARGV     id, account, app (name, or ''), type, data (JSON)
 --
 -- Returns  'queued' | 'dropped'

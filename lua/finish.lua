@@ -1,8 +1,8 @@
--- finish.lua: the outcome of an event is known.
+-- finish.lua: records the outcome of an event.
 -- uses deliveries
 --
--- Acknowledged, removed and logged in one step: a worker that dies before leaves the event to another, one that dies
--- after has lost nothing. Whoever acknowledges writes the outcome, so that there is one.
+-- Acknowledges, removes and logs the event in one step: a worker that dies before leaves the event to another one, and a
+-- worker that dies after has lost nothing. Only the call that acknowledges logs, so there is one outcome.
 --
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  stream  the account's log
@@ -10,13 +10,13 @@
 -- KEYS[4]  string  an app.unhealthy's outcome, while its recovery may follow
 -- ARGV     group, entry, id, account, app, type, data, outcome, at (ms), duration (ms), status or '', reason or ''
 --
--- Returns  1 | 0 when the entry had its outcome before
+-- Returns  1 | 0 if the entry already had an outcome
 
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
 local event = {ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]}
 log_outcome(KEYS[2], KEYS[3], event, ARGV[8], ARGV[9], ARGV[10], ARGV[11], ARGV[12])
--- Who was told that an app is down is told that it is up again; a redelivery that fails takes nothing back.
+-- A receiver that got an app.unhealthy gets its app.recovered too; a redelivery that fails does not undo that.
 if ARGV[6] == 'app.unhealthy' and redis.call('GET', KEYS[4]) ~= 'delivered' then
   redis.call('SET', KEYS[4], ARGV[8], 'XX', 'KEEPTTL')
 end

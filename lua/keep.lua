@@ -1,12 +1,12 @@
--- keep.lua: a worker still has these entries: their idle time starts again. Or it gives them back: they are anybody's.
+-- keep.lua: sets the idle time of a worker's entries: to 0 while it holds them, to a large one when it gives them back.
 --
--- Only what is pending for the worker is touched. A plain XCLAIM would take an entry from the worker that claimed it
--- in the meantime, and both would send it.
+-- It touches only entries that are pending for the worker. A plain XCLAIM would take an entry from the worker that
+-- claimed it in the meantime, and both would send it.
 --
 -- KEYS[1]  stream
 -- ARGV     group, consumer, idle time from now on (ms), entries…
 --
--- Returns  how many were this worker's
+-- Returns  the number of entries that were this worker's
 
 local mine = 0
 for n = 4, #ARGV do

@@ -1,7 +1,8 @@
--- observe.lua: what was seen of an app is written down, and what follows from it happens in the same step.
+-- observe.lua: records what a monitor saw of an app, and queues the events that follow in the same step.
 -- uses deliveries
 --
--- What is known has a version, and only who read this one replaces it: of two that saw the same, one tells it.
+-- The record has a version, and only a caller that read this version replaces it: of two workers that saw the same, one
+-- queues the event.
 --
 -- KEYS[1]  hash    what is known: `version`, and fields of the caller
 -- KEYS[2]  stream  the partition's events      KEYS[3]  the account's log      KEYS[4]  the partition's outcomes
@@ -10,7 +11,7 @@
 -- ARGV     version that was read ('' for none), its next, app id, ms until the next look is due, how many of the
 --          following are names and values to write (0: known as before); then events: id, account, app, type, data
 --
--- Returns  1 | 0 when it was changed since, or the app is not looked at any more
+-- Returns  1 | 0 if the record has changed since, or the app is no longer monitored
 
 local AWAITED = 2 * 86400  -- seconds; an event that waits for longer than one day is dropped
 

@@ -1,12 +1,12 @@
--- overdue.lua: which reservations of a partition has their gateway left behind?
+-- overdue.lua: finds the reservations of a partition whose gateway has died.
 --
 -- A lease outlives the longest stream, so a reservation past it belongs to a gateway that died. The caller settles
--- each with settle.lua, at its bound: what a dead gateway's stream cost is not known.
+-- each with settle.lua at its bound, because the cost of a dead gateway's stream is unknown.
 --
 -- KEYS[1]  zset    the partition's leases: id scored by the end of its lease, milliseconds
--- ARGV     how many at the most
+-- ARGV     limit
 --
--- Returns  their ids, the longest overdue first
+-- Returns  reservation ids, the longest overdue first
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)

@@ -1,11 +1,11 @@
--- register.lua: is there room for one more registration today?
+-- register.lua: counts a registration, if today has room for one more.
 -- uses clock
 --
 -- KEYS[1]  prefix of the counters; the day is appended here (a single key, in no account's partition)
 -- ARGV     registrations a day
 --
--- Returns  {1 | 0, seconds until 00:00 UTC}. A counter cannot be named before the day is known, so that in a cluster
---          this runs on the node of `registrations`, whose counters share its hash tag.
+-- Returns  {1 | 0, seconds until 00:00 UTC}. Only this script knows the day, so it builds the counter's name; all
+--          counters share the prefix's hash tag.
 
 local seconds = tonumber(redis.call('TIME')[1])
 local counter = KEYS[1] .. ':' .. utc_day(seconds)

@@ -1,8 +1,8 @@
 -- settle.lua: ends one reservation, once.
 --
--- The reservation's record is the right to move its money: whoever removes it moves it, so that a second call, a
--- retry after a lost answer, or a settle after a release changes nothing. The money goes to the day in which the
--- reservation was made. A release is a settlement at 0.
+-- The call that removes the reservation's record moves its money, so a second call, a retry after a lost answer, or a
+-- settlement after a release changes nothing. The money counts for the day of the reservation. A release is a settlement
+-- at 0.
 --
 -- KEYS[1]  hash    the partition's reservations: id -> "<account> <day> <nano-euro>"
 -- KEYS[2]  zset    their leases

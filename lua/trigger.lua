@@ -1,8 +1,8 @@
--- trigger.lua: somebody asks for a deploy of an app; may it be queued?
+-- trigger.lua: queues a deploy of an app, if it may be queued.
 -- uses clock
 --
--- Decides in the interface's order: the hook's rate, never live, source gone, the day's quota. A call that passes the
--- rate counts as a trigger of its hook, whatever comes after; nothing else is written unless the deploy is queued.
+-- It checks in the interface's order: the hook's rate, never live, source gone, the day's quota. A call that passes the
+-- rate counts as a trigger of its hook, whatever follows. Nothing else is written unless the deploy is queued.
 --
 -- KEYS[1]  list    the hook's window (microseconds)
 -- KEYS[2]  hash    when hooks were last used: hook id -> ms
@@ -10,7 +10,7 @@
 -- KEYS[4]  prefix  of the account's counters of deploys; the day is appended here, in the same slot
 -- KEYS[5]  hash    the deploy's record
 -- KEYS[6]  zset    the account's deploys, by when they were queued, ms
--- KEYS[7]  stream  the partition's builds: id, account, app; bounded, for a day on which nobody builds
+-- KEYS[7]  stream  the partition's builds: id, account, app; bounded, in case no worker builds
 -- ARGV     hook id or '', triggers a minute, quota a day, source id ('': what the app's rules give), repository
 --          ('1' or ''), deploy id, account, app id, then names and values of the record
 --

@@ -1,17 +1,17 @@
-"""Work that waits in Redis Streams: one stream a partition, one consumer group, any number of workers.
+"""Queues in Redis Streams: one stream per partition, one consumer group per stream, any number of workers.
 
-- An entry is pending for the worker that read it until its outcome is written; then it is acknowledged and removed.
-- A worker's name is stable: it holds the lowest free number of its host, by a heartbeat that expires. What is pending
-  for a name is taken up by whoever holds it next. A worker whose heartbeat may have expired begins nothing before it
-  knows that the name is still its own: `sure`.
-- What a worker has in memory it claims again for itself well before `claim_idle`; what nobody claimed for that long
-  belongs to a worker that died, and any other claims it.
-- Each partition is read on a connection of its own, so that a blocking read delays neither another partition (which
-  may be on another node of a cluster) nor the claims.
-- When Redis is away every part of this waits and tries again, for ever. When it is back, nobody claims before the
-  living had the time to say what they hold.
+- An entry is pending for the worker that read it until its outcome is written. Then it is acknowledged and removed.
+- A worker's name is stable: the lowest number on its host that no other worker has. A heartbeat that expires reserves
+  the name. The next worker with that name takes over its pending entries. A worker whose heartbeat may have expired
+  starts nothing until it knows that the name is still its own (`confirm_name`).
+- Well before `claim_idle` is over, a worker restarts the idle time of the entries it has in memory. An entry that was
+  idle for longer belongs to a worker that died, and any other worker claims it.
+- Blocking reads use one connection per partition, so that a read delays neither another partition (which may be on
+  another node of a cluster) nor the claims.
+- While Redis is away, everything waits and tries again, without end. Once it is back, no worker claims entries until
+  the others had time to show which ones they still hold.
 
-The handler decides what to take on: `room` is waited for before each read.
+The handler controls the load: the consumer awaits `wait_for_space` before each read.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from workers.heartbeat import worker_name
 logger = structlog.get_logger()
 
 BLOCK = 5_000  # ms
-BATCH = 100  # entries of one read
-HEARTBEAT = 5.0  # seconds
+BATCH = 100  # entries per read
+HEARTBEAT = 5.0  # seconds between heartbeats
 FIRST_PAUSE = 0.1  # seconds
-CLAIM = 1.0  # seconds between looks at what others left
-PENDING = 100_000  # entries given back at the end
-FORGOTTEN = 86_400_000  # ms after which the name of a worker with nothing pending is removed
-NAMES = 1_000  # of one host
+CLAIM_INTERVAL = 1.0  # seconds between searches for entries of dead workers
+PENDING = 100_000  # entries that a worker gives back when it stops
+FORGET_AFTER = 86_400_000  # ms of idleness after which a consumer without pending entries is removed
+NAMES = 1_000  # per host
 
 
 class Entry(NamedTuple):
@@ -57,59 +57,59 @@ class Consumer:
         group: str,
         claim_idle: float,
         handle: Callable[[Entry], None],
-        room: Callable[[], Awaitable[None]],
+        wait_for_space: Callable[[], Awaitable[None]],
     ) -> None:
-        """`handle` takes an entry into memory at once; whoever knows its outcome calls `done`."""
+        """`handle` takes an entry into memory and returns at once; `done` is called once the outcome is written."""
         self._store, self._stream, self.group = store, stream, group
         self._idle = int(claim_idle * 1000)
-        self._handle, self._room = handle, room
-        self._waiting = store.blocking_client()
+        self._handle, self._wait_for_space = handle, wait_for_space
+        self._blocking = store.blocking_client()
         self.name = ""
-        self._token = secrets.token_hex(8)  # in the heartbeat: tells this worker from another of the same name
-        self._sure_until = 0.0
-        self._beaten = asyncio.Event()
+        self._token = secrets.token_hex(8)  # in the heartbeat: distinguishes workers of the same name
+        self._name_valid_until = 0.0
+        self._name_confirmed = asyncio.Event()
         self._held: dict[str, set[str]] = {tag: set() for tag in keys.partition_tags()}
-        self._resumed: dict[str, str] = {}  # partition -> where reading goes on; ">" once nothing old is left
+        self._positions: dict[str, str] = {}  # partition → where to read on; ">" once no old entry is left
 
     def key(self, tag: str) -> str:
         return keys.stream_key(tag, self._stream)
 
-    # -- from start to end -----------------------------------------------------------------------------------
+    # -- lifecycle -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until it is cancelled. What is in memory then stays the handler's to finish; see `release`."""
+        """Runs until it is cancelled. The handler then finishes or drops what it has in memory, and calls `release`."""
         try:
-            await self._for_ever(self._make_groups)
-            await self._for_ever(self._take_name)
+            await self._until_done(self._make_groups)
+            await self._until_done(self._reserve_name)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._every(HEARTBEAT, self._beat))
-                # Each by itself: the node of a cluster that holds one partition may be away, and another's not.
+                group.create_task(self._repeat(HEARTBEAT, self._send_heartbeat))
+                # One task per partition: the cluster node of one partition may be away while the others are not.
                 for tag in keys.partition_tags():
-                    group.create_task(self._for_ever(self._read, tag))
-                    group.create_task(self._for_ever(self._claim, tag))
-                    group.create_task(self._every(self._idle / 3000, self._keep, tag))
+                    group.create_task(self._until_done(self._read, tag))
+                    group.create_task(self._until_done(self._claim, tag))
+                    group.create_task(self._repeat(self._idle / 3000, self._renew_entries, tag))
         finally:
-            await self._waiting.aclose()
+            await self._blocking.aclose()
 
     async def release(self) -> None:
-        """After a drain: what was read and not finished is another worker's at once."""
+        """Lets other workers claim the unfinished entries at once. Call it after a drain."""
         for tag in keys.partition_tags():
-            # Not what is held: a read that was cancelled may have been answered already.
+            # Not only the entries in memory: a cancelled read may already have been answered.
             pending = await self._store.client.xpending_range(self.key(tag), self.group, "-", "+", PENDING, self.name)
             await self._set_idle(tag, [entry["message_id"] for entry in pending], self._idle * 10)
-        if time.monotonic() < self._sure_until:
+        if time.monotonic() < self._name_valid_until:
             await self._store.client.delete(self._heartbeat_key())
 
     @property
     def holding(self) -> int:
-        """Entries in memory."""
+        """The number of entries in memory."""
         return sum(map(len, self._held.values()))
 
     def done(self, entry: Entry) -> None:
         self._held[entry.tag].discard(entry.id)
 
-    async def _for_ever(self, work: Callable[..., Coroutine[Any, Any, bool]], *args: str) -> None:
-        """Again and again until it gives True; a fault of Redis costs a growing pause, never the worker."""
+    async def _until_done(self, work: Callable[..., Coroutine[Any, Any, bool]], *args: str) -> None:
+        """Repeats the work until it returns True. A failure of Redis costs a growing pause, never the worker."""
         pause = FIRST_PAUSE
         while True:
             end_if_cancelled()
@@ -126,7 +126,7 @@ class Consumer:
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, 2.0)
 
-    async def _every(self, seconds: float, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
+    async def _repeat(self, seconds: float, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
         while True:
             end_if_cancelled()
             try:
@@ -161,60 +161,60 @@ class Consumer:
     def _heartbeat_key(self) -> str:
         return keys.worker_key(self.group, self.name)
 
-    async def _take_name(self) -> bool:
+    async def _reserve_name(self) -> bool:
         for number in range(1, NAMES):
             self.name = worker_name(number)
-            if await self._hold_name(nx=True):
-                self._resumed.clear()
+            if await self._renew_name(nx=True):
+                self._positions.clear()
                 logger.info("stream.joined", stream=self._stream, name=self.name)
                 return True
         await asyncio.sleep(HEARTBEAT)
         return False
 
-    async def _hold_name(self, *, nx: bool = False) -> bool:
-        """One step, which tells whose the name was; it is given back when it was another's."""
+    async def _renew_name(self, *, nx: bool = False) -> bool:
+        """Reserves or renews the name. Returns False, and leaves the name as it was, if another worker has it."""
         began, key = time.monotonic(), self._heartbeat_key()
-        holder = await self._store.client.set(key, self._token, nx=nx, get=True, ex=keys.HEARTBEAT_SECONDS)
-        if holder in (None, self._token):
-            self._sure_until = began + keys.HEARTBEAT_SECONDS - ATTEMPT
-            self._beaten.set()
+        owner = await self._store.client.set(key, self._token, nx=nx, get=True, ex=keys.HEARTBEAT_SECONDS)
+        if owner in (None, self._token):
+            self._name_valid_until = began + keys.HEARTBEAT_SECONDS - ATTEMPT
+            self._name_confirmed.set()
             return True
         if not nx:
-            await self._store.client.set(key, holder, ex=keys.HEARTBEAT_SECONDS)
+            await self._store.client.set(key, owner, ex=keys.HEARTBEAT_SECONDS)
         return False
 
-    async def _beat(self) -> None:
-        if not await self._hold_name():
-            # Out of touch for so long that another took it. What is pending for the name is that one's now.
+    async def _send_heartbeat(self) -> None:
+        if not await self._renew_name():
+            # Redis was out of reach for so long that another worker took the name, and with it the pending entries.
             logger.warning("stream.name_lost", stream=self._stream, name=self.name)
-            self._sure_until = 0.0
-            await self._for_ever(self._take_name)
-        # Before 7.2 Redis lists a consumer only once it was given something; operators look for it at once.
+            self._name_valid_until = 0.0
+            await self._until_done(self._reserve_name)
+        # Redis before 7.2 lists a consumer only after its first entry, but operators expect to see it at once.
         await self._store.client.xgroup_createconsumer(self.key(keys.partition_tags()[0]), self.group, self.name)
 
-    async def sure(self) -> None:
-        """Waits while another worker may have this one's name, and with it what is pending: both would send it."""
-        while time.monotonic() > self._sure_until:
-            self._beaten.clear()
-            await self._beaten.wait()
+    async def confirm_name(self) -> None:
+        """Waits while another worker may have this name and its pending entries: both would process them."""
+        while time.monotonic() > self._name_valid_until:
+            self._name_confirmed.clear()
+            await self._name_confirmed.wait()
 
     # -- entries ---------------------------------------------------------------------------------------------
 
     async def _read(self, tag: str) -> bool:
-        await self._room()
-        # At first the worker's own pending entries: those of whoever held its name before, and those of a read whose
-        # answer was lost.
-        last = self._resumed.pop(tag, "0")
+        await self._wait_for_space()
+        # The worker's own pending entries come first: those of the previous worker of this name, and those of a read
+        # whose answer was lost.
+        last = self._positions.pop(tag, "0")
         entries = await self._read_from(tag, last)
         self._take(tag, entries)
-        self._resumed[tag] = entries[-1][0] if entries and last != ">" else ">"
+        self._positions[tag] = entries[-1][0] if entries and last != ">" else ">"
         return False
 
     async def _read_from(self, tag: str, last: str) -> list[tuple[str, dict[str, str] | None]]:
         block = BLOCK if last == ">" else None
-        # A connection whose other end vanished without a word stays silent for ever.
+        # If the other end vanishes without closing the connection, the read would wait without end.
         async with asyncio.timeout(BLOCK / 1000 + ATTEMPT):
-            answer = await self._waiting.xreadgroup(
+            answer = await self._blocking.xreadgroup(
                 self.group, self.name, {self.key(tag): last}, count=BATCH, block=block
             )
         return answer[0][1] if answer else []
@@ -226,8 +226,8 @@ class Consumer:
                 held.add(entry_id)
                 self._handle(Entry(tag, entry_id, fields))
 
-    async def _keep(self, tag: str) -> None:
-        """What is in memory is being worked on: nobody else may claim it."""
+    async def _renew_entries(self, tag: str) -> None:
+        """Restarts the idle time of the entries in memory, so that no other worker claims them."""
         await self._set_idle(tag, list(self._held[tag]), 0)
 
     async def _set_idle(self, tag: str, ids: list[str], idle: int) -> None:
@@ -238,24 +238,24 @@ class Consumer:
             )
 
     async def _claim(self, tag: str) -> bool:
-        """Goes on for as long as Redis is there. Before, it may have been away: then what the living hold looks as
-        idle as what the dead left, until they had the time to keep it."""
-        await self._forget(tag)
+        """Runs until Redis fails. It starts with a pause: if Redis was away, entries that living workers hold look as
+        idle as those of dead ones, until their workers have renewed them."""
+        await self._remove_idle_consumers(tag)
         await asyncio.sleep(self._idle / 3000)
         while True:
             end_if_cancelled()
             cursor = ""
-            while cursor != "0-0":  # one step looks at a thousand entries, all of which the living may hold
-                await self._room()
+            while cursor != "0-0":  # one step scans a thousand entries, all of which living workers may hold
+                await self._wait_for_space()
                 cursor, entries, *_ = await self._store.client.xautoclaim(
                     self.key(tag), self.group, self.name, self._idle, cursor or "0-0", count=BATCH
                 )
                 if entries:
                     logger.warning("stream.claimed", stream=self._stream, entries=len(entries))
                 self._take(tag, entries)
-            await asyncio.sleep(CLAIM)
+            await asyncio.sleep(CLAIM_INTERVAL)
 
-    async def _forget(self, tag: str) -> None:
+    async def _remove_idle_consumers(self, tag: str) -> None:
         for consumer in await self._store.client.xinfo_consumers(self.key(tag), self.group):
-            if consumer["pending"] == 0 and consumer["idle"] > FORGOTTEN:
+            if consumer["pending"] == 0 and consumer["idle"] > FORGET_AFTER:
                 await self._store.client.xgroup_delconsumer(self.key(tag), self.group, consumer["name"])

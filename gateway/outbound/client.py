@@ -16,7 +16,7 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple, Self
 
@@ -29,6 +29,7 @@ from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, ho
 
 KEEP_ALIVE = 4.0  # seconds; Node, uvicorn and Apache close idle connections after 5
 HEADERS = 64  # of an answer; with aiohttp's bound of 8,190 bytes for each, at most half a MiB
+FAILURES = (aiohttp.ClientError, OSError, ValueError)  # of aiohttp; TimeoutError is an OSError
 
 
 class ResponseTooLarge(CallFailed):
@@ -89,7 +90,7 @@ class Client:
     ) -> Answer:
         """Returns the complete answer. Raises CallFailed when its body is late, cut, compressed or over `max_bytes`."""
         host, target = _parse(url, self._allow_private)
-        with _failures(host):
+        try:
             async with asyncio.timeout(budget), self._request(method, target, headers, content) as response:
                 # Never decompressed: a gigabyte of zeros is a megabyte on the wire.
                 if any(encoding != "identity" for encoding in response.headers.getall("Content-Encoding", [])):
@@ -98,6 +99,8 @@ class Client:
                 if len(body) > max_bytes:
                     raise ResponseTooLarge(f"{host} answered with more than {max_bytes} bytes.")
                 return Answer(response.status, response.headers, body)
+        except FAILURES as error:
+            raise _call_failed(host, error) from error
 
     async def send(
         self,
@@ -117,13 +120,12 @@ class Client:
         host, target = _parse(url, self._allow_private)
         status = 0
         try:
-            with _failures(host):
-                async with asyncio.timeout(budget), self._request(method, target, headers, content) as response:
-                    status = response.status
-                    await _skip(response, drain)
-        except CallFailed:
+            async with asyncio.timeout(budget), self._request(method, target, headers, content) as response:
+                status = response.status
+                await _skip(response, drain)
+        except FAILURES as error:
             if not status:
-                raise
+                raise _call_failed(host, error) from error
         return status
 
     def _request(
@@ -202,25 +204,22 @@ def _open_public_socket(info: aiohttp.AddrInfoType) -> socket.socket:
 
 async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """Hides from aiohttp that the connection broke: it would send the request again if the method is idempotent."""
-    with _failures(request.url.raw_host or ""):
-        return await handler(request)
-
-
-@contextlib.contextmanager
-def _failures(host: str) -> Iterator[None]:
-    """Raises every failure of aiohttp as CallFailed."""
     try:
-        yield
-    except TimeoutError as error:
-        raise CallFailed("timeout", f"{host} did not answer in time.") from error
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _NotPublic):
-            raise BlockedAddress(f"{host} points to an address that is not public.") from error
-        for each in (error.__cause__, error):
-            if isinstance(each, ssl.SSLError):
-                detail = getattr(each, "verify_message", None) or "the handshake broke off"
-                raise CallFailed("tls", f"TLS with {host} failed: {detail}.") from error
-        raise CallFailed("connect", f"{host} could not be reached, or broke the connection.") from error
+        return await handler(request)
+    except FAILURES as error:
+        raise _call_failed(request.url.raw_host or "", error) from error
+
+
+def _call_failed(host: str, error: BaseException) -> CallFailed:
+    if isinstance(error, TimeoutError):
+        return CallFailed("timeout", f"{host} did not answer in time.")
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(error.os_error, _NotPublic):
+        return BlockedAddress(f"{host} points to an address that is not public.")
+    for each in (error.__cause__, error):
+        if isinstance(each, ssl.SSLError):
+            detail = getattr(each, "verify_message", None) or "the handshake broke off"
+            return CallFailed("tls", f"TLS with {host} failed: {detail}.")
+    return CallFailed("connect", f"{host} could not be reached, or broke the connection.")
 
 
 @lru_cache(maxsize=4_096)

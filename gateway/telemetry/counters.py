@@ -1,19 +1,19 @@
-"""What happened, by the minute and by the hour: for the operators' page, an account's chart and Redis dashboards.
+"""Counters per minute, hour and day: for the operators' page, an account's chart and Redis dashboards.
 
-A process counts in memory and adds what is new to Redis every two seconds, so that a request costs Redis nothing more.
+A process counts in memory and adds the counts to Redis every two seconds, so a request costs no round trip for them.
 
-- `{ops}:minute:<minute>`: `requests`; `code:<CODE>` for those that ended with one; `streams` and `ttft:<ms>`, streams
-  by the time to their first token, each in the first bucket it fits, `ttft:more` above all; `inputTokens`,
-  `outputTokens`; `settled`, nano-euro
-- `{ops}:spend:<day>`: what each account spent, and `total`. To look at: what is owed is in the spend hashes
+- `{ops}:minute:<minute>`: `requests`; `code:<CODE>` for requests that ended with an error; `streams` and `ttft:<ms>`,
+  streams by the time to their first token, each in the first bucket that fits (`ttft:more` above all of them);
+  `inputTokens`, `outputTokens`; `settled` in nano-euro
+- `{ops}:spend:<day>`: what each account spent, and `total`. For display only: the spend hashes are the books
 - `{pNN}:usage:<account>:<hour>`: `requests`, `refused`, `inputTokens`, `outputTokens`
-- `{ops}:processes`, `{ops}:process:<id>`: the gateway processes there are, and the streams each has open
+- `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the streams each has open
 
-A request is counted when it ends, on this process's clock, under the minute, hour and day of then.
+A request counts when it ends, by this process's clock, in the minute, hour and day of that moment.
 
-Failure policy: the process's own sign of life is written first; while that fails nothing else is sent, and what was
-counted waits, for an hour at most. What was sent and never answered may be written, and is not sent again. So figures
-may miss something after a fault, and never have it twice.
+Failure policy: a flush first writes the process's heartbeat. While that fails, nothing else is sent, and the counts
+wait for up to an hour. Counts that were sent without an answer may have been written, so they are not sent again. After
+a fault the figures may lack something, but they never count it twice.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from gateway.store.client import Store, backbone
 logger = structlog.get_logger()
 
 INTERVAL = 2.0  # seconds between two flushes
-PATIENCE = 3600.0  # seconds that a count waits for Redis
+PATIENCE = 3600.0  # seconds for which a count waits for Redis
 BATCH = 50  # keys that are written together
 PROCESS_LIFE = 15  # seconds
 MINUTE_LIFE, HOUR_LIFE, DAY_LIFE = 2 * 3600, 48 * 3600, 48 * 3600  # seconds
-HOURS = 24  # of an account that are shown
+HOURS = 24  # shown of an account
 TTFT = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)  # ms
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT), "ttft:more")
-MOST_TOKENS = 1_000_000_000  # counted of one request
+MOST_TOKENS = 1_000_000_000  # counted per request
 TOTAL = "total"  # among the accounts of a day's spend
 
 
@@ -69,7 +69,7 @@ class HourlyUsage(msgspec.Struct):
 
 
 class Tally:
-    """What is to be added to one key."""
+    """The counts to add to one key."""
 
     __slots__ = ("began", "counts", "key", "kind", "life")
 
@@ -83,7 +83,7 @@ class Counters:
     def __init__(self, store: Store, streams_open: Callable[[], int], clock: Callable[[], float] = time.time) -> None:
         self._store, self._streams_open, self._clock = store, streams_open, clock
         self._tallies: dict[str, Tally] = {}
-        self._usages: dict[str, defaultdict[str, int]] = {}  # of the present hour, by account: parts of the tallies
+        self._usages: dict[str, defaultdict[str, int]] = {}  # by account: the tallies of the present hour
         self._minute = -1
         self._here: defaultdict[str, int]
         self._spent: defaultdict[str, int]
@@ -91,15 +91,15 @@ class Counters:
         self._flushing = asyncio.Lock()
         self._id = f"{socket.gethostname()}-{os.getpid()}"
         self._started = now_iso()
-        self.spenders: set[str] = set()  # accounts whose money moved since somebody last emptied this
+        self.spenders: set[str] = set()  # accounts that spent since `Overview` last checked their caps
 
     # -- counting --------------------------------------------------------------------------------------------
 
     def request(self, account: str, code: str, ttft: float | None, usage: Usage | None, nano_euro: int) -> None:
-        """One that ended; `ttft` in seconds, of a stream. Called for every request: nothing here waits."""
+        """Counts a request that ended. `ttft` is in seconds, and None without a stream. Never waits."""
         minute = int(self._clock()) // 60
         if minute != self._minute:
-            self._turn(minute)
+            self._start_minute(minute)
         here = self._here
         here["requests"] += 1
         mine = self._usages.get(account) or self._usage_of(account)
@@ -113,7 +113,7 @@ class Counters:
             here[TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]] += 1
         if usage is not None:
             for counts in (here, mine):
-                # What a provider reports may be any number, and Redis refuses those beyond its own.
+                # A provider may report any number, and Redis refuses integers beyond 64 bits.
                 counts["inputTokens"] += min(usage.input, MOST_TOKENS)
                 counts["outputTokens"] += min(usage.output, MOST_TOKENS)
         if nano_euro:
@@ -122,8 +122,8 @@ class Counters:
             self._spent[TOTAL] += nano_euro
             self.spenders.add(account)
 
-    def _turn(self, minute: int) -> None:
-        """To the keys of another minute, or anew after a flush took what there was."""
+    def _start_minute(self, minute: int) -> None:
+        """Starts the tallies of another minute, or new ones after a flush took the old ones."""
         moment = time.gmtime(minute * 60)
         self._minute = minute
         self._hour = time.strftime("%Y-%m-%dT%H", moment)
@@ -133,7 +133,7 @@ class Counters:
 
     def _usage_of(self, account: str) -> defaultdict[str, int]:
         if not account:
-            return defaultdict(int)  # a request for no app that is known
+            return defaultdict(int)  # the request was for an unknown app
         usage = self._usages[account] = self._tally(keys.usage_key(account, self._hour), "hash", HOUR_LIFE)
         return usage
 
@@ -146,13 +146,13 @@ class Counters:
     # -- writing ---------------------------------------------------------------------------------------------
 
     async def keep_flushing(self) -> None:
-        """Runs as long as the process."""
+        """Runs for the life of the process."""
         while True:
             await asyncio.sleep(INTERVAL)
             await self.flush()
 
     async def flush(self) -> bool:
-        """Adds what is new to Redis; False when it has to wait."""
+        """Adds the new counts to Redis. Returns False if they have to wait."""
         async with self._flushing:
             try:
                 await self._beat()

@@ -46,7 +46,7 @@ class Reader:
         return self
 
     async def joined(self) -> "Reader":
-        await wait_until(lambda: self.name and self.consumer._sure_until)
+        await wait_until(lambda: self.name and self.consumer._name_valid_until)
         return self
 
     async def vanish(self) -> None:
@@ -144,7 +144,7 @@ async def test_more_workers_than_names(events: Stream, monkeypatch: pytest.Monke
     before = int((await events.client.info("stats"))["total_commands_processed"])
     await asyncio.sleep(0.3)
     assert int((await events.client.info("stats"))["total_commands_processed"]) - before < 1000, "it waits in peace"
-    assert not two.consumer._sure_until
+    assert not two.consumer._name_valid_until
     await events.add()
     await wait_until(lambda: one.taken)
     await one.vanish()
@@ -175,7 +175,7 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     await events.add()
     await wait_until(lambda: one.taken)
     await events.client.set(f"worker:webhooks:{first}", "of another")
-    await wait_until(lambda: one.name != first and one.consumer._sure_until)
+    await wait_until(lambda: one.name != first and one.consumer._name_valid_until)
     assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
     assert await events.pending(first) == 1, "and what is pending for it"
     entry = one.entries[0].id
@@ -200,10 +200,10 @@ async def test_nothing_is_begun_while_the_name_may_be_anothers(
     monkeypatch.setattr(stream, "HEARTBEAT", 0.1)
     monkeypatch.setattr(stream.keys, "HEARTBEAT_SECONDS", 3)
     one = await (await events.reader(proxy.url)).joined()
-    await asyncio.wait_for(one.consumer.sure(), 0.1)
+    await asyncio.wait_for(one.consumer.confirm_name(), 0.1)
     proxy.go_down()
     await asyncio.sleep(3 - ATTEMPT + 0.1)
-    waiting = asyncio.create_task(one.consumer.sure())
+    waiting = asyncio.create_task(one.consumer.confirm_name())
     await asyncio.sleep(0.2)
     assert not waiting.done()
     proxy.down = False
@@ -215,7 +215,7 @@ async def test_names_of_the_long_gone_are_forgotten(events: Stream, monkeypatch:
     numbers = await events.add()
     await wait_until(got(one, numbers))
     await events.client.xgroup_createconsumer(KEY, "webhooks", "long-gone-1")
-    monkeypatch.setattr(stream, "FORGOTTEN", -1)
+    monkeypatch.setattr(stream, "FORGET_AFTER", -1)
     await events.reader()
 
     async def names() -> bool:

@@ -183,7 +183,7 @@ class Builder:
         phase: Phase = "build"
         try:
             async with self._building:
-                await self._consumer.sure()
+                await self._consumer.confirm_name()
                 app = await self._find_app(deploy.appId)
                 queued = deploy
                 deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))

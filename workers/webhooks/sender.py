@@ -167,7 +167,7 @@ class Sender:
                 return ownership
 
     async def _begin(self, entry: Entry) -> Ownership:
-        await self._consumer.sure()
+        await self._consumer.confirm_name()
         account, consumer = entry.fields["account"], self._consumer.name
         return await scripts.begin(self._store, entry.tag, account, group=GROUP, consumer=consumer, entry=entry.id)
 
