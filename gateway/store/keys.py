@@ -8,6 +8,11 @@
 | `inference` | string | the runtime switch and the approval, JSON | never: one record |
 | `provider` | string | what was learnt of the provider, JSON | never: one record |
 | `probe` | string | which process probes the provider now | 20 s |
+| `{provider}:state` | hash | of all permits: `last` call, bound after a `cut`, `tight` | 84 s without a gateway |
+| `{provider}:permits` | hash | process → permits granted and returned, its lease | each with its lease, 28 s |
+| `{provider}:waiting` | hash | account → its weight, and its waiting requests by process | when none waits |
+| `{provider}:turns` | zset | accounts that wait, by their virtual counter | when none waits |
+| `{provider}:past` | zset | counters of accounts that waited, until nobody waits | 84 s without a gateway |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of its apps | with the account |
 | `{pNN}:window:app:<id>` | list | when the requests of the last minute passed, µs | 60 s |
@@ -63,6 +68,7 @@ CHANGES = "changes"
 INFERENCE = "inference"
 PROVIDER = "provider"
 PROBE = "probe"
+PERMITS = "permits"  # channel; `permits:<process>` is one process's
 BUILDER = "builder"
 PROCESSES = "{ops}:processes"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
@@ -141,6 +147,19 @@ def spenders_key(day: str) -> str:
 
 def process_key(process_id: str) -> str:
     return f"{{ops}}:process:{process_id}"
+
+
+def permits_key() -> str:
+    return "{provider}:permits"
+
+
+def waiting_key() -> str:
+    return "{provider}:waiting"
+
+
+def lease_keys() -> list[str]:
+    """What `lease.lua` needs: state, permits, waiting, turns, past."""
+    return ["{provider}:state", permits_key(), waiting_key(), "{provider}:turns", "{provider}:past"]
 
 
 def worker_key(group: str, name: str) -> str:
