@@ -62,7 +62,7 @@ local quiet, was_tight = tonumber(fields[4] or 0), fields[5] == '1'
 turns.open(KEYS[3], KEYS[4], KEYS[5], tonumber(fields[6] or 0))
 
 -- The processes. One whose lease has ended is dead: its permits are free and nobody waits in it.
-local processes, changed, count = {}, {}, 0
+local processes, changed, gone, count = {}, {}, {}, 0
 local records = redis.call('HGETALL', KEYS[2])
 local away = last and now - last > AWAY
 for n = 1, #records, 2 do
@@ -71,13 +71,11 @@ for n = 1, #records, 2 do
     p.ends, changed[name] = math.floor(now + GRACE), true
   end
   if p.ends <= now and name ~= me_name then
-    redis.call('HDEL', KEYS[2], name)
-    turns.forget(name)
+    gone[name] = true
   else
     processes[name], count = p, count + 1
     if p.waiting > 0 and p.ends - lease + SILENT < now and name ~= me_name then
-      p.waiting, changed[name] = FORGOTTEN, true
-      turns.forget(name)
+      p.waiting, changed[name], gone[name] = FORGOTTEN, true, true
     end
   end
 end
@@ -88,10 +86,14 @@ local me = processes[me_name]
 if me and (call <= me.call or epoch < me.epoch) then return {'late'} end
 local known = me ~= nil and me.epoch == epoch and me.waiting ~= FORGOTTEN
 if not me or me.epoch ~= epoch then
-  if me then turns.forget(me_name) else count = count + 1 end
+  if me then gone[me_name] = true else count = count + 1 end
   me = {epoch = epoch, granted = 0, returned = 0, labels = {}}
   processes[me_name] = me
 end
+for name in pairs(gone) do
+  if not processes[name] then redis.call('HDEL', KEYS[2], name) end
+end
+if next(gone) then turns.forget(gone) end
 local seen = tonumber(ARGV[4])
 me.call, me.ends, me.used, me.waiting = call, now + lease, tonumber(ARGV[6]), tonumber(ARGV[7])
 me.granted, me.returned = math.max(me.granted, seen), math.max(me.returned, tonumber(ARGV[5]))
@@ -105,7 +107,7 @@ for n = 14, #ARGV, 3 do
 end
 if ARGV[10] == '1' then
   redis.call('HDEL', KEYS[2], me_name)
-  turns.forget(me_name)
+  turns.forget({[me_name] = true})
   processes[me_name] = nil
 end
 
@@ -137,8 +139,10 @@ if now >= quiet then
   while free > 0 do
     local account, name = turns.take()
     if not account then break end
-    grant(name, account)
-    if name ~= me_name then processes[name].publish = true end
+    if processes[name] then
+      grant(name, account)
+      processes[name].publish = name ~= me_name
+    end
   end
   if processes[me_name] and free > 0 then
     for _ = 1, math.min(tonumber(ARGV[8]), math.ceil(free / (2 * count))) do grant(me_name, '-') end

@@ -17,14 +17,16 @@ function turns.open(waiting, ranks, past, number)
   turns.waiting, turns.ranks, turns.past, turns.number = waiting, ranks, past, number
 end
 
-local function read_waiting(account)
-  local weight, rest = string.match(redis.call('HGET', turns.waiting, account) or '', '^(%S+)(.*)$')
+local function parse(record)
+  local weight, rest = string.match(record, '^(%S+)(.*)$')
   local processes = {}
   for process, count in string.gmatch(rest or '', '(%S+)=(%d+)') do
     processes[#processes + 1] = {process, tonumber(count)}
   end
   return weight, processes
 end
+
+local function read_waiting(account) return parse(redis.call('HGET', turns.waiting, account) or '') end
 
 local function rank(account, counter)
   turns.number = (turns.number + 1) % TIES
@@ -79,17 +81,16 @@ function turns.set(account, weight, process, count)
   write_waiting(account, weight, processes, counter)
 end
 
--- Nothing waits in this process any more.
-function turns.forget(process)
-  for _, account in ipairs(redis.call('HKEYS', turns.waiting)) do
-    local weight, processes = read_waiting(account)
-    for n, each in ipairs(processes) do
-      if each[1] == process then
-        table.remove(processes, n)
-        write_waiting(account, weight, processes, nil)
-        break
-      end
+-- Nothing waits in these processes any more. One pass over all accounts: it is rare.
+function turns.forget(gone)
+  local records = redis.call('HGETALL', turns.waiting)
+  for n = 1, #records, 2 do
+    local weight, processes = parse(records[n + 1])
+    local left = {}
+    for _, each in ipairs(processes) do
+      if not gone[each[1]] then left[#left + 1] = each end
     end
+    if #left < #processes then write_waiting(records[n], weight, left, nil) end
   end
 end
 

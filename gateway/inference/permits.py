@@ -41,6 +41,7 @@ WAITING_RENEWAL = 0.25  # seconds, while requests wait; the script forgets the w
 SLOW = 0.03  # seconds without an answer after which freed permits go to the process's own waiting requests
 PAUSE = 0.25  # seconds after a call that failed
 ASK = 0.25  # seconds that a request may take to ask for a permit where nobody waits
+CLOSE = 1.0  # seconds that the last call of a process may take
 KEEP = 4  # spare permits of a process that serves nothing
 TOP_UP_PAUSE = 0.05  # seconds between two calls for more spare permits
 DURATION = 2.0  # seconds that a request is taken to last before one has ended
@@ -192,6 +193,9 @@ class Permits:
             if app is None or of == app:
                 turn.leave(error)
 
+    def waiting_apps(self) -> set[str]:
+        return {app for _, _, app in self._queue.items()}
+
     @property
     def used(self) -> int:
         return self._lease.used
@@ -228,15 +232,17 @@ class Permits:
             return
         now = monotonic()
         while self._queue and self._lease.take(now):
-            self._grant(self._queue.pop(), now)
+            turn = self._queue.pop()
+            assert turn is not None
+            self._grant(turn, now)
 
-    def _grant(self, turn: Turn | None, now: float) -> None:
+    def _grant(self, turn: Turn, now: float) -> None:
         """To a request that has left the queue; the permit is in use."""
         permit = Permit(now)
-        if turn is not None and turn.grant(permit):
-            self._changed.add(turn.account)
+        self._changed.add(turn.account)
+        if turn.grant(permit):
             self._observe_wait(now - turn.since)
-        else:
+        else:  # it has just been cancelled
             permit.held = False
             self._lease.free()
 
@@ -282,7 +288,8 @@ class Permits:
         """At a clean stop, after `run` has ended: all permits are returned."""
         if self._bound:
             with contextlib.suppress(*FAULTS):
-                await self._call(leave=True)
+                async with asyncio.timeout(CLOSE):
+                    await self._call(leave=True)
 
     async def _keep_calling(self) -> None:
         while True:
@@ -379,7 +386,8 @@ class Permits:
                     await subscription.unsubscribe(keys.CHANGES)
                     await self._listen(subscription)
             except FAULTS as error:
-                logger.warning("permits.deaf", error=type(error).__name__)
+                if self._listening:
+                    logger.warning("permits.unsubscribed", error=type(error).__name__)
             finally:
                 self._listening = False
             await asyncio.sleep(PAUSE)
