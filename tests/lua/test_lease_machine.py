@@ -146,12 +146,13 @@ class Leases(RuleBasedStateMachine):
             self.adrift.append((sim.name, *sim.asked))
         sim.asked = sim.answer = None
 
-    @rule(name=names, data=st.data(), lost=st.booleans())
-    def hear_message(self, name: str, data: Any, lost: bool) -> None:
+    @rule(name=names, data=st.data(), way=st.sampled_from(["once", "again", "never"]))
+    def hear_message(self, name: str, data: Any, way: str) -> None:
         sim = self.living[name]
         if sim.inbox:
-            text = sim.inbox.pop(data.draw(st.integers(0, len(sim.inbox) - 1)))
-            if not lost:
+            n = data.draw(st.integers(0, len(sim.inbox) - 1))
+            text = sim.inbox[n] if way == "again" else sim.inbox.pop(n)
+            if way != "never":
                 epoch, before, *labels = text.split(" ")
                 self.accept(sim, int(epoch), int(before), labels)
 
@@ -163,6 +164,30 @@ class Leases(RuleBasedStateMachine):
             self.send(name, count, want, False)
             self.arrive(name)
             self.hear_answer(name)
+
+    @rule(name=names, want=st.sampled_from([0, 9]), step=st.sampled_from([1.1, 20.0, 27.0, 40.0]))
+    def call_slowly(self, name: str, want: int, step: float) -> None:
+        """The answer takes long; the others go on meanwhile."""
+        if self.living[name].asked is None:
+            self.send(name, 0, want, False)
+            self.arrive(name)
+            end = self.now + step
+            while self.now < end:
+                self.time_passes(min(8.0, end - self.now))
+                for other in NAMES:
+                    self.call(other, 1, 0)
+            self.hear_answer(name)
+
+    @rule(names=st.permutations(NAMES))
+    def pass_on(self, names: list[str]) -> None:
+        """One holds all, another waits, and gets what the first returns by a message."""
+        holder, waiter = names[0], names[1]
+        self.join(holder, "a", BOUND)
+        self.call(holder, 0, 0)
+        self.join(waiter, "b", 3)
+        self.call(waiter, 9, 0)
+        self.free(holder, 2)
+        self.call(holder, 2, 0)
 
     def accept(self, sim: Sim, epoch: int, before: int, labels: list[str]) -> None:
         for account in sim.lease.accept(epoch, before, labels, self.now) or []:
