@@ -8,8 +8,8 @@
 --   turns    zset  the accounts that wait, by their counter
 --   past     zset  accounts that waited before, by their counter, until nobody waits
 
-local COST = 1000
-local TIES = 65536
+local COST = 5040   -- divisible by the weights 1 to 10
+local TIES = 16384  -- more than accounts can wait
 
 local turns = {}
 

@@ -2,7 +2,7 @@
 order of arrival within an app.
 
 Each account has a virtual counter, as in VTC (arXiv 2401.00588). Every request that is served raises it by
-1 / weight, and the account with the lowest counter is next; of equal ones the account that reached its counter first.
+COST / weight, and the account with the lowest counter is next; of equal ones the account that reached its counter first.
 An account that begins to wait starts at the lowest counter among the waiting ones, or at its own if that is higher: it
 brings no credit from the time in which it did not wait, and it cannot go ahead by leaving and coming back. When nobody
 waits the counters start again.
@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 
 ACCOUNT_LIMIT = 60  # waiting requests of one account
 LIMIT = 10_000  # waiting requests in all
+COST = 5040  # divisible by the weights 1 to 10; counters are whole numbers, so that equal ones are equal
 
 T = TypeVar("T", bound=Hashable)
 
@@ -30,7 +31,7 @@ class QueueFull(Exception):
 class _Account(Generic[T]):
     __slots__ = ("apps", "length", "name", "rank", "weight")
 
-    def __init__(self, name: str, weight: float, rank: tuple[float, int]) -> None:
+    def __init__(self, name: str, weight: float, rank: tuple[int, int]) -> None:
         self.name, self.weight = name, weight
         self.rank = rank  # virtual counter, and when it was reached
         self.apps: OrderedDict[str, deque[T]] = OrderedDict()  # the next app's requests first
@@ -43,8 +44,8 @@ class FairQueue(Generic[T]):
         self._accounts: dict[str, _Account[T]] = {}  # those that wait
         self._where: dict[T, tuple[str, str]] = {}  # account and app of each item
         # Accounts by rank. An entry whose rank is no longer the account's is skipped.
-        self._ranks: list[tuple[tuple[float, int], str]] = []
-        self._past: dict[str, float] = {}  # counters of accounts that waited before
+        self._ranks: list[tuple[tuple[int, int], str]] = []
+        self._past: dict[str, int] = {}  # counters of accounts that waited before
         self._events = 0
         self._weight = 0.0  # of all accounts that wait
 
@@ -117,14 +118,14 @@ class FairQueue(Generic[T]):
 
     def _activate(self, account: str, weight: float) -> _Account[T]:
         first = self._first()
-        lowest = 0.0 if first is None else first.rank[0]
-        waiting: _Account[T] = _Account(account, weight, (0.0, 0))
+        lowest = 0 if first is None else first.rank[0]
+        waiting: _Account[T] = _Account(account, weight, (0, 0))
         self._accounts[account] = waiting
         self._weight += weight
-        self._rank(waiting, max(lowest, self._past.pop(account, 0.0)))
+        self._rank(waiting, max(lowest, self._past.pop(account, 0)))
         return waiting
 
-    def _rank(self, waiting: _Account[T], counter: float) -> None:
+    def _rank(self, waiting: _Account[T], counter: int) -> None:
         self._events += 1
         waiting.rank = (counter, self._events)
         heapq.heappush(self._ranks, (waiting.rank, waiting.name))
@@ -146,7 +147,7 @@ class FairQueue(Generic[T]):
         else:
             del waiting.apps[app]
         del self._where[item]
-        self._rank(waiting, waiting.rank[0] + 1 / waiting.weight)
+        self._rank(waiting, waiting.rank[0] + max(1, int(COST / waiting.weight + 0.5)))
         self._shorten(waiting)
         return item
 
@@ -167,5 +168,5 @@ class FairQueue(Generic[T]):
     def _forget_past(self) -> None:
         """A counter that is not above the lowest gives no account less than it would start with."""
         first = self._first()
-        lowest = 0.0 if first is None else first.rank[0]
+        lowest = 0 if first is None else first.rank[0]
         self._past = {name: counter for name, counter in self._past.items() if counter > lowest}
