@@ -2,7 +2,7 @@
 order of arrival within an app.
 
 Each account has a virtual counter, as in VTC (arXiv 2401.00588). Every request that is served raises it by
-COST / weight, and the account with the lowest counter is next; of equal ones the account that reached its counter first.
+COST / weight, and the account with the lowest counter is next; of equal ones the account that reached it first.
 An account that begins to wait starts at the lowest counter among the waiting ones, or at its own if that is higher: it
 brings no credit from the time in which it did not wait, and it cannot go ahead by leaving and coming back. When nobody
 waits the counters start again.
