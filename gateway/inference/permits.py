@@ -1,0 +1,444 @@
+"""Permits: the right to one request at the provider, of which all processes together have so many at once.
+
+A process leases permits from Redis in batches (`lease.py`, `lua/lease.lua`) and keeps a few spare ones, so that a
+request takes one and gives it back without a round trip. A background task renews the lease, tops up the spare permits
+and returns what is not used. One call of the script is under way at a time; the next one gathers what happened since.
+
+Once permits are scarce, no process keeps spare ones: each freed permit goes back in the next call, and the script
+grants it to the account whose turn it is in all processes. A grant for another process reaches it by a message, or if
+that is lost by the answer to its next call.
+
+Failure policy: without Redis, or while it is slow, a process goes on with the permits it holds, and freed ones go to
+its own waiting requests in the order of `fair_queue.py`. It gets no new ones. When its lease ends, no request takes a
+permit until Redis answers again. A bound of 0 leaves out everything, Redis included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import structlog
+
+from gateway.cancellation import end_if_cancelled
+from gateway.errors import ProviderQuotaExhausted, ServiceError
+from gateway.ids import request_id
+from gateway.inference.fair_queue import LIMIT, FairQueue, QueueFull
+from gateway.inference.lease import SPARE, Answer, Call, Lease, read_answer
+from gateway.store import keys
+from gateway.store.client import FAULTS, Store, backbone
+from gateway.store.scripts import Script
+
+logger = structlog.get_logger()
+
+LEASE = 28.0  # seconds: a dead process's permits are free again within 30
+RENEWAL = 2.0  # seconds between two calls of a process in which nobody waits
+WAITING_RENEWAL = 0.25  # seconds, while requests wait; the script forgets the waiting requests of a silent process
+SLOW = 0.03  # seconds without an answer after which freed permits go to the process's own waiting requests
+PAUSE = 0.25  # seconds after a call that failed
+ASK = 0.25  # seconds that a request may take to ask for a permit where nobody waits
+CLOSE = 1.0  # seconds that the last call of a process may take
+KEEP = 4  # spare permits of a process that serves nothing
+TOP_UP_PAUSE = 0.05  # seconds between two calls for more spare permits
+DURATION = 2.0  # seconds that a request is taken to last before one has ended
+MEMORY = 1 / 32  # weight of the latest request in the mean duration
+
+monotonic = time.monotonic
+_lease_script = Script("lease")
+
+
+class Permit:
+    """One request's; `Permits.release` takes it back."""
+
+    __slots__ = ("held", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since  # monotonic seconds
+        self.held = True
+
+
+class Turn:
+    """One waiting request. `await turn.permit()`, or `leave`."""
+
+    __slots__ = ("_future", "_permits", "account", "app", "since", "timer", "weight")
+
+    def __init__(self, permits: Permits, account: str, app: str, weight: float, since: float) -> None:
+        self._permits, self.account, self.app, self.weight, self.since = permits, account, app, weight, since
+        self._future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
+        self.timer: asyncio.TimerHandle | None = None
+
+    async def permit(self) -> Permit:
+        """Raises ProviderQuotaExhausted when the turn did not come in time, or what `leave` was called with."""
+        try:
+            return await self._future
+        except asyncio.CancelledError:
+            # The permit may have come in the same moment.
+            if self._future.done() and not self._future.cancelled() and self._future.exception() is None:
+                self._permits.release(self._future.result(), served=False)
+            raise
+        finally:
+            self._permits.forget(self)
+
+    def leave(self, error: Exception) -> None:
+        """Gives the turn back at once; `permit` raises the error. Without effect once the permit is there."""
+        self._permits.forget(self)
+        if not self._future.done():
+            self._future.set_exception(error)
+            self._future.exception()  # it may be that nobody awaits it any more
+
+    def grant(self, permit: Permit) -> bool:
+        if self._future.done():
+            return False
+        self._future.set_result(permit)
+        return True
+
+
+class Permits:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        bound: int,
+        patience: float,
+        observe_wait: Callable[[float], None] = lambda seconds: None,
+        lease: float = LEASE,
+        renewal: float = RENEWAL,
+    ) -> None:
+        """`bound`: 0 for none. `patience`: seconds that a request may wait; `lease`, `renewal`: seconds."""
+        self._store, self._bound, self._observe_wait = store, bound, observe_wait
+        self._patience, self._renewal = patience or ASK, renewal
+        self.name = request_id()  # of this process, for as long as it lives
+        self.in_force = bound
+        self._lease = Lease(lease)
+        self._queue: FairQueue[Turn] = FairQueue()
+        self._changed: set[str] = set()  # accounts whose waiting requests Redis does not know yet
+        self._wanted = asyncio.Event()  # a call of the script
+        self._due = 0.0  # monotonic seconds: when it is called at the latest
+        self._tight = False  # as the last answer or message says
+        self._heard_tight = False  # by a message, since the last call began
+        self._alone = False  # Redis does not answer, or not in time
+        self._answered = True  # the last call
+        self._listening = False
+        self._cut = False
+        self._low = 0  # spare permits below which more are wanted
+        self._asked = False  # for spare permits, in the last call
+        self._least_spare = 0  # since the last regular renewal
+        self._renewal_due = 0.0
+        self._top_up_due = 0.0
+        self._waiting_elsewhere = 0
+        self._duration = DURATION
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def take_now(self) -> Permit | None:
+        """A spare permit, without any round trip; None when the request has to `join` the queue."""
+        now, lease = monotonic(), self._lease
+        if not self._bound:
+            lease.used += 1
+            return Permit(now)
+        if self._tight or self._queue or not lease.take(now):
+            return None
+        if lease.spare < self._least_spare:
+            self._least_spare = lease.spare
+        if lease.spare < self._low and now >= self._top_up_due:
+            self._top_up_due = now + TOP_UP_PAUSE
+            self._wanted.set()
+        return Permit(now)
+
+    def join(self, account: str, app: str, weight: float) -> Turn:
+        """Raises ProviderQuotaExhausted when the account, or everybody, has too many waiting requests."""
+        turn = Turn(self, account, app, weight, monotonic())
+        try:
+            if len(self._queue) + self._waiting_elsewhere >= LIMIT:
+                raise QueueFull
+            self._queue.push(turn, account, app, weight)
+        except QueueFull:
+            raise self._exhausted(account, weight) from None
+        turn.timer = asyncio.get_running_loop().call_later(self._patience, self._expire, turn)
+        self._changed.add(account)
+        self._serve()
+        self._wanted.set()
+        return turn
+
+    async def wait(self, account: str, app: str, weight: float) -> Permit:
+        """`join`, for a caller that leaves by cancellation alone. Raises ProviderQuotaExhausted."""
+        return await self.join(account, app, weight).permit()
+
+    def release(self, permit: Permit, *, served: bool = True) -> None:
+        """Takes the permit back, once. `served`: the provider was asked, so that its duration counts."""
+        if not permit.held:
+            return
+        permit.held = False
+        if served:
+            self._duration += (monotonic() - permit.since - self._duration) * MEMORY
+        if not self._bound:
+            self._lease.used -= 1
+            return
+        self._lease.free()
+        if self._tight or self._queue:
+            self._serve()
+
+    def congested(self) -> None:
+        """The provider answered 429 without naming a quota: the bound in force is halved."""
+        self._cut = True
+        self._wanted.set()
+
+    def fail_waiting(self, error: ServiceError, app: str | None = None) -> None:
+        """Ends the waiting of all requests, or of one app's."""
+        for turn, _, of in self._queue.items():
+            if app is None or of == app:
+                turn.leave(error)
+
+    def waiting_apps(self) -> set[str]:
+        return {app for _, _, app in self._queue.items()}
+
+    @property
+    def used(self) -> int:
+        return self._lease.used
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def forget(self, turn: Turn) -> None:
+        if turn.timer is not None:
+            turn.timer.cancel()
+        if self._queue.remove(turn):
+            self._changed.add(turn.account)
+            self._wanted.set()
+
+    def _expire(self, turn: Turn) -> None:
+        self.forget(turn)
+        turn.leave(self._exhausted(turn.account, turn.weight))
+
+    def _exhausted(self, account: str, weight: float) -> ProviderQuotaExhausted:
+        own = len(self._queue)
+        ahead = self._queue.ahead(account, weight)
+        # The others' queues are taken to be like this one.
+        ahead = ahead * (1 + self._waiting_elsewhere / own) if own else self._waiting_elsewhere
+        return ProviderQuotaExhausted(retry_after=(ahead + 1) * self._duration / max(1, self.in_force))
+
+    # -- permits ---------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Spare permits go to this process's waiting requests, or if others wait too, back to Redis."""
+        if self._tight and not self._alone:
+            if self._lease.spare:
+                self._wanted.set()
+            return
+        now = monotonic()
+        while self._queue and self._lease.take(now):
+            turn = self._queue.pop()
+            assert turn is not None
+            self._grant(turn, now)
+
+    def _grant(self, turn: Turn, now: float) -> None:
+        """To a request that has left the queue; the permit is in use."""
+        permit = Permit(now)
+        self._changed.add(turn.account)
+        if turn.grant(permit):
+            self._observe_wait(now - turn.since)
+        else:  # it has just been cancelled
+            permit.held = False
+            self._lease.free()
+
+    def _accept(self, epoch: int, before: int, labels: list[str], now: float) -> None:
+        """Each new grant goes to the account it was made for; if none of its requests waits here any more, back."""
+        new = self._lease.accept(epoch, before, labels, now)
+        if new is None:
+            self._wanted.set()  # the answer holds what is missing
+            return
+        for account in new:
+            turn = None if account == SPARE else self._queue.pop_of(account)
+            if turn is not None and self._lease.take(now):
+                self._grant(turn, now)
+        self._serve()
+
+    def _spare_target(self) -> int:
+        return KEEP + self._lease.used // 4
+
+    def _surplus(self, now: float) -> int:
+        """Spare permits to return: all once they are scarce, otherwise what was idle since the last renewal."""
+        if self._alone:
+            return 0  # a call that is lost would lose them
+        if self._tight:
+            return self._lease.spare
+        if now < self._renewal_due:
+            return 0
+        surplus = max(0, min(self._least_spare, self._lease.spare) - self._spare_target())
+        self._least_spare = self._lease.spare - surplus
+        self._renewal_due = now + self._renewal
+        return surplus
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Runs as long as the process."""
+        if not self._bound:
+            await asyncio.Event().wait()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_calling())
+            group.create_task(self._keep_listening())
+
+    async def close(self) -> None:
+        """At a clean stop, after `run` has ended: all permits are returned."""
+        if self._bound:
+            with contextlib.suppress(*FAULTS):
+                async with asyncio.timeout(CLOSE):
+                    await self._call(leave=True)
+
+    async def _keep_calling(self) -> None:
+        while True:
+            end_if_cancelled()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, self._due - monotonic())):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            slow = asyncio.get_running_loop().call_later(SLOW, self._go_alone)
+            try:
+                answer = await self._call()
+            except FAULTS as error:
+                slow.cancel()
+                if self._answered:
+                    logger.warning("permits.unanswered", error=type(error).__name__, held=self.used)
+                self._answered = False
+                self._go_alone()
+                await asyncio.sleep(PAUSE)
+                continue
+            slow.cancel()
+            self._alone, self._answered = False, True
+            self._schedule(answer)
+            self._serve()
+
+    async def _call(self, *, leave: bool = False) -> Answer | None:
+        """One call of the script. Raises one of FAULTS."""
+        now, lease = monotonic(), self._lease
+        call = lease.call(now, self._surplus(now), len(self._queue))
+        if lease.fresh:
+            self._changed.update(self._queue.accounts())
+        changed, self._changed = self._changed, set()
+        cut, self._cut = self._cut, False
+        self._heard_tight = False
+        demand: list[str | int] = []
+        for account in changed:
+            weight, count = self._queue.demand(account)
+            demand += (account, f"{weight:g}", count)
+        want = 0 if self._queue or leave else max(0, self._spare_target() - lease.spare)
+        self._asked = want > 0
+        try:
+            reply = await self._store.run(
+                _lease_script, keys.lease_keys(), *self._arguments(call, want, cut=cut, leave=leave), *demand
+            )
+        except BaseException:
+            self._changed |= changed
+            self._cut = self._cut or cut
+            raise
+        answer = read_answer(reply)
+        if answer is not None and not leave:
+            self._apply(call, answer)
+        return answer
+
+    def _arguments(self, call: Call, want: int, *, cut: bool, leave: bool) -> list[str | int]:
+        counts = [call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want]
+        lease = int(self._lease.length * 1000)
+        return [self.name, *counts, int(cut), int(leave), self._bound, lease, keys.PERMITS]
+
+    def _apply(self, call: Call, answer: Answer) -> None:
+        now, first = monotonic(), self._lease.fresh
+        if not self._lease.renew(call, now):
+            return
+        # A message may overtake the answer that was written before it.
+        self._tight, self.in_force = answer.tight or self._heard_tight, answer.in_force
+        self._waiting_elsewhere = max(0, answer.waiting - call.waiting)
+        self._low = self._spare_target() // 2
+        if not answer.known and not first:
+            self._changed.update(self._queue.accounts())
+            self._wanted.set()
+        self._accept(call.epoch, answer.before, answer.labels, now)
+
+    def _schedule(self, answer: Answer | None) -> None:
+        """The next call, unless one is wanted before."""
+        delay = self._renewal
+        if self._queue:
+            delay = min(delay, WAITING_RENEWAL if self._listening else SLOW)
+            if answer is not None and answer.frees:
+                delay = min(delay, answer.frees)
+        elif not self._tight and not self._asked and self._lease.spare < self._low:
+            delay = TOP_UP_PAUSE
+        self._due = monotonic() + delay
+
+    def _go_alone(self) -> None:
+        self._alone = True
+        self._serve()
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    async def _keep_listening(self) -> None:
+        while True:
+            end_if_cancelled()
+            try:
+                async with self._store.subscription() as subscription:
+                    await subscription.subscribe(keys.PERMITS, f"{keys.PERMITS}:{self.name}")
+                    await subscription.unsubscribe(keys.CHANGES)
+                    await self._listen(subscription)
+            except FAULTS as error:
+                if self._listening:
+                    logger.warning("permits.unsubscribed", error=type(error).__name__)
+            finally:
+                self._listening = False
+            await asyncio.sleep(PAUSE)
+
+    async def _listen(self, subscription: Any) -> None:
+        """Raises one of FAULTS when the connection is lost or does not answer."""
+        unanswered = 0
+        while True:
+            end_if_cancelled()
+            message = await subscription.get_message(timeout=1.0)
+            if message is None:
+                if unanswered == 2:
+                    raise TimeoutError("the subscription does not answer")
+                unanswered += 1
+                await subscription.ping()
+                continue
+            unanswered = 0
+            if message["type"] == "subscribe":
+                self._listening = True
+                self._wanted.set()  # what was granted before is not heard
+            elif message["type"] == "message":
+                self._hear(message["channel"], message["data"])
+
+    def _hear(self, channel: str, text: str) -> None:
+        if channel == keys.PERMITS:
+            if text != self.name:
+                self._tight = self._heard_tight = True
+                self._serve()
+            return
+        epoch, before, *labels = text.split(" ")
+        self._accept(int(epoch), int(before), labels, monotonic())
+
+
+class Share(msgspec.Struct, frozen=True):
+    """How the permits are used at this moment, by all processes."""
+
+    held: int  # permits
+    used: int  # of them
+    waiting: dict[str, int]  # account -> waiting requests
+
+
+async def read_share(store: Store) -> Share:
+    """For the operators' page. Raises BackboneUnavailable."""
+    with backbone():
+        permits: dict[str, str] = await store.client.hgetall(keys.permits_key())
+        waiting: dict[str, str] = await store.client.hgetall(keys.waiting_key())
+    counts = [[int(field) for field in text.split()[:7]] for text in permits.values()]
+    return Share(
+        held=sum(granted - returned for _, _, granted, returned, *_ in counts),
+        used=sum(used for _, _, _, _, _, used, _ in counts),
+        waiting={
+            account: sum(int(each.rpartition("=")[2]) for each in text.split()[1:]) for account, text in waiting.items()
+        },
+    )

@@ -1,0 +1,180 @@
+-- lease.lua: a process renews its lease of permits, gives permits back and says who waits; free permits are granted.
+-- uses turns
+--
+-- A permit is the right to one request at the provider. The sum of the permits that processes hold never passes the
+-- bound in force by a grant. What a process holds is `granted - returned`, two numbers that only grow: a call that comes
+-- late or twice, and an answer or a message that is lost, can therefore not free a permit that is in use. Free permits
+-- go to the waiting accounts in turn (turns.lua), and only when no account waits to a process as spare ones.
+--
+-- The bound in force is the configured one, or after a cut half of what it was and one more for each second since.
+-- A process that did not call until its lease ended loses its permits. If nobody has called for AWAY although there are
+-- leases, Redis may have been away: the leases then last for GRACE more, so that the living renew theirs first. If a
+-- process called before and Redis knows of none, Redis has lost its data: nothing is granted for GRACE.
+--
+-- KEYS[1]  hash    state: last (ms), cut (the bound at the cut), cut_at (ms), quiet (no grants until, ms), tight, number
+-- KEYS[2]  hash    permits: process -> `<epoch> <call> <granted> <returned> <lease end, ms> <in use> <waiting> <account>…`;
+--                  the accounts are those of the last grants, of which the process has not yet said that it knows them
+-- KEYS[3]  hash    waiting      KEYS[4]  zset  turns      KEYS[5]  zset  past: see turns.lua
+-- ARGV     1 process, 2 epoch, 3 number of the call, 4 grants it knows of, 5 permits it has returned, 6 in use,
+--          7 waiting requests, 8 spare permits wanted, 9 '1' for a cut, 10 '1' when it leaves, 11 bound, 12 lease (ms),
+--          13 channel; then account, weight, waiting requests: absolute, for each account of which that has changed
+--
+-- Publishes  to `<channel>:<process>`: `<epoch> <grants before these> <account>…` for grants to another process;
+--            to `<channel>`: the process that called, when permits become scarce and idle ones shall be returned
+--
+-- Returns  {'late'} for a call that a later one has overtaken, or {'ok', known (0: it was forgotten and shall say again
+--          who waits), tight (1: permits are scarce), bound in force, waiting requests of all, accounts that wait,
+--          ms until a permit may become free by itself (0: never), grants before these, {account or '-' for spare, …}}
+
+local me_name, epoch, call = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local bound, lease, channel = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
+local AWAY = lease / 3           -- ms
+local GRACE = lease / 6          -- ms
+local SILENT = 1000              -- ms
+local KEPT = 3 * lease           -- ms that the keys outlive the last call
+local FORGOTTEN = -1             -- waiting requests of a process that was silent
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+
+local function int(number) return string.format('%.0f', number) end
+
+local function read_process(text)
+  local f, labels = {}, {}
+  for field in string.gmatch(text, '%S+') do
+    if #f < 7 then f[#f + 1] = tonumber(field) else labels[#labels + 1] = field end
+  end
+  return {
+    epoch = f[1], call = f[2], granted = f[3], returned = f[4], ends = f[5], used = f[6], waiting = f[7],
+    labels = labels,
+  }
+end
+
+local function write_process(name, p)
+  local numbers = {p.epoch, p.call, p.granted, p.returned, p.ends, p.used, p.waiting}
+  for n, number in ipairs(numbers) do numbers[n] = int(number) end
+  redis.call('HSET', KEYS[2], name, table.concat(numbers, ' ') .. ' ' .. table.concat(p.labels, ' '))
+end
+
+local fields = redis.call('HMGET', KEYS[1], 'last', 'cut', 'cut_at', 'quiet', 'tight', 'number')
+local last, cut, cut_at = tonumber(fields[1]), tonumber(fields[2]), tonumber(fields[3])
+local quiet, was_tight = tonumber(fields[4] or 0), fields[5] == '1'
+turns.open(KEYS[3], KEYS[4], KEYS[5], tonumber(fields[6] or 0))
+
+-- The processes. One whose lease has ended is dead: its permits are free and nobody waits in it.
+local processes, changed, gone, count = {}, {}, {}, 0
+local records = redis.call('HGETALL', KEYS[2])
+local away = last and now - last > AWAY
+for n = 1, #records, 2 do
+  local name, p = records[n], read_process(records[n + 1])
+  if away and p.ends < now + GRACE then
+    p.ends, changed[name] = math.floor(now + GRACE), true
+  end
+  if p.ends <= now and name ~= me_name then
+    gone[name] = true
+  else
+    processes[name], count = p, count + 1
+    if p.waiting > 0 and p.ends - lease + SILENT < now and name ~= me_name then
+      p.waiting, changed[name], gone[name] = FORGOTTEN, true, true
+    end
+  end
+end
+if not last and call > 1 then quiet = math.floor(now + GRACE) end
+
+-- The caller.
+local me = processes[me_name]
+if me and (call <= me.call or epoch < me.epoch) then return {'late'} end
+local known = me ~= nil and me.epoch == epoch and me.waiting ~= FORGOTTEN
+if not me or me.epoch ~= epoch then
+  if me then gone[me_name] = true else count = count + 1 end
+  me = {epoch = epoch, granted = 0, returned = 0, labels = {}}
+  processes[me_name] = me
+end
+for name in pairs(gone) do
+  if not processes[name] then redis.call('HDEL', KEYS[2], name) end
+end
+if next(gone) then turns.forget(gone) end
+local seen = tonumber(ARGV[4])
+me.call, me.ends, me.used, me.waiting = call, now + lease, tonumber(ARGV[6]), tonumber(ARGV[7])
+me.granted, me.returned = math.max(me.granted, seen), math.max(me.returned, tonumber(ARGV[5]))
+while #me.labels > me.granted - seen do table.remove(me.labels, 1) end
+local outstanding = {}
+for _, account in ipairs(me.labels) do outstanding[account] = (outstanding[account] or 0) + 1 end
+for n = 14, #ARGV, 3 do
+  -- The process has counted requests that were granted a permit of which it did not know.
+  local waiting = math.max(0, tonumber(ARGV[n + 2]) - (outstanding[ARGV[n]] or 0))
+  turns.set(ARGV[n], ARGV[n + 1], me_name, waiting)
+end
+if ARGV[10] == '1' then
+  redis.call('HDEL', KEYS[2], me_name)
+  turns.forget({[me_name] = true})
+  processes[me_name] = nil
+end
+
+-- The bound in force.
+local in_force = bound
+if cut then
+  cut_at = math.min(cut_at, now)
+  in_force = math.min(bound, cut + math.floor((now - cut_at) / 1000))
+end
+if ARGV[9] == '1' and (not cut or now - cut_at >= 1000) then
+  in_force = math.max(1, math.floor(in_force / 2))
+  cut, cut_at = in_force, now
+end
+
+-- Grants: to the accounts that wait, in turn; when none does, the caller's spare ones. A process takes half of its
+-- part of what is free, so that the next to ask finds some.
+local free, waiting, soonest = in_force, 0, nil
+for name, p in pairs(processes) do
+  free, waiting = free - (p.granted - p.returned), waiting + math.max(0, p.waiting)
+  if name ~= me_name and (not soonest or p.ends < soonest) then soonest = p.ends end
+end
+local function grant(name, account)
+  local p = processes[name]
+  p.granted, p.labels[#p.labels + 1] = p.granted + 1, account
+  changed[name] = true
+  free = free - 1
+end
+if now >= quiet then
+  while free > 0 do
+    local account, name = turns.take()
+    if not account then break end
+    if processes[name] then
+      grant(name, account)
+      processes[name].publish = name ~= me_name
+    end
+  end
+  if processes[me_name] and free > 0 then
+    for _ = 1, math.min(tonumber(ARGV[8]), math.ceil(free / (2 * count))) do grant(me_name, '-') end
+  end
+else
+  soonest = math.min(soonest or quiet, quiet)
+end
+
+-- What has changed is written, and said to those whom it concerns.
+changed[me_name] = true
+for name, p in pairs(processes) do
+  if changed[name] then write_process(name, p) end
+  if p.publish then
+    local before = int(p.granted - #p.labels)
+    redis.call('PUBLISH', channel .. ':' .. name, int(p.epoch) .. ' ' .. before .. ' ' .. table.concat(p.labels, ' '))
+  end
+end
+local accounts = turns.count()
+local tight = accounts > 0 or free < 0
+if tight and not was_tight then redis.call('PUBLISH', channel, me_name) end
+if cut and in_force < bound then
+  redis.call('HSET', KEYS[1], 'cut', int(cut), 'cut_at', int(cut_at))
+  local grows = cut_at + (in_force - cut + 1) * 1000
+  soonest = math.min(soonest or grows, grows)
+elseif cut then
+  redis.call('HDEL', KEYS[1], 'cut', 'cut_at')
+end
+redis.call('HSET', KEYS[1], 'last', int(now), 'quiet', int(quiet), 'tight', tight and '1' or '0',
+  'number', int(turns.number))
+for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(KEPT)) end
+
+return {
+  'ok', known and 1 or 0, tight and 1 or 0, in_force, waiting, accounts, soonest and math.max(1, soonest - now) or 0,
+  me.granted - #me.labels, me.labels,
+}

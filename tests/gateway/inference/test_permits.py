@@ -1,0 +1,512 @@
+"""Several processes' permits on a real Valkey: each `Permits` is one process."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from gateway.errors import InferenceDisabled, ProviderQuotaExhausted
+from gateway.inference.permits import Permit, Permits, read_share
+from gateway.store.client import Store
+from tests.polling import wait_until
+from tests.servers import RedisServer
+
+
+class Provider:
+    """Counts the requests that are served at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self.busy = 0.0  # permit-seconds in use
+        self._since = time.monotonic()
+
+    def _change(self, by: int) -> None:
+        now = time.monotonic()
+        self.busy += self.now * (now - self._since)
+        self._since = now
+        self.now += by
+        self.most = max(self.most, self.now)
+
+    async def serve(self, permits: Permits, permit: Permit, seconds: float) -> None:
+        self._change(1)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._change(-1)
+            permits.release(permit)
+
+    async def request(self, permits: Permits, account: str, seconds: float, app: str = "app") -> float:
+        """Seconds of waiting."""
+        began = time.monotonic()
+        permit = permits.take_now() or await permits.wait(account, app, 1)
+        waited = time.monotonic() - began
+        await self.serve(permits, permit, seconds)
+        return waited
+
+
+class Cluster:
+    """Processes that a test starts, kills and stops."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.running: dict[Permits, tuple[asyncio.Task[None], Store]] = {}
+
+    def start(self, **options: Any) -> Permits:
+        store = Store(self.url)
+        permits = Permits(store, **{"bound": 10, "patience": 10.0, **options})
+        self.running[permits] = (asyncio.create_task(permits.run()), store)
+        return permits
+
+    async def kill(self, permits: Permits) -> None:
+        task, store = self.running.pop(permits)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+
+    async def stop(self, permits: Permits) -> None:
+        task, _ = self.running[permits]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await permits.close()
+        await self.kill(permits)
+
+    def calls(self, permits: Permits) -> list[float]:
+        """When the process called the script from now on."""
+        store, called = self.running[permits][1], []
+        run = store.run
+
+        async def count(*args: Any) -> Any:
+            called.append(time.monotonic())
+            return await run(*args)
+
+        store.run = count  # type: ignore[method-assign]
+        return called
+
+
+@pytest.fixture
+async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
+    cluster = Cluster(redis_url)
+    yield cluster
+    for permits in [*cluster.running]:
+        await cluster.kill(permits)
+
+
+async def take(permits: Permits, count: int, account: str = "acc") -> list[Permit]:
+    return [permits.take_now() or await permits.wait(account, "app", 1) for _ in range(count)]
+
+
+async def ready(permits: Permits) -> None:
+    await wait_until(lambda: permits._lease.spare >= permits._low > 0)
+
+
+def quantile(values: list[float], share: float) -> float:
+    return sorted(values)[int(len(values) * share)]
+
+
+# -- without contention ----------------------------------------------------------------------------------------
+
+
+async def test_an_uncontended_request_calls_nothing(cluster: Cluster) -> None:
+    permits = cluster.start(bound=100)
+    await ready(permits)
+    called = cluster.calls(permits)
+    began = time.monotonic()
+    for _ in range(1000):
+        held = [permits.take_now(), permits.take_now()]
+        for permit in held:
+            assert permit
+            permits.release(permit)
+        await asyncio.sleep(0)
+    assert len(called) <= 1 + (time.monotonic() - began) / 2
+
+
+async def test_a_process_gets_every_permit_that_is_free(cluster: Cluster) -> None:
+    one, two = cluster.start(bound=10), cluster.start(bound=10)
+    await ready(one)
+    await ready(two)
+    began = time.monotonic()
+    held = await take(one, 10)
+    assert time.monotonic() - began < 0.2
+    assert (one.used, two.used, two._lease.spare) == (10, 0, 0)
+    for permit in held:
+        one.release(permit)
+    assert len(await take(two, 10)) == 10
+
+
+async def test_idle_permits_go_back(cluster: Cluster) -> None:
+    permits = cluster.start(bound=100, renewal=0.1)
+    for permit in await take(permits, 60):
+        permits.release(permit)
+    assert permits._lease.spare >= 60
+    await wait_until(lambda: permits._lease.spare <= 4)
+
+
+async def test_no_bound_needs_no_redis() -> None:
+    permits = Permits(Store("redis://127.0.0.1:1/0"), bound=0, patience=0)
+    run = asyncio.create_task(permits.run())
+    held = [permits.take_now() for _ in range(500)]
+    await asyncio.sleep(0)
+    assert permits.used == 500
+    for permit in held:
+        assert permit
+        permits.release(permit)
+    assert permits.used == 0
+    run.cancel()
+    await permits.close()
+
+
+async def test_take_and_release_cost_a_microsecond(cluster: Cluster) -> None:
+    permits = cluster.start(bound=100)
+    await ready(permits)
+    best = 1.0
+    for _ in range(20):
+        began = time.perf_counter()
+        for _ in range(1000):
+            permit = permits.take_now()
+            permits.release(permit)  # type: ignore[arg-type]
+        best = min(best, (time.perf_counter() - began) / 1000)
+    assert best < 2e-6
+
+
+# -- contention ------------------------------------------------------------------------------------------------
+
+
+async def test_the_bound_holds_and_permits_are_used(cluster: Cluster) -> None:
+    """Eight processes that all have waiting requests, for three seconds."""
+    provider, bound, seconds = Provider(), 40, 3.0
+    processes = [cluster.start(bound=bound) for _ in range(8)]
+    end = time.monotonic() + seconds
+
+    async def ask(permits: Permits, account: str) -> None:
+        while time.monotonic() < end:
+            await provider.request(permits, account, random.uniform(0.1, 0.3))
+
+    tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(10)]
+    await wait_until(lambda: provider.now == bound)
+    began, busy = time.monotonic(), provider.busy
+    await asyncio.sleep(end - 0.3 - time.monotonic())
+    share = (provider.busy - busy) / (bound * (time.monotonic() - began))
+    await asyncio.gather(*tasks)
+    assert provider.most == bound
+    assert share > 0.95
+
+
+async def test_a_freed_permit_is_used_at_once_in_another_process(cluster: Cluster) -> None:
+    one, two = cluster.start(bound=5), cluster.start(bound=5)
+    delays: list[float] = []
+    held = await take(one, 5)
+    for permit in held:
+        waiting = asyncio.create_task(two.wait("other", "app", 1))
+        await asyncio.sleep(0.05)
+        began = time.monotonic()
+        one.release(permit)
+        await waiting
+        delays.append(time.monotonic() - began)
+    assert max(delays) < 0.05
+
+
+async def test_a_crowd_does_not_delay_the_others(cluster: Cluster) -> None:
+    """An account fills its queue in eight processes; twenty accounts ask once a second each."""
+    provider, bound, duration, seconds = Provider(), 100, 0.5, 6.0
+    processes = [cluster.start(bound=bound) for _ in range(8)]
+    end = time.monotonic() + seconds
+
+    async def crowd(permits: Permits) -> None:
+        while time.monotonic() < end:
+            try:
+                await provider.request(permits, "crowd", duration)
+            except ProviderQuotaExhausted:
+                await asyncio.sleep(0.05)
+
+    async def visit(n: int) -> list[float]:
+        await asyncio.sleep(1 + n / 20)
+        waits = []
+        while time.monotonic() < end:
+            waits.append(await provider.request(processes[n % 8], f"acc{n}", duration))
+            await asyncio.sleep(1 - duration)
+        return waits
+
+    many = [asyncio.create_task(crowd(p)) for p in processes for _ in range(75)]
+    waits = [each for waits in await asyncio.gather(*(visit(n) for n in range(20))) for each in waits]
+    await asyncio.gather(*many)
+    assert len(waits) >= 60
+    assert quantile(waits, 0.99) < 1.2 * duration
+    assert provider.most == bound
+
+
+async def test_a_weight_is_a_share(cluster: Cluster) -> None:
+    provider, processes = Provider(), [cluster.start(bound=4) for _ in range(2)]
+    served = {"light": 0, "heavy": 0}
+    end = time.monotonic() + 2
+
+    async def ask(permits: Permits, account: str, weight: float) -> None:
+        while time.monotonic() < end:
+            permit = permits.take_now() or await permits.wait(account, "app", weight)
+            served[account] += 1
+            await provider.serve(permits, permit, 0.02)
+
+    tasks = [ask(p, a, w) for p in processes for a, w in (("light", 1), ("heavy", 3)) for _ in range(10)]
+    await asyncio.gather(*tasks)
+    assert served["heavy"] / served["light"] == pytest.approx(3, rel=0.15)
+
+
+# -- leaving ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["cancelled", "left", "failed"])
+async def test_a_request_that_leaves_loses_no_permit(cluster: Cluster, way: str) -> None:
+    one, two = cluster.start(bound=3), cluster.start(bound=3)
+    for _ in range(30):
+        held = await take(one, 3)
+        turns = [two.join("acc", "app", 1) for _ in range(4)]
+        waiting = [asyncio.create_task(turn.permit()) for turn in turns]
+        await asyncio.sleep(random.uniform(0, 0.003))
+        for permit in held:
+            one.release(permit)
+        await asyncio.sleep(random.uniform(0, 0.003))
+        if way == "failed":
+            two.fail_waiting(InferenceDisabled())
+        for task, turn in zip(waiting, turns, strict=True):
+            if way == "cancelled":
+                task.cancel()
+            elif way == "left":
+                turn.leave(ConnectionError())
+        for result in await asyncio.gather(*waiting, return_exceptions=True):
+            if isinstance(result, Permit):
+                two.release(result)
+        assert (one.used, two.used, two.waiting) == (0, 0, 0)
+    assert len(await take(two, 3)) == 3
+
+
+async def test_a_mass_of_cancelled_requests_ends_well(cluster: Cluster) -> None:
+    permits = cluster.start(bound=2)
+    held = await take(permits, 2)
+    waiting = [asyncio.create_task(permits.wait(f"acc{n}", "app", 1)) for n in range(5000)]
+    await asyncio.sleep(0.1)
+    for task in waiting:
+        task.cancel()
+    for permit in held:
+        permits.release(permit)
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (permits.used, permits.waiting) == (0, 0)
+    assert len(await take(permits, 2)) == 2
+
+
+async def test_one_app_or_all_are_ended_with_their_own_answer(cluster: Cluster) -> None:
+    permits = cluster.start(bound=1)
+    (held,) = await take(permits, 1)
+    gone, stays = (asyncio.create_task(permits.wait("acc", app, 1)) for app in ("gone", "stays"))
+    await asyncio.sleep(0.02)
+    permits.fail_waiting(InferenceDisabled(), app="gone")
+    with pytest.raises(InferenceDisabled):
+        await gone
+    permits.release(held)
+    assert await stays
+
+
+# -- refusals --------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_waits_for_so_long_and_no_longer(cluster: Cluster) -> None:
+    permits = cluster.start(bound=1, patience=0.2)
+    await take(permits, 1)
+    began = time.monotonic()
+    with pytest.raises(ProviderQuotaExhausted) as refusal:
+        await permits.wait("acc", "app", 1)
+    assert 0.2 <= time.monotonic() - began < 0.5
+    assert refusal.value.retry_after == 2  # nobody is ahead; a request lasts two seconds as far as is known
+
+
+async def test_one_more_than_sixty_is_refused_with_a_true_wait(cluster: Cluster) -> None:
+    permits = cluster.start(bound=4, patience=60)
+    provider, duration = Provider(), 0.1
+    for _ in range(50):
+        await asyncio.gather(*(provider.request(permits, "acc", duration) for _ in range(4)))
+    crowd = [asyncio.create_task(provider.request(permits, "acc", duration)) for _ in range(64)]
+    others = [asyncio.create_task(provider.request(permits, "other", duration)) for _ in range(60)]
+    await wait_until(lambda: permits.waiting == 120)
+    began = time.monotonic()
+    with pytest.raises(ProviderQuotaExhausted) as refusal:
+        permits.join("acc", "app", 1)
+    await asyncio.gather(*crowd, *others)
+    assert refusal.value.retry_after
+    assert refusal.value.retry_after - 1 <= time.monotonic() - began + 0.3 <= refusal.value.retry_after + 0.5
+
+
+async def test_where_nobody_waits_a_request_still_asks(cluster: Cluster) -> None:
+    one, two = cluster.start(bound=4, patience=0), cluster.start(bound=4, patience=0)
+    await ready(one)
+    held = await take(two, 4)
+    with pytest.raises(ProviderQuotaExhausted):
+        await take(one, 1)
+    two.release(held[0])
+    assert await take(one, 1)
+
+
+async def test_a_429_halves_the_bound_and_it_grows_back(cluster: Cluster) -> None:
+    one, two = cluster.start(bound=4), cluster.start(bound=4)
+    held = await take(one, 4)
+    waiting = asyncio.create_task(two.wait("acc", "app", 1))
+    one.congested()
+    await wait_until(lambda: one.in_force == 2)
+    one.congested()
+    one.release(held[0])
+    one.release(held[1])
+    await asyncio.sleep(0.1)
+    assert one.in_force == 2
+    assert not waiting.done()
+    began = time.monotonic()
+    await waiting  # the bound is 3 again, and nobody else calls: the waiting process knows when to ask
+    assert 0.6 < time.monotonic() - began < 1.1
+
+
+# -- faults ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_killed_processes_permits_are_free_after_its_lease(cluster: Cluster) -> None:
+    options = {"bound": 6, "lease": 2.0, "renewal": 0.2}
+    one, two = cluster.start(**options), cluster.start(**options)
+    await take(one, 6)
+    await asyncio.sleep(1)
+    waiting = [asyncio.create_task(two.wait("acc", "app", 1)) for _ in range(6)]
+    await asyncio.sleep(0.1)
+    began = time.monotonic()
+    await cluster.kill(one)
+    await asyncio.gather(*waiting)
+    assert 1.5 < time.monotonic() - began < 2.5
+
+
+async def test_a_killed_processes_waiting_requests_hold_nobody_up(cluster: Cluster) -> None:
+    one, two, three = (cluster.start(bound=4) for _ in range(3))
+    held = await take(one, 4)
+    crowd = [asyncio.create_task(two.wait("crowd", "app", 1)) for _ in range(60)]
+    await asyncio.sleep(0.1)
+    await cluster.kill(two)
+    for task in crowd:
+        task.cancel()
+    await asyncio.sleep(1.1)
+    for permit in held:
+        one.release(permit)
+    began = time.monotonic()
+    assert len(await take(three, 4)) == 4
+    assert time.monotonic() - began < 0.3
+
+
+async def test_a_stopped_process_gives_everything_back(cluster: Cluster) -> None:
+    one, two = cluster.start(bound=8), cluster.start(bound=8)
+    await ready(one)
+    await ready(two)
+    for permit in await take(one, 8):
+        one.release(permit)
+    await cluster.stop(one)
+    began = time.monotonic()
+    assert len(await take(two, 8)) == 8
+    assert time.monotonic() - began < 0.2
+
+
+async def test_messages_that_are_lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = cluster.start(bound=4), cluster.start(bound=4)
+    await ready(one)
+    for permits in (one, two):
+        monkeypatch.setattr(permits, "_hear", lambda channel, text: None)
+    provider = Provider()
+    waits = await asyncio.gather(*(provider.request((one, two)[n % 2], "acc", 0.01) for n in range(40)))
+    assert provider.most <= 4
+    assert max(waits) < 4
+
+
+async def test_a_subscription_that_is_lost_comes_back(cluster: Cluster, valkey: RedisServer) -> None:
+    one, two = cluster.start(bound=2), cluster.start(bound=2)
+    held = await take(one, 2)
+    await wait_until(lambda: two._listening)
+    with valkey.client() as client:
+        client.execute_command("CLIENT KILL TYPE pubsub")
+    await wait_until(lambda: not two._listening)
+    waiting = asyncio.create_task(two.wait("acc", "app", 1))
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    one.release(held[0])
+    await waiting
+    assert time.monotonic() - began < 0.1
+    await wait_until(lambda: two._listening)
+
+
+@pytest.fixture
+async def own(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Cluster, RedisServer]]:
+    """A server that a test may freeze."""
+    server = RedisServer("valkey").start()
+    cluster = Cluster(server.url)
+    yield cluster, server
+    server.thaw()
+    for permits in [*cluster.running]:
+        await cluster.kill(permits)
+    server.stop()
+
+
+async def test_redis_away_for_a_while(own: tuple[Cluster, RedisServer]) -> None:
+    """Freed permits go to the process's own waiting requests, and the bound holds before, meanwhile and after."""
+    cluster, server = own
+    provider, bound = Provider(), 12
+    processes = [cluster.start(bound=bound) for _ in range(3)]
+    end = time.monotonic() + 7
+
+    async def ask(permits: Permits, account: str) -> None:
+        while time.monotonic() < end:
+            await provider.request(permits, account, random.uniform(0.03, 0.1))
+
+    tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(8)]
+    await asyncio.sleep(1)
+    server.freeze()
+    await asyncio.sleep(0.5)
+    busy = provider.busy
+    await asyncio.sleep(2.5)
+    while_away = (provider.busy - busy) / (2.5 * bound)
+    server.thaw()
+    await asyncio.sleep(1)
+    busy = provider.busy
+    await asyncio.sleep(1)
+    afterwards = (provider.busy - busy) / bound
+    await asyncio.gather(*tasks)
+    assert provider.most == bound
+    assert while_away > 0.5
+    assert afterwards > 0.9
+
+
+async def test_redis_away_for_longer_than_the_lease(own: tuple[Cluster, RedisServer]) -> None:
+    cluster, server = own
+    options: dict[str, Any] = {"bound": 4, "lease": 2.0, "renewal": 0.2, "patience": 30.0}
+    one, two = cluster.start(**options), cluster.start(**options)
+    held = await take(one, 4)
+    waiting = [asyncio.create_task(p.wait("acc", "app", 1)) for p in (one, two) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    server.freeze()
+    await asyncio.sleep(2.5)
+    one.release(held[0])  # its lease is over: nobody may take it
+    await asyncio.sleep(0.2)
+    assert (one.used, two.used) == (3, 0)
+    server.thaw()
+    await wait_until(lambda: one.used + two.used == 4, timeout=10)
+    await asyncio.sleep(1)
+    assert one.used + two.used == 4
+    for permit in held[1:]:
+        one.release(permit)
+    await asyncio.gather(*waiting)
+    assert one.used + two.used == 4
+
+
+async def test_the_share_that_operators_see(cluster: Cluster) -> None:
+    one, two = cluster.start(bound=2), cluster.start(bound=2)
+    await take(one, 2)
+    waiting = [asyncio.create_task(p.wait(a, "app", 1)) for p in (one, two) for a in ("x", "y")]
+    store = cluster.running[one][1]
+
+    async def share() -> Callable[[], bool] | bool:
+        seen = await read_share(store)
+        return (seen.held, seen.used, seen.waiting) == (2, 2, {"x": 2, "y": 2})
+
+    await wait_until(share)
+    for task in waiting:
+        task.cancel()

@@ -1,0 +1,90 @@
+"""lease.lua on a clock that a test sets, with its messages kept in a list instead of published."""
+
+from typing import Any
+
+from gateway.inference.lease import Answer, Call, Lease, read_answer
+from gateway.store.keys import lease_keys, permits_key, waiting_key
+from tests.lua.scripts import CLOCK, SECOND, on_test_clock
+
+MESSAGES = "test:messages"
+CHANNEL = "permits"
+LEASE = 28.0  # seconds
+Demand = dict[str, tuple[float, int]]  # account -> weight, waiting requests
+
+
+def with_kept_messages(text: str) -> str:
+    """PUBLISH channel message becomes RPUSH list channel message."""
+    changed = text.replace("redis.call('PUBLISH', ", f"redis.call('RPUSH', '{MESSAGES}', ")
+    assert "PUBLISH'" not in changed
+    return changed
+
+
+class Provider:
+    """The permits in Redis, and the clock: seconds, which processes and Redis share here."""
+
+    def __init__(self, client: Any, bound: int) -> None:
+        self.client, self.bound = client, bound
+        self._script = client.register_script(with_kept_messages(on_test_clock("lease")))
+        self.now = 0.0
+        self.set_clock(1000.0)
+
+    def set_clock(self, now: float) -> None:
+        self.now = now
+        micro = round(now * SECOND)
+        self.client.pipeline().delete(CLOCK).rpush(CLOCK, micro // SECOND, micro % SECOND).execute()
+
+    def call(
+        self, name: str, call: Call, demand: Demand, *, want: int = 0, cut: bool = False, leave: bool = False
+    ) -> tuple[Answer | None, list[tuple[str, str]]]:
+        """The answer, and the messages: channel and text."""
+        counts = [call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want]
+        flat = [each for account, (weight, count) in demand.items() for each in (account, f"{weight:g}", count)]
+        reply = self._script(
+            lease_keys(), [name, *counts, int(cut), int(leave), self.bound, int(LEASE * 1000), CHANNEL, *flat]
+        )
+        sent = [each.decode() for each in self.client.lrange(MESSAGES, 0, -1)]
+        self.client.delete(MESSAGES)
+        decoded = [[each.decode() for each in part] if isinstance(part, list) else part for part in reply]
+        return read_answer(["late"] if reply[0] == b"late" else decoded), list(zip(sent[::2], sent[1::2], strict=True))
+
+    def records(self) -> dict[str, list[int]]:
+        """Process -> epoch, call, granted, returned, lease end, used, waiting."""
+        found = self.client.hgetall(permits_key())
+        return {name.decode(): [int(field) for field in text.split()[:7]] for name, text in found.items()}
+
+    def held(self) -> int:
+        return sum(granted - returned for _, _, granted, returned, *_ in self.records().values())
+
+    def waiting(self) -> dict[str, str]:
+        return {key.decode(): text.decode() for key, text in self.client.hgetall(waiting_key()).items()}
+
+
+class Process:
+    """One process that behaves as `Permits` does, on a network without faults."""
+
+    def __init__(self, provider: Provider, name: str) -> None:
+        self.provider, self.name = provider, name
+        self.lease = Lease(LEASE)
+        self.granted: list[str] = []
+        self.answer: Answer | None = None
+
+    def call(
+        self,
+        demand: Demand | None = None,
+        *,
+        give_back: int = 0,
+        waiting: int = 0,
+        want: int = 0,
+        cut: bool = False,
+        leave: bool = False,
+    ) -> list[str]:
+        """The labels of the new grants."""
+        call = self.lease.call(self.provider.now, give_back, waiting)
+        answer, messages = self.provider.call(self.name, call, demand or {}, want=want, cut=cut, leave=leave)
+        assert answer is not None
+        self.answer, self.messages = answer, messages
+        assert self.lease.renew(call, self.provider.now)
+        new = self.lease.accept(call.epoch, answer.before, answer.labels, self.provider.now)
+        assert new is not None
+        self.granted += new
+        return new
