@@ -23,7 +23,9 @@ from gateway.deploys.states import Deploys
 from gateway.events.receivers import Webhooks
 from gateway.inference.admission import Admission
 from gateway.inference.availability import Availability
+from gateway.inference.connection import Interrupted
 from gateway.inference.handler import Inference
+from gateway.inference.permits import Permits
 from gateway.inference.provider import Provider
 from gateway.inference.users import Users
 from gateway.monitors.findings import Findings
@@ -54,6 +56,12 @@ class Gateway:
         self.deploys = Deploys(settings, self.registry)
         self.findings = Findings(settings, self.store)
         self.provider = Provider(settings)
+        self.permits = Permits(
+            self.store,
+            bound=settings.provider_concurrency,
+            patience=settings.provider_wait,
+            observe_wait=self.metrics.provider_wait.observe,
+        )
         self.counters = Counters(self.store, lambda: len(self.provider.streams))
         self.availability = Availability(settings, self.registry, self.provider.is_configured, self.provider.probe)
         self.inference = Inference(
@@ -61,12 +69,13 @@ class Gateway:
             self.registry,
             self.users,
             self.admission,
+            self.permits,
             self.provider,
             self.availability,
             self.metrics,
             self.counters,
         )
-        self.overview = Overview(settings, self.registry, self.availability, self.counters, self.metrics)
+        self.overview = Overview(settings, self.registry, self.availability, self.permits, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
         self.draining = False
 
@@ -75,7 +84,11 @@ class Gateway:
         if not self.draining:
             self.draining = True
             logger.info("gateway.draining", streams=len(self.provider.streams))
-            asyncio.get_running_loop().call_later(self.settings.drain, self.provider.interrupt)
+            asyncio.get_running_loop().call_later(self.settings.drain, self._interrupt)
+
+    def _interrupt(self) -> None:
+        self.permits.fail_waiting(Interrupted())
+        self.provider.interrupt()
 
     @contextmanager
     def _draining_on_sigterm(self) -> Iterator[None]:
@@ -116,6 +129,7 @@ class Gateway:
             task.remove_done_callback(_end_process)
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.permits.close()
         self.provider.close()
         await self.http.close()
         await self.store.close()
@@ -125,6 +139,8 @@ class Gateway:
             asyncio.create_task(coroutine, name=str(coroutine))
             for coroutine in (
                 self.registry.follow_changes(),
+                self.permits.run(),
+                self.inference.end_vain_waits(),
                 self.provider.sweep(self.metrics.open_streams.set),
                 self.admission.repeat_settlements(),
                 self.availability.keep_probing(),

@@ -53,6 +53,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     emergency_off_file: str = "/run/capsule/inference.off"  # if this file exists, inference is off
     provider_timeouts: ProviderTimeouts = ProviderTimeouts()
 
+    provider_concurrency: int = 100  # requests at the provider at once, of all gateways together; 0: no bound
+    provider_wait: float = 10  # seconds that a request may wait for its turn at the provider; 0: none waits
+    provider_weights: dict[str, float] = msgspec.field(  # shares of accounts by plan while requests wait
+        default_factory=lambda: dict.fromkeys(PLANS, 1.0)
+    )
+
     operator_token: str = ""  # empty closes the platform surface
     allow_private_addresses: bool = False  # development and tests: loopback, plain http
     encryption_key: str = ""  # several, comma separated: the first encrypts, all decrypt
@@ -144,6 +150,20 @@ def _seconds(text: str) -> float:
     return number
 
 
+def _zero_or(read: Callable[[str], T], zero: T) -> Callable[[str], T]:
+    return lambda text: zero if text == "0" else read(text)
+
+
+def _weight(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number") from None
+    if not 0.01 <= number <= 1000:
+        raise ValueError("must be from 0.01 to 1000")
+    return number
+
+
 def _euro(text: str) -> int:
     try:
         amount = Decimal(text) * NANO
@@ -231,6 +251,9 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "encryption_key": _encryption_key,
     "ca_file": _readable,
     "provider_timeouts": lambda text: ProviderTimeouts(**_pairs(text, ("connect", "first", "idle", "total"), _seconds)),
+    "provider_concurrency": _zero_or(_whole, 0),
+    "provider_wait": _zero_or(_seconds, 0.0),
+    "provider_weights": _by_plan(Settings().provider_weights, _weight),
     "rate_limits": lambda text: RateLimits(**_pairs(text, ("app", "user"), _whole)),
     "deploy_quotas": _by_plan(Settings().deploy_quotas, _whole),
     "daily_caps": _by_plan(Settings().daily_caps, _euro),

@@ -227,7 +227,7 @@ class Registry:
         while True:
             try:
                 with backbone():
-                    async with self.store.subscription() as subscription:
+                    async with self.store.subscription(keys.CHANGES) as subscription:
                         await self._follow(subscription)
             except BackboneUnavailable as error:
                 if self.live:

@@ -52,7 +52,7 @@ class ProviderHealth(msgspec.Struct, frozen=True, omit_defaults=True):
         match signal:
             case ProviderSignal.COMPLETION:
                 return ProviderHealth()
-            case ProviderSignal.REACHED:
+            case ProviderSignal.REACHED | ProviderSignal.CONGESTED:
                 # GET /models succeeds without quota, so only a completion shows that there is quota again.
                 return ProviderHealth(quota=self.quota)
             case ProviderSignal.FAILED:

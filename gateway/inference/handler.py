@@ -1,4 +1,4 @@
-"""The hot path: verify, admit, relay, settle.
+"""The hot path: verify, admit, wait for a permit, relay, settle.
 
 This is a bare ASGI handler in front of the framework. The interface fixes the order of the outcomes: availability, app,
 origin, token, the app's rate, the user's rate, the reservation, the body. The size of the body prices the reservation,
@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import structlog
 
-from gateway.accounts.records import SLUG, App
+from gateway.accounts.records import SLUG, Account, App
 from gateway.accounts.registry import Registry
 from gateway.errors import (
     AppNotFound,
+    BackboneUnavailable,
     Headers,
     InferenceDisabled,
     MethodNotAllowed,
@@ -39,6 +40,7 @@ from gateway.inference.availability import Availability
 from gateway.inference.call import REPEATED, Call
 from gateway.inference.connection import ClientGone, Interrupted, Stream
 from gateway.inference.formats import Ask, Format, finish_reason
+from gateway.inference.permits import Permit, Permits
 from gateway.inference.prices import NOTHING, PRICES, Owed, owed_for_usage, worst_case
 from gateway.inference.provider import Provider
 from gateway.inference.signals import ProviderSignal
@@ -52,6 +54,7 @@ from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
 
+WAIT_CHECK_INTERVAL = 0.1  # seconds
 WHOLE_LIMIT = 1_048_576  # characters of an answer that is not streamed
 METHODS = {"ai": b"POST", "ai/chat/completions": b"POST", "ai/models": b"GET"}
 STREAM_HEADERS: Headers = [
@@ -70,13 +73,14 @@ class Inference:
         registry: Registry,
         users: Users,
         admission: Admission,
+        permits: Permits,
         provider: Provider,
         availability: Availability,
         metrics: Metrics,
         counters: Counters,
     ) -> None:
         self._settings, self._registry, self._users = settings, registry, users
-        self._admission, self._provider, self._availability = admission, provider, availability
+        self._admission, self._permits, self._provider, self._availability = admission, permits, provider, availability
         self._metrics, self._counters = metrics, counters
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -124,12 +128,15 @@ class Inference:
         user = await self._users.verify(app, _bearer_token(call.authorization))
         call.format = format_name
         ask = await _read_ask(call)
-        reservation = await self._admit(call, app, user, ask)
+        account = await self._registry.account_of(app)
+        if account is None:
+            raise AppNotFound
+        reservation = await self._admit(call, app, account, user, ask)
         if isinstance(ask, ServiceError):
             raise ask  # after admission, because a fault of the body must not mask a refusal
         assert reservation is not None
         call.model = ask.model
-        await self._relay(call, ask, reservation)
+        await self._relay(call, ask, reservation, account)
 
     # -- before the token ------------------------------------------------------------------------------------
 
@@ -169,27 +176,28 @@ class Inference:
 
     # -- from admission to settlement ------------------------------------------------------------------------
 
-    async def _admit(self, call: Call, app: App, user: str, ask: Ask | ServiceError) -> Reservation | None:
+    async def _admit(
+        self, call: Call, app: App, account: Account, user: str, ask: Ask | ServiceError
+    ) -> Reservation | None:
         """Counts the request against the rates, and reserves its bound. A faulty request reserves nothing."""
-        account = await self._registry.account_of(app)
-        if account is None:
-            raise AppNotFound
         bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
         admitted = await self._admission.admit(app, account, user, bound)
         call.headers += admitted.headers
         return admitted.reservation
 
-    async def _relay(self, call: Call, ask: Ask, reservation: Reservation) -> None:
+    async def _relay(self, call: Call, ask: Ask, reservation: Reservation, account: Account) -> None:
         """Relays the answer, and settles the reservation on every way out."""
         format: Format = native.NATIVE
         if call.format == "openai":
             format = openai.OpenAI(call.request_id, ask.model, ask.with_usage)
+        permit: Permit | None = None
         stream: Stream | None = None
         failure: ServiceError | None = None
         text = reasoning = ""
         try:
+            permit = self._permits.take_now() or await self._wait_for_permit(call, account)
             stream = call.stream = await self._post(ask)
-            with _failing_on_disconnect(call, stream):
+            with _on_disconnect(call, stream.fail):
                 if ask.stream:
                     await _relay_stream(call, format, stream)
                 else:
@@ -199,6 +207,8 @@ class Inference:
         finally:
             if stream is not None:
                 self._provider.close_stream(stream)
+            if permit is not None:
+                self._permits.release(permit, served=stream is not None)
             self._note_signal(stream, failure)
             # Settled before the end is sent, so that a client who has the whole answer can read its cost.
             await self._settle(call, ask, reservation, stream, failure)
@@ -213,6 +223,27 @@ class Inference:
         if not call.status:
             await call.start(200, STREAM_HEADERS)
         await call.send_body(format.end(model, finish, answer.usage))
+
+    async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
+        """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone."""
+        turn = self._permits.join(account.id, call.app, self._settings.provider_weights[account.plan])
+        with _on_disconnect(call, turn.leave):
+            return await turn.permit()
+
+    async def end_vain_waits(self) -> None:
+        """Runs for the life of the process. Ends the waiting of requests that can no longer be served."""
+        while True:
+            await asyncio.sleep(WAIT_CHECK_INTERVAL)
+            self._metrics.provider_places_used.set(self._permits.used)
+            self._metrics.provider_waiting.set(self._permits.waiting)
+            if not self._permits.waiting:
+                continue
+            with contextlib.suppress(BackboneUnavailable):
+                if not self._availability.status().available:
+                    self._permits.fail_waiting(InferenceDisabled())
+                for name in self._permits.waiting_apps():
+                    if await self._registry.app(name) is None:
+                        self._permits.fail_waiting(AppNotFound(), app=name)
 
     async def _post(self, ask: Ask) -> Stream:
         connection = await self._provider.connect()
@@ -254,6 +285,8 @@ class Inference:
                 self._availability.note(ProviderSignal.FAILED)
         elif stream.answer.signal is not None:
             self._availability.note(stream.answer.signal)
+            if stream.answer.signal is ProviderSignal.CONGESTED:
+                self._permits.halve_bound()
         elif isinstance(failure, ProviderFailed) and stream.status in (401, 403):
             self._availability.check_credential()
 
@@ -359,28 +392,28 @@ async def _collect(stream: Stream) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def _failing_on_disconnect(call: Call, stream: Stream) -> Iterator[None]:
-    """Fails the stream when the client leaves: by a callback, or by a task under another server than server.py's."""
+def _on_disconnect(call: Call, fail: Callable[[Exception], None]) -> Iterator[None]:
+    """Calls `fail` when the client leaves: by a callback, or by a task under another server than server.py's."""
     if (connection := call.connection) is None:
-        watcher = asyncio.create_task(_wait_for_disconnect(call, stream))
+        watcher = asyncio.create_task(_wait_for_disconnect(call, fail))
         try:
             yield
         finally:
             watcher.cancel()
         return
-    connection.on_lost = partial(stream.fail, ClientGone())
+    connection.on_lost = partial(fail, ClientGone())
     if connection.transport.is_closing():
-        stream.fail(ClientGone())
+        fail(ClientGone())
     try:
         yield
     finally:
         connection.on_lost = None
 
 
-async def _wait_for_disconnect(call: Call, stream: Stream) -> None:
+async def _wait_for_disconnect(call: Call, fail: Callable[[Exception], None]) -> None:
     while (await call.receive())["type"] != "http.disconnect":
         pass
-    stream.fail(ClientGone())
+    fail(ClientGone())
 
 
 def _origin_of(error: BaseException) -> str:

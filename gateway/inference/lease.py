@@ -15,44 +15,10 @@ Pure: no I/O, and the time is a parameter (monotonic seconds).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
+from gateway.store.scripts import LeaseCall
 
 SPARE = "-"  # a grant that is for no account
-
-
-class Call(msgspec.Struct, frozen=True):
-    """What one call of the script says of this process."""
-
-    epoch: int
-    number: int
-    granted: int  # grants it knows of
-    returned: int
-    used: int
-    waiting: int
-    sent: float  # monotonic seconds
-
-
-class Answer(msgspec.Struct, frozen=True):
-    known: bool  # False: Redis has forgotten who waits in this process
-    tight: bool  # requests wait somewhere, or more permits are held than the bound allows
-    in_force: int  # the bound
-    waiting: int  # requests, of all processes
-    accounts: int  # that wait, of all processes
-    frees: float  # seconds until a permit may become free by itself; 0: never
-    before: int  # grants before the following
-    labels: list[str]  # for which account each grant is, or SPARE
-
-
-def read_answer(reply: Sequence[Any]) -> Answer | None:
-    """None when a later call has overtaken this one."""
-    if reply[0] == "late":
-        return None
-    known, tight, in_force, waiting, accounts, frees, before, labels = reply[1:]
-    return Answer(
-        known == 1, tight == 1, int(in_force), int(waiting), int(accounts), int(frees) / 1000, int(before), list(labels)
-    )
 
 
 class Lease:
@@ -85,7 +51,7 @@ class Lease:
         self.used -= 1
         self.spare += 1
 
-    def call(self, now: float, give_back: int = 0, waiting: int = 0) -> Call:
+    def call(self, now: float, give_back: int = 0, waiting: int = 0) -> LeaseCall:
         """Returns `give_back` of the spare permits."""
         if now >= self.ends:
             self.epoch += 1
@@ -95,9 +61,9 @@ class Lease:
         self.spare -= give_back
         self.returned += give_back
         self.number += 1
-        return Call(self.epoch, self.number, self.granted, self.returned, self.used, waiting, now)
+        return LeaseCall(self.epoch, self.number, self.granted, self.returned, self.used, waiting, now)
 
-    def renew(self, call: Call, now: float) -> bool:
+    def renew(self, call: LeaseCall, now: float) -> bool:
         """The call was answered; False when the answer came too late to count on it."""
         ends = call.sent + self.length
         if call.epoch != self.epoch or now >= ends:

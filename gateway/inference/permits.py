@@ -25,13 +25,13 @@ import msgspec
 import structlog
 
 from gateway.cancellation import end_if_cancelled
-from gateway.errors import ProviderQuotaExhausted, ServiceError
+from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, ServiceError
 from gateway.ids import request_id
 from gateway.inference.fair_queue import LIMIT, FairQueue, QueueFull
-from gateway.inference.lease import SPARE, Answer, Call, Lease, read_answer
-from gateway.store import keys
-from gateway.store.client import FAULTS, Store, backbone
-from gateway.store.scripts import Script
+from gateway.inference.lease import SPARE, Lease
+from gateway.store import keys, scripts
+from gateway.store.client import Store, backbone
+from gateway.store.scripts import LeaseAnswer, LeaseCall
 
 logger = structlog.get_logger()
 
@@ -48,7 +48,6 @@ DURATION = 2.0  # seconds that a request is taken to last before one has ended
 MEMORY = 1 / 32  # weight of the latest request in the mean duration
 
 monotonic = time.monotonic
-_lease_script = Script("lease")
 
 
 class Permit:
@@ -182,7 +181,7 @@ class Permits:
         if self._tight or self._queue:
             self._serve()
 
-    def congested(self) -> None:
+    def halve_bound(self) -> None:
         """The provider answered 429 without naming a quota: the bound in force is halved."""
         self._cut = True
         self._wanted.set()
@@ -287,7 +286,7 @@ class Permits:
     async def close(self) -> None:
         """At a clean stop, after `run` has ended: all permits are returned."""
         if self._bound:
-            with contextlib.suppress(*FAULTS):
+            with contextlib.suppress(BackboneUnavailable), backbone():
                 async with asyncio.timeout(CLOSE):
                     await self._call(leave=True)
 
@@ -301,10 +300,10 @@ class Permits:
             slow = asyncio.get_running_loop().call_later(SLOW, self._go_alone)
             try:
                 answer = await self._call()
-            except FAULTS as error:
+            except BackboneUnavailable as error:
                 slow.cancel()
                 if self._answered:
-                    logger.warning("permits.unanswered", error=type(error).__name__, held=self.used)
+                    logger.warning("permits.unanswered", error=type(error.__cause__).__name__, held=self.used)
                 self._answered = False
                 self._go_alone()
                 await asyncio.sleep(PAUSE)
@@ -314,8 +313,8 @@ class Permits:
             self._schedule(answer)
             self._serve()
 
-    async def _call(self, *, leave: bool = False) -> Answer | None:
-        """One call of the script. Raises one of FAULTS."""
+    async def _call(self, *, leave: bool = False) -> LeaseAnswer | None:
+        """One call of the script. Raises BackboneUnavailable."""
         now, lease = monotonic(), self._lease
         call = lease.call(now, self._surplus(now), len(self._queue))
         if lease.fresh:
@@ -323,31 +322,30 @@ class Permits:
         changed, self._changed = self._changed, set()
         cut, self._cut = self._cut, False
         self._heard_tight = False
-        demand: list[str | int] = []
-        for account in changed:
-            weight, count = self._queue.demand(account)
-            demand += (account, f"{weight:g}", count)
+        demand = {account: self._queue.demand(account) for account in changed}
         want = 0 if self._queue or leave else max(0, self._spare_target() - lease.spare)
         self._asked = want > 0
         try:
-            reply = await self._store.run(
-                _lease_script, keys.lease_keys(), *self._arguments(call, want, cut=cut, leave=leave), *demand
+            answer = await scripts.lease(
+                self._store,
+                self.name,
+                call,
+                demand,
+                want=want,
+                cut=cut,
+                leave=leave,
+                bound=self._bound,
+                length=int(self._lease.length * 1000),
             )
         except BaseException:
             self._changed |= changed
             self._cut = self._cut or cut
             raise
-        answer = read_answer(reply)
         if answer is not None and not leave:
             self._apply(call, answer)
         return answer
 
-    def _arguments(self, call: Call, want: int, *, cut: bool, leave: bool) -> list[str | int]:
-        counts = [call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want]
-        lease = int(self._lease.length * 1000)
-        return [self.name, *counts, int(cut), int(leave), self._bound, lease, keys.PERMITS]
-
-    def _apply(self, call: Call, answer: Answer) -> None:
+    def _apply(self, call: LeaseCall, answer: LeaseAnswer) -> None:
         now, first = monotonic(), self._lease.fresh
         if not self._lease.renew(call, now):
             return
@@ -360,7 +358,7 @@ class Permits:
             self._wanted.set()
         self._accept(call.epoch, answer.before, answer.labels, now)
 
-    def _schedule(self, answer: Answer | None) -> None:
+    def _schedule(self, answer: LeaseAnswer | None) -> None:
         """The next call, unless one is wanted before."""
         delay = self._renewal
         if self._queue:
@@ -381,19 +379,18 @@ class Permits:
         while True:
             end_if_cancelled()
             try:
-                async with self._store.subscription() as subscription:
-                    await subscription.subscribe(keys.PERMITS, f"{keys.PERMITS}:{self.name}")
-                    await subscription.unsubscribe(keys.CHANGES)
-                    await self._listen(subscription)
-            except FAULTS as error:
+                with backbone():
+                    async with self._store.subscription(keys.PERMITS, keys.permits_channel(self.name)) as subscription:
+                        await self._listen(subscription)
+            except BackboneUnavailable as error:
                 if self._listening:
-                    logger.warning("permits.unsubscribed", error=type(error).__name__)
+                    logger.warning("permits.unsubscribed", error=type(error.__cause__).__name__)
             finally:
                 self._listening = False
             await asyncio.sleep(PAUSE)
 
     async def _listen(self, subscription: Any) -> None:
-        """Raises one of FAULTS when the connection is lost or does not answer."""
+        """Raises when the connection is lost or does not answer."""
         unanswered = 0
         while True:
             end_if_cancelled()

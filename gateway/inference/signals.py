@@ -22,6 +22,7 @@ class ProviderSignal(enum.Enum):
 
     COMPLETION = "the provider sent a complete answer"
     REACHED = "the provider answered, perhaps with a refusal of this one request"
+    CONGESTED = "429 that names no quota: the provider serves too many requests at once"
     FAILED = "no connection, or a 5xx"
     QUOTA = "402, or 429 that names quota or billing"
     REFUSED = "a probe confirmed that the provider refuses the credential"
@@ -35,7 +36,7 @@ def classify(status: int, body: bytes, retry_after: float | None = None) -> tupl
     if status == 402 or (status == 429 and _QUOTA.search(body)):
         return ProviderQuotaExhausted(), ProviderSignal.QUOTA
     if status == 429:
-        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_AFTER), ProviderSignal.REACHED
+        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_AFTER), ProviderSignal.CONGESTED
     if status in (401, 403):
         return ProviderFailed(), None
     return ProviderFailed(), ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED

@@ -20,13 +20,16 @@ from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.inference.availability import Availability
+from gateway.inference.permits import Permits, read_share
 from gateway.operations.backlog import read_backlog
 from gateway.operations.snapshot import (
     AccountSpend,
     DaySpend,
     Process,
+    ProviderShare,
     RedisFigures,
     Snapshot,
+    WaitingAccount,
     first_token,
     render_counts,
 )
@@ -51,11 +54,12 @@ class Overview:
         settings: Settings,
         registry: Registry,
         availability: Availability,
+        permits: Permits,
         counters: Counters,
         metrics: Metrics,
     ) -> None:
         self._caps, self._registry, self._store = settings.daily_caps, registry, registry.store
-        self._availability, self._counters, self._metrics = availability, counters, metrics
+        self._availability, self._permits, self._counters, self._metrics = availability, permits, counters, metrics
 
     # -- gauges ----------------------------------------------------------------------------------------------
 
@@ -70,6 +74,7 @@ class Overview:
                 self._metrics.redis_up.set(0)
                 logger.debug("overview.waiting", error=type(error.__cause__ or error).__name__)
             self._metrics.provider_up.set(self._availability.provider_up())
+            self._metrics.provider_places.set(self._permits.in_force)
             await asyncio.sleep(GAUGES_INTERVAL)
 
     async def refresh_gauges(self) -> None:
@@ -132,6 +137,7 @@ class Overview:
                 workers=backlog.workers,
                 outcomes=backlog.outcomes,
                 redis=await self._read_redis(),
+                provider=await self._read_provider_share(),
             )
 
     async def _read_minutes(self, now: int) -> list[tuple[str, dict[str, str]]]:
@@ -157,6 +163,17 @@ class Overview:
             else:  # it died; a process that lives adds itself again within two seconds
                 await self._store.client.srem(keys.PROCESSES, process)
         return found
+
+    async def _read_provider_share(self) -> ProviderShare:
+        share = await read_share(self._store)
+        waiting = sorted(share.waiting.items(), key=lambda each: -each[1])[:TOP]
+        names = [(account, await self._registry.account(account), count) for account, count in waiting]
+        return ProviderShare(
+            bound=self._permits.in_force,
+            used=share.used,
+            waiting=sum(share.waiting.values()),
+            top=[WaitingAccount(account, record.name if record else "", count) for account, record, count in names],
+        )
 
     async def _read_redis(self) -> RedisFigures:
         began = time.perf_counter()

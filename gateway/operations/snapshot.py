@@ -65,6 +65,21 @@ class RedisFigures(msgspec.Struct):
     commandsPerSecond: int
 
 
+class WaitingAccount(msgspec.Struct):
+    account: str
+    name: str
+    waiting: int  # requests
+
+
+class ProviderShare(msgspec.Struct):
+    """Requests at the provider and waiting for it, of all gateways."""
+
+    bound: int  # in force; 0 for none
+    used: int
+    waiting: int
+    top: list[WaitingAccount]
+
+
 class Snapshot(msgspec.Struct):
     at: Time
     inference: InferenceState
@@ -77,6 +92,7 @@ class Snapshot(msgspec.Struct):
     workers: list[Worker]
     outcomes: dict[str, int]
     redis: RedisFigures
+    provider: ProviderShare
 
 
 def render_counts(minute: str, counts: Mapping[str, str]) -> Minute:

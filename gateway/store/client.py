@@ -160,8 +160,8 @@ class Store:
         return list((await self.client.info(target_nodes=RedisCluster.PRIMARIES)).values())
 
     @asynccontextmanager
-    async def subscription(self) -> AsyncIterator[PubSub]:
-        """Subscribes to announced changes on a connection of its own. A cluster passes messages on to every node."""
+    async def subscription(self, *channels: str) -> AsyncIterator[PubSub]:
+        """Subscribes to channels on a connection of its own. A cluster passes messages on to every node."""
         parts = urlsplit(self.url.replace("+cluster", ""))
         if self.cluster:
             await self.client.initialize()
@@ -174,7 +174,7 @@ class Store:
         )
         try:
             async with client.pubsub() as subscription:
-                await subscription.subscribe(keys.CHANGES)
+                await subscription.subscribe(*channels)
                 yield subscription
         finally:
             await client.aclose()

@@ -14,11 +14,11 @@
 | `provider` | string | what is known about the provider's state, JSON | never: one record |
 | `probe` | string | id of the process that is probing the provider | 20 s |
 | `write-check` | string | nothing: writing it shows that Redis takes writes | 60 s |
-| `{provider}:state` | hash | `last` call, bound after a `cut`, `tight`: the state of all permits | 84 s without a gateway |
-| `{provider}:permits` | hash | process → permits granted and returned, its lease | each with its lease, 28 s |
+| `{provider}:state` | hash | the state of all permits: `last` call, bound after a `cut`, … | 84 s after the last call |
+| `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
 | `{provider}:waiting` | hash | account → its weight, and its waiting requests by process | when none waits |
 | `{provider}:turns` | zset | waiting accounts by their virtual counter | when none waits |
-| `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits, or 84 s without a gateway |
+| `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
 | `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
 | `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
 | `{pNN}:spend:<account>:<day>` | hash | `settled` and `reserved` nano-euro of a UTC day | 35 days |
@@ -155,6 +155,10 @@ def spenders_key(day: str) -> str:
 
 def process_key(process_id: str) -> str:
     return f"{{ops}}:process:{process_id}"
+
+
+def permits_channel(process: str) -> str:
+    return f"{PERMITS}:{process}"
 
 
 def permits_key() -> str:

@@ -9,7 +9,7 @@ prevents, stands at the head of its Lua file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,6 +25,7 @@ _DUE = Script("due")
 _EMIT = Script("emit")
 _FINISH = Script("finish")
 _KEEP = Script("keep")
+_LEASE = Script("lease")
 _OBSERVE = Script("observe")
 _OVERDUE = Script("overdue")
 _REGISTER = Script("register")
@@ -148,6 +149,65 @@ async def overdue(store: Store, tag: str, limit: int) -> list[str]:
 async def count(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str, int]) -> None:
     """Adds `counts` to the counters at `key`, a hash or a zset as `kind` says, which then lives `ttl` seconds."""
     await store.run_script(_COUNT, [key], kind, ttl, *_flat(counts))
+
+
+# -- permits of the provider ---------------------------------------------------------------------------------
+
+
+class LeaseCall(msgspec.Struct, frozen=True):
+    """What a process says of its lease of permits."""
+
+    epoch: int
+    number: int
+    granted: int  # grants it knows of
+    returned: int
+    used: int
+    waiting: int
+    sent: float  # monotonic seconds
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True):
+    known: bool  # False: Redis has forgotten which requests wait in this process
+    tight: bool  # requests wait somewhere, or more permits are held than the bound allows
+    in_force: int  # the bound
+    waiting: int  # requests, of all processes
+    accounts: int  # that wait, of all processes
+    frees: float  # seconds until a permit may become free by itself; 0: never
+    before: int  # grants before the following
+    labels: list[str]  # for each grant its account, or '-' for a spare one
+
+
+async def lease(
+    store: Store,
+    process: str,
+    call: LeaseCall,
+    demand: Mapping[str, tuple[float, int]],
+    *,
+    want: int,
+    cut: bool,
+    leave: bool,
+    bound: int,
+    length: int,
+) -> LeaseAnswer | None:
+    """Renews a process's lease for `length` ms, returns permits, and takes grants; None if a later call overtook it.
+
+    `demand` maps each account whose waiting requests changed to its weight and their number; `want` is the number of
+    spare permits to take.
+    """
+    counts = (call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want)
+    flags = (int(cut), int(leave), bound, length, keys.PERMITS)
+    flat_demand = [part for account, (weight, n) in demand.items() for part in (account, f"{weight:g}", n)]
+    reply = await store.run_script(_LEASE, keys.lease_keys(), process, *counts, *flags, *flat_demand)
+    return read_lease_answer(reply)
+
+
+def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
+    if reply[0] == "late":
+        return None
+    known, tight, in_force, waiting, accounts, frees, before, labels = reply[1:]
+    return LeaseAnswer(
+        known == 1, tight == 1, int(in_force), int(waiting), int(accounts), int(frees) / 1000, int(before), list(labels)
+    )
 
 
 # -- events --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 TTFT = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)  # seconds
 DURATION = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)  # seconds
+WAIT = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)  # seconds
 TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 8192, 32768, 131072)
 
 
@@ -83,7 +84,22 @@ class Metrics:
         self.cap_breaches = Counter(
             "gateway_cap_breaches", "Checks that found an account above its daily cap", registry=registry
         )
+        self.provider_wait = Histogram(
+            "gateway_provider_wait_seconds",
+            "How long requests waited for their turn at the provider",
+            buckets=WAIT,
+            registry=registry,
+        )
         # Background tasks set these gauges, so that a scrape waits for nothing.
+        self.provider_places = self._gauge(
+            "gateway_provider_places", "The bound in force: requests at the provider at once"
+        )
+        self.provider_places_used = self._gauge(
+            "gateway_provider_places_used", "Requests at the provider", mode="livesum"
+        )
+        self.provider_waiting = self._gauge(
+            "gateway_provider_waiting", "Requests that wait for their turn at the provider", mode="livesum"
+        )
         self.provider_up = self._gauge("gateway_provider_up", "Whether the provider answers and accepts the credential")
         self.redis_up = self._gauge("gateway_redis_up", "Whether Redis answers", mode="livemin")
         self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events that wait for their outcome")
@@ -112,7 +128,7 @@ class Metrics:
         help: str,
         labels: Sequence[str] = (),
         *,
-        mode: Literal["livemin", "livemostrecent"] = "livemostrecent",
+        mode: Literal["livemin", "livesum", "livemostrecent"] = "livemostrecent",
     ) -> Gauge:
         return Gauge(name, help, labels, registry=self.registry, multiprocess_mode=mode)
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from gateway.inference.lease import Call, Lease
+from gateway.inference.lease import Lease
+from gateway.store.scripts import LeaseCall as Call
 from tests.lua.leases import CHANNEL, LEASE, Demand, Provider
 
 BOUND = 6

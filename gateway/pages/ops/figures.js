@@ -21,6 +21,7 @@ const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
 export function draw(snapshot) {
   glance(snapshot);
   inference(snapshot.inference);
+  provider(snapshot.provider);
   redis(snapshot.redis);
   requests(snapshot.minutes);
   spend(snapshot.spend);
@@ -71,6 +72,19 @@ function label(id, open, close, reopen) {
   const button = document.getElementById(id);
   button.textContent = open ? close : reopen;
   button.dataset.open = open;
+}
+
+function provider({ bound, used, waiting, top }) {
+  put(
+    "provider",
+    facts({
+      "Requests at the provider": bound ? `${count(used)} of ${count(bound)}` : `${count(used)}, no bound`,
+      "Waiting for their turn": count(waiting),
+    }),
+    bound > 0 && share(bound, { used }, `${used} of ${bound} requests at the provider`),
+    top.length > 0 &&
+      facts(Object.fromEntries(top.map(({ account, name, waiting }) => [name || account, plural(waiting, "request")]))),
+  );
 }
 
 function redis({ latencyMs, memory, memoryLimit, clients, commandsPerSecond }) {

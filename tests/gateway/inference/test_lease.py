@@ -2,7 +2,9 @@
 
 import pytest
 
-from gateway.inference.lease import Answer, Lease, read_answer
+from gateway.inference.lease import Lease
+from gateway.store.scripts import LeaseAnswer as Answer
+from gateway.store.scripts import read_lease_answer as read_answer
 
 LENGTH = 28.0
 
