@@ -95,6 +95,7 @@ class Rig:
             "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{self._redis}/0",
             "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{self._stub}/v1",
             "GATEWAY_PROVIDER_KEY": "bench-provider-key",
+            "GATEWAY_PROVIDER_CONCURRENCY": "100000",  # a bound that no workload reaches
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
             "GATEWAY_EMERGENCY_OFF_FILE": str(SCRATCH / "inference.off"),
