@@ -32,7 +32,7 @@ async def inside(url: str) -> AsyncIterator[Gateway]:
     yield gateway
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
-    await gateway.http.aclose()
+    await gateway.http.close()
     await gateway.store.close()
 
 
@@ -206,7 +206,7 @@ async def test_without_redis_there_is_no_snapshot(gateway: Gateway) -> None:
     await asyncio.sleep(0.2)
     assert gauge(lost, "gateway_redis_up") == 0
     looking.cancel()
-    await lost.http.aclose()
+    await lost.http.close()
     await lost.store.close()
 
 
