@@ -180,6 +180,13 @@ class MethodNotAllowed(ServiceError):
         super().__init__(f"Use {allowed} at this address.", headers=[(b"allow", allowed.encode())])
 
 
+class RateLimited(ServiceError):
+    status, code = 429, "RATE_LIMITED"
+    message = (
+        "An account can request 30 test events and redeliveries per minute; try again after the time in Retry-After."
+    )
+
+
 class HookRateLimited(ServiceError):
     status, code = 429, "HOOK_RATE_LIMITED"
     message = "A hook accepts 6 triggers per minute; try again after the time in Retry-After."

@@ -25,6 +25,7 @@
 | `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries | 30 days |
 | `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
 | `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
+| `{pNN}:window:events:<account>` | list | times of its test events and redeliveries in the last minute, µs | 60 s |
 | `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, on which its `app.recovered` depends | 2 days |
 | `hook:<sha256>` | string | a deploy hook, JSON | when it is revoked |
 | `{pNN}:hooks:<account>` | hash | hook id → the hook's hash and record, JSON | each when revoked; 100 |
@@ -124,6 +125,10 @@ def reservation_keys(tag: str) -> list[str]:
 def spend_prefix(tag: str) -> str:
     """The scripts append account and day, in the same slot."""
     return f"{tag}:spend"
+
+
+def events_window_key(account_id: str) -> str:
+    return f"{tag(account_id)}:window:events:{account_id}"
 
 
 def account_spend_prefix(account_id: str) -> str:

@@ -29,6 +29,8 @@ _OBSERVE = Script("observe")
 _OVERDUE = Script("overdue")
 _REGISTER = Script("register")
 _SETTLE = Script("settle")
+_REQUEST_EVENT = Script("request_event")
+_REVOKE_KEY = Script("revoke_key")
 _TRIGGER = Script("trigger")
 
 
@@ -184,6 +186,19 @@ class Delivery(msgspec.Struct, frozen=True):
 
 async def finish(store: Store, tag: str, event: QueuedEvent, delivery: Delivery, *, group: str, entry: str) -> bool:
     """Logs the outcome of an event and removes it from the stream; False if another worker had done so before."""
+class Requested(msgspec.Struct, frozen=True):
+    verdict: Literal["queued", "dropped", "rate", "unknown"]
+    retry_in: int  # microseconds until the account's next request can pass
+
+
+async def request_event(store: Store, account: str, event: str, sample: QueuedEvent | None, *, limit: int) -> Requested:
+    """Queues a sample, or the event of this id from the account's log, if fewer than `limit` passed in 60 seconds."""
+    script_keys = [*keys.event_keys(keys.tag(account), account), keys.events_window_key(account)]
+    content = () if sample is None else (sample.app, sample.type, sample.data)
+    verdict, retry_in = await store.run_script(_REQUEST_EVENT, script_keys, limit, event, account, *content)
+    return Requested(verdict, int(retry_in))
+
+
     script_keys = [*keys.event_keys(tag, event.account), keys.awaited_key(tag, event.id)]
     status = "" if delivery.status is None else delivery.status
     outcome = (delivery.outcome, delivery.at, delivery.duration, status, delivery.reason)
