@@ -20,14 +20,16 @@ from gateway.accounts.credentials import digest
 from gateway.accounts.records import Account
 from gateway.accounts.sessions import ACCOUNT, OPERATOR
 from gateway.errors import Unauthorized
-from gateway.process import Gateway, Injected
+from gateway.process import Gateway
+
+ACCOUNT_STATE = "account"  # in the scope of a request that `account_only` admitted
 
 # Routers and routes declare these for the API's description.
 ACCOUNT_SECURITY: list[SecurityRequirement] = [{"apiKey": []}, {"session": []}]
 OPERATOR_SECURITY: list[SecurityRequirement] = [{"operatorToken": []}, {"ops": []}]
 
 
-def bearer(request: ASGIConnection[Any, Any, Any, State]) -> str:
+def bearer(request: Request[Any, Any, State]) -> str:
     """Returns the bearer credential, or an empty string."""
     headers = request.headers.getall("authorization", [])
     scheme, _, credential = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
@@ -51,12 +53,29 @@ async def require_account(request: Request[Any, Any, State], gateway: Gateway) -
     return account
 
 
-async def provide_account(request: Request[Any, Any, State], gateway: Injected) -> Account:
-    return await require_account(request, gateway)
+async def account_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """A guard: admits an account, which `Caller` then names. Raises Unauthorized and CsrfRefused.
+
+    Litestar reads parameters and bodies before it asks dependencies, and guards before both.
+    """
+    request, gateway = request_of(connection)
+    request.scope["state"][ACCOUNT_STATE] = await require_account(request, gateway)
 
 
-ACCOUNT_DEPENDENCY = {"account": Provide(provide_account)}
-Caller = NamedDependency[Account]  # the account of the request, in routes with ACCOUNT_DEPENDENCY
+def provide_account(request: Request[Any, Any, State]) -> Account:
+    account: Account = request.scope["state"][ACCOUNT_STATE]
+    return account
+
+
+ACCOUNT_DEPENDENCY = {"account": Provide(provide_account, sync_to_thread=False)}
+Caller = NamedDependency[Account]  # the account of the request, in routes with `account_only` and ACCOUNT_DEPENDENCY
+
+
+def request_of(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Request[Any, Any, State], Gateway]:
+    """What a guard has to decide on, and with: Litestar gives guards no dependencies."""
+    assert isinstance(connection, Request)
+    gateway: Gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
+    return connection, gateway
 
 
 # -- operators -----------------------------------------------------------------------------------------------
@@ -74,11 +93,11 @@ def operator_subject(gateway: Gateway) -> str:
 
 async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
     """A guard: admits the operator token, and sessions opened with it. Raises Unauthorized and CsrfRefused."""
-    gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
-    if "authorization" in connection.headers:
-        allowed = is_operator_token(gateway, bearer(connection))
+    request, gateway = request_of(connection)
+    if "authorization" in request.headers:
+        allowed = is_operator_token(gateway, bearer(request))
     else:
-        subject = await gateway.sessions.subject_of(connection, OPERATOR)
+        subject = await gateway.sessions.subject_of(request, OPERATOR)
         allowed = subject is not None and subject == operator_subject(gateway)
     if not allowed:
         raise Unauthorized

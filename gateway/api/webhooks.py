@@ -97,6 +97,7 @@ ROUTES = [
     Router(
         "/account",
         route_handlers=[show_webhook, set_webhook, clear_webhook, test_webhook, list_deliveries, redeliver],
+        guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],
         security=ACCOUNT_SECURITY,
