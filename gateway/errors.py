@@ -187,6 +187,11 @@ class RateLimited(ServiceError):
     )
 
 
+class LastKey(ServiceError):
+    status, code = 409, "LAST_KEY"
+    message = "This is the account's only API key. Create another one first, then revoke this one."
+
+
 class HookRateLimited(ServiceError):
     status, code = 429, "HOOK_RATE_LIMITED"
     message = "A hook accepts 6 triggers per minute; try again after the time in Retry-After."

@@ -16,6 +16,7 @@ from litestar.di import NamedDependency, Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 
+from gateway.accounts.api_keys import KeyReference
 from gateway.accounts.credentials import digest
 from gateway.accounts.records import Account
 from gateway.accounts.sessions import ACCOUNT, OPERATOR
@@ -41,16 +42,23 @@ async def require_account(request: Request[Any, Any, State], gateway: Gateway) -
 
     Raises Unauthorized and CsrfRefused.
     """
-    account: Account | None
     if "authorization" in request.headers:
         credential = bearer(request)
-        account = await gateway.registry.account_by_key(credential) if credential else None
+        key = await gateway.registry.api_keys.identify(credential) if credential else None
     else:
-        subject = await gateway.sessions.subject_of(request, ACCOUNT)
-        account = await gateway.registry.account(subject) if subject else None
-    if account is None:
+        key = await key_of_session(request, gateway)
+    account = await gateway.registry.account(key.account) if key else None
+    if key is None or account is None:
         raise Unauthorized
+    gateway.registry.api_keys.note_use(key)
     return account
+
+
+async def key_of_session(request: Request[Any, Any, State], gateway: Gateway) -> KeyReference | None:
+    """Returns the key that opened the request's session, unless it has been revoked. Raises CsrfRefused."""
+    subject = await gateway.sessions.subject_of(request, ACCOUNT)
+    key = KeyReference.parse(subject) if subject else None
+    return key if key and await gateway.registry.api_keys.is_valid(key) else None
 
 
 async def account_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
