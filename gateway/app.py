@@ -19,7 +19,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
-from gateway.api import account, apps, deploys, engine, openapi, operators, ops, pages, webhooks
+from gateway.api import account, apps, deploys, engine, keys, openapi, operators, ops, pages, webhooks
 from gateway.api.agents import AgentEndpoint
 from gateway.api.bodies import Body
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
@@ -75,6 +75,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *apps.ROUTES,
     *engine.ROUTES,
     *account.ROUTES,
+    *keys.ROUTES,
     *webhooks.ROUTES,
     *deploys.ROUTES,
 ]

@@ -180,6 +180,18 @@ class MethodNotAllowed(ServiceError):
         super().__init__(f"Use {allowed} at this address.", headers=[(b"allow", allowed.encode())])
 
 
+class RateLimited(ServiceError):
+    status, code = 429, "RATE_LIMITED"
+    message = (
+        "An account can request 30 test events and redeliveries per minute; try again after the time in Retry-After."
+    )
+
+
+class LastKey(ServiceError):
+    status, code = 409, "LAST_KEY"
+    message = "This is the account's only API key. Create another one first, then revoke this one."
+
+
 class HookRateLimited(ServiceError):
     status, code = 429, "HOOK_RATE_LIMITED"
     message = "A hook accepts 6 triggers per minute; try again after the time in Retry-After."

@@ -122,6 +122,7 @@ class Gateway:
         finally:
             await self._settle_at_last()
             await self.counters.leave()
+            await self.registry.api_keys.write_uses()
             await self._close(tasks)
 
     async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -145,6 +146,7 @@ class Gateway:
                 self.admission.repeat_settlements(),
                 self.availability.keep_probing(),
                 self.counters.keep_flushing(),
+                self.registry.api_keys.keep_writing_uses(),
                 self.overview.keep_gauges_fresh(),
                 end_overdue_connections(),
             )

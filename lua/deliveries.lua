@@ -12,9 +12,13 @@ local WAITING = 100000     -- events of one partition
 local LOGGED = 1000        -- outcomes of one account
 local DAYS = 30 * 86400    -- seconds
 
-local function now_ms()
+local function now_us()
   local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local function now_ms()
+  return math.floor(now_us() / 1000)
 end
 
 -- event: {id, account, app, type, data}

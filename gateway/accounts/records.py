@@ -16,6 +16,13 @@ from gateway.store import keys
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 DOMAIN = re.compile(r"(?=.{4,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.ASCII)
 
+# The names of branches that git accepts (git check-ref-format), of a length that file systems accept.
+BRANCH = re.compile(
+    r"(?![-./]|@\Z|HEAD\Z)"
+    r"(?!.*(?:\.\.|//|/\.|@\{|\.lock(?:/|\Z)))"
+    r"[^\x00-\x20\x7f~^:?*\[\\]{1,250}(?<![./])"
+)
+
 
 class JwksAuth(
     msgspec.Struct, frozen=True, tag_field="kind", tag="jwks", forbid_unknown_fields=True, omit_defaults=True

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from gateway.accounts.credentials import digest, new_key
+from gateway.accounts.api_keys import FIRST, ApiKeys
 from gateway.accounts.records import SLUG, Account, App
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
@@ -36,6 +36,7 @@ R = TypeVar("R")
 class Registry:
     def __init__(self, store: Store, vault: Vault) -> None:
         self.store, self.vault = store, vault
+        self.api_keys = ApiKeys(store)
         self.live = False  # the subscription answers, so copies may be used
         self._copies: dict[str, tuple[Any, float]] = {}
         self._changes = 0
@@ -104,18 +105,13 @@ class Registry:
         # The set holds a name from before its record is written until after the record is removed.
         return [app for app in apps if app is not None and app.account == account_id]
 
-    async def account_by_key(self, api_key: str) -> Account | None:
-        account_id = await self.store.get(keys.api_key_key(digest(api_key)))
-        return None if account_id is None else await self.account(account_id)
-
     # -- writing ---------------------------------------------------------------------------------------------
 
     async def create_account(self, name: str, plan: Plan) -> tuple[Account, str]:
         """Creates an account; returns it with its API key, which cannot be read again later."""
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
-        api_key = new_key("csk")
         await self._write(keys.account_key(account.id), account)
-        await scripts.change(self.store, keys.api_key_key(digest(api_key)), account.id)
+        _, api_key = await self.api_keys.create(account.id, FIRST)
         return account, api_key
 
     async def register(self, name: str, per_day: int) -> tuple[Account, str]:

@@ -1,7 +1,7 @@
 """Browser sessions: account holders at /dashboard, operators at /ops.
 
 A session is a random token in a cookie that scripts cannot read. For twelve hours, Redis keeps the token's hash and
-the session's subject: an account's id, or a fingerprint of the operator token.
+the session's subject: the API key that opened it, or a fingerprint of the operator token. A session ends with its key.
 
 Every log-in counts as failed until it has succeeded, so that concurrent attempts cannot get past the limit.
 """

@@ -15,6 +15,7 @@ from gateway.api.authentication import (
     ACCOUNT_DEPENDENCY,
     ACCOUNT_SECURITY,
     Caller,
+    account_only,
     bearer,
     is_operator_token,
     require_account,
@@ -186,6 +187,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Router(
         "/",
         route_handlers=[show_account, show_usage, list_apps],
+        guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],
         security=ACCOUNT_SECURITY,

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any
 
 import msgspec
 from litestar import Router, delete, get, put
 from litestar.params import FromPath, JSONBody
 
-from gateway.accounts.records import DOMAIN, SLUG, App, Auth, BackendAuth, Build, JwksAuth, Repository, SecretAuth
+from gateway.accounts.records import (
+    BRANCH,
+    DOMAIN,
+    SLUG,
+    App,
+    Auth,
+    BackendAuth,
+    Build,
+    JwksAuth,
+    Repository,
+    SecretAuth,
+)
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.errors import NotFound, RequestMalformed
@@ -90,7 +102,7 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
         customDomain=check_domain(data.customDomain),
         customDomainVerified=data.customDomainVerified,
         repository=check_repository(data.repository, gateway),
-        build=data.build,
+        build=check_build(data.build),
         createdAt=before.createdAt if before else now_iso(),
     )
     await gateway.registry.put_app(record, before)
@@ -131,6 +143,7 @@ def check_repository(repository: Repository | None, gateway: Gateway) -> Reposit
     """Returns the record to store: user name and password leave the URL and are sealed. Raises RequestMalformed."""
     if repository is None:
         return None
+    check_branch(repository.branch, "repository.branch")
     if repository.credentials:
         raise RequestMalformed("repository: put user name and password into the url: https://user:password@…")
     scheme, _, rest = repository.url.partition("://")
@@ -145,6 +158,25 @@ def check_repository(repository: Repository | None, gateway: Gateway) -> Reposit
     except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
         raise RequestMalformed(f"repository.url: {error}") from None
     return msgspec.structs.replace(repository, url=url, credentials=sealed)
+
+
+def check_branch(branch: str, field: str) -> None:
+    """Raises RequestMalformed, which names the field."""
+    if not BRANCH.fullmatch(branch):
+        raise RequestMalformed(f"{field}: git does not accept this as the name of a branch; use one such as main.")
+
+
+def check_build(build: Build | None) -> Build | None:
+    """Raises RequestMalformed."""
+    if build is None:
+        return None
+    output = PurePosixPath(build.output)
+    if output.is_absolute() or ".." in output.parts or "\0" in build.output:
+        raise RequestMalformed("build.output: name a folder inside the source, such as dist, without '..'.")
+    for field, command in (("command", build.command), ("start", build.start)):
+        if command is not None and "\0" in command:
+            raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
+    return build
 
 
 def check_domain(domain: str | None) -> str | None:

@@ -16,18 +16,21 @@ from litestar.di import NamedDependency, Provide
 from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 
+from gateway.accounts.api_keys import KeyReference
 from gateway.accounts.credentials import digest
 from gateway.accounts.records import Account
 from gateway.accounts.sessions import ACCOUNT, OPERATOR
 from gateway.errors import Unauthorized
-from gateway.process import Gateway, Injected
+from gateway.process import Gateway
+
+ACCOUNT_STATE = "account"  # in the scope of a request that `account_only` admitted
 
 # Routers and routes declare these for the API's description.
 ACCOUNT_SECURITY: list[SecurityRequirement] = [{"apiKey": []}, {"session": []}]
 OPERATOR_SECURITY: list[SecurityRequirement] = [{"operatorToken": []}, {"ops": []}]
 
 
-def bearer(request: ASGIConnection[Any, Any, Any, State]) -> str:
+def bearer(request: Request[Any, Any, State]) -> str:
     """Returns the bearer credential, or an empty string."""
     headers = request.headers.getall("authorization", [])
     scheme, _, credential = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
@@ -39,24 +42,48 @@ async def require_account(request: Request[Any, Any, State], gateway: Gateway) -
 
     Raises Unauthorized and CsrfRefused.
     """
-    account: Account | None
     if "authorization" in request.headers:
         credential = bearer(request)
-        account = await gateway.registry.account_by_key(credential) if credential else None
+        key = await gateway.registry.api_keys.identify(credential) if credential else None
     else:
-        subject = await gateway.sessions.subject_of(request, ACCOUNT)
-        account = await gateway.registry.account(subject) if subject else None
-    if account is None:
+        key = await key_of_session(request, gateway)
+    account = await gateway.registry.account(key.account) if key else None
+    if key is None or account is None:
         raise Unauthorized
+    gateway.registry.api_keys.note_use(key)
     return account
 
 
-async def provide_account(request: Request[Any, Any, State], gateway: Injected) -> Account:
-    return await require_account(request, gateway)
+async def key_of_session(request: Request[Any, Any, State], gateway: Gateway) -> KeyReference | None:
+    """Returns the key that opened the request's session, unless it has been revoked. Raises CsrfRefused."""
+    subject = await gateway.sessions.subject_of(request, ACCOUNT)
+    key = KeyReference.parse(subject) if subject else None
+    return key if key and await gateway.registry.api_keys.is_valid(key) else None
 
 
-ACCOUNT_DEPENDENCY = {"account": Provide(provide_account)}
-Caller = NamedDependency[Account]  # the account of the request, in routes with ACCOUNT_DEPENDENCY
+async def account_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """A guard: admits an account, which `Caller` then names. Raises Unauthorized and CsrfRefused.
+
+    Litestar reads parameters and bodies before it asks dependencies, and guards before both.
+    """
+    request, gateway = request_of(connection)
+    request.scope["state"][ACCOUNT_STATE] = await require_account(request, gateway)
+
+
+def provide_account(request: Request[Any, Any, State]) -> Account:
+    account: Account = request.scope["state"][ACCOUNT_STATE]
+    return account
+
+
+ACCOUNT_DEPENDENCY = {"account": Provide(provide_account, sync_to_thread=False)}
+Caller = NamedDependency[Account]  # the account of the request, in routes with `account_only` and ACCOUNT_DEPENDENCY
+
+
+def request_of(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Request[Any, Any, State], Gateway]:
+    """What a guard has to decide on, and with: Litestar gives guards no dependencies."""
+    assert isinstance(connection, Request)
+    gateway: Gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
+    return connection, gateway
 
 
 # -- operators -----------------------------------------------------------------------------------------------
@@ -74,11 +101,11 @@ def operator_subject(gateway: Gateway) -> str:
 
 async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
     """A guard: admits the operator token, and sessions opened with it. Raises Unauthorized and CsrfRefused."""
-    gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
-    if "authorization" in connection.headers:
-        allowed = is_operator_token(gateway, bearer(connection))
+    request, gateway = request_of(connection)
+    if "authorization" in request.headers:
+        allowed = is_operator_token(gateway, bearer(request))
     else:
-        subject = await gateway.sessions.subject_of(connection, OPERATOR)
+        subject = await gateway.sessions.subject_of(request, OPERATOR)
         allowed = subject is not None and subject == operator_subject(gateway)
     if not allowed:
         raise Unauthorized

@@ -11,7 +11,7 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.types import ControllerRouterHandler
 
-from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller
+from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.api.bodies import TARBALL
 from gateway.deploys.hooks import CreatedHook, ListedHook
 from gateway.deploys.states import Deploy, Trigger
@@ -156,6 +156,7 @@ ROUTES: list[ControllerRouterHandler] = [
     Router(
         "/",
         route_handlers=[create_hook, list_hooks, revoke_hook, list_deploys, show_deploy, publish],
+        guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],
         security=ACCOUNT_SECURITY,

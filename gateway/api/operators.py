@@ -12,7 +12,7 @@ from litestar.router import Router
 
 from gateway.accounts.records import Account
 from gateway.api.account import NewKey
-from gateway.api.apps import require_app
+from gateway.api.apps import check_branch, require_app
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.bodies import TARBALL
 from gateway.api.deploys import QueuedDeployId
@@ -144,6 +144,8 @@ async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], gateway: Inj
     record = await require_app(app, gateway)
     if data.branch is not None and (data.kind == "live" or record.repository is None):
         raise RequestMalformed("branch: only previews of apps with a repository have a branch.")
+    if data.branch is not None:
+        check_branch(data.branch, "branch")
     return QueuedDeployId(await gateway.deploys.queue(record, "operator", kind=data.kind, branch=data.branch))
 
 
@@ -151,14 +153,18 @@ async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], gateway: Inj
 
 
 class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
-    enabled: bool | None = None
-    approved: bool | None = None
+    enabled: bool | msgspec.UnsetType = msgspec.UNSET
+    approved: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 @put("/inference", errors=[RequestMalformed])
 async def switch_inference(data: JSONBody[InferenceSwitch], gateway: Injected) -> InferenceState:
-    """Set the inference switch and the approval."""
-    status = await gateway.availability.set(enabled=data.enabled, approved=data.approved)
+    """Set the inference switch and the approval.
+
+    A field that is left out stays as it is.
+    """
+    changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
+    status = await gateway.availability.set(**changes)
     return gateway.availability.describe(status)
 
 

@@ -117,10 +117,11 @@ async def log_in(request: Request[Any, Any, State], data: JSONBody[LogIn], gatew
     Exchanges the key for a cookie, so that no script of the page keeps the key.
     """
     async with gateway.sessions.attempt(request):
-        account = await gateway.registry.account_by_key(data.apiKey)
-        if account is None:
+        key = await gateway.registry.api_keys.identify(data.apiKey)
+        if key is None or await gateway.registry.account(key.account) is None:
             raise Unauthorized("This API key is not valid.")
-    return await open_session(gateway, ACCOUNT, account.id)
+    gateway.registry.api_keys.note_use(key)
+    return await open_session(gateway, ACCOUNT, str(key))
 
 
 @delete("/dashboard/session", tags=["Pages"], errors=LOG_OUT_ERRORS)

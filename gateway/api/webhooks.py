@@ -8,8 +8,8 @@ import msgspec
 from litestar import Router, delete, get, post, put
 from litestar.params import FromPath, JSONBody, QueryParameter
 
-from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller
-from gateway.errors import NotFound, RequestMalformed
+from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events.catalogue import SAMPLES, Time
 from gateway.events.receivers import LOGGED, Delivery
 from gateway.process import Injected
@@ -59,11 +59,11 @@ async def clear_webhook(account: Caller, gateway: Injected) -> None:
     await gateway.webhooks.clear(account.id)
 
 
-@post("/webhook/test", status_code=202, errors=[RequestMalformed, NotFound])
+@post("/webhook/test", status_code=202, errors=[RequestMalformed, RateLimited])
 async def test_webhook(account: Caller, data: JSONBody[EventType], gateway: Injected) -> EventId:
     """Send a sample event.
 
-    Its data has `"sample": true`.
+    Its data has `"sample": true`. Samples and redeliveries together are limited to 30 per minute.
     """
     apps = await gateway.registry.apps_of(account.id)
     return EventId(await gateway.webhooks.test(account.id, data.type, apps[0] if apps else None))
@@ -82,11 +82,12 @@ async def list_deliveries(
     return await gateway.webhooks.deliveries(account.id, limit)
 
 
-@post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound])
+@post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])
 async def redeliver(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> EventId:
     """Send an event again.
 
-    The event keeps its id, and gets a new timestamp and signature.
+    The event keeps its id, and gets a new timestamp and signature. Samples and redeliveries together are limited to 30
+    per minute.
     """
     await gateway.webhooks.redeliver(account.id, delivery_id)
     return EventId(delivery_id)
@@ -96,6 +97,7 @@ ROUTES = [
     Router(
         "/account",
         route_handlers=[show_webhook, set_webhook, clear_webhook, test_webhook, list_deliveries, redeliver],
+        guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],
         security=ACCOUNT_SECURITY,

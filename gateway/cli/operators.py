@@ -7,6 +7,7 @@ from typing import TextIO
 
 import click
 
+from gateway.cli.keys import show_created_key
 from gateway.cli.service import WrongUsage, open_service, path
 from gateway.cli.show import (
     Cell,
@@ -129,7 +130,7 @@ def apps_delete(app: str, as_json: bool) -> None:
 
 @click.group()
 def accounts() -> None:
-    """Operators: create accounts and change plans."""
+    """Operators: create accounts and keys, and change plans."""
 
 
 @accounts.command("create")
@@ -143,6 +144,18 @@ def accounts_create(name: str, plan: str, as_json: bool) -> None:
         return show_json(record)
     print_note(f"Created account {record.get('id')} on the {plan} plan. This is its API key, which is shown only once:")
     click.echo(record["apiKey"])
+
+
+@accounts.command("key")
+@click.argument("account_id", metavar="ID")
+@click.argument("name")
+@as_json
+def accounts_key(account_id: str, name: str, as_json: bool) -> None:
+    """Create a key called NAME for an account whose holder lost theirs. It is shown only once."""
+    created = open_service().fields(
+        "POST", path("platform", "accounts", account_id, "keys"), {"name": name}, having="key"
+    )
+    show_created_key(created, account_id, as_json)
 
 
 @accounts.command("plan")

@@ -19,7 +19,7 @@ import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed, ServiceError
+from gateway.errors import BackboneUnavailable, NotFound, RateLimited, RequestMalformed, ServiceError
 from gateway.events import catalogue
 from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
@@ -34,6 +34,7 @@ STREAM = "events"
 LOGGED = 1_000  # deliveries kept per account
 LOGGED_SECONDS = 30 * 86_400
 CHECK_SECONDS = 2.0  # for the look-up of a receiver's name when it is saved
+REQUESTS_PER_MINUTE = 30  # of one account, for test events and redeliveries together
 DATA_BYTES = 262_144  # per event
 
 
@@ -152,21 +153,25 @@ class Webhooks:
         return queued.id
 
     async def test(self, account_id: str, event_type: str, app: App | None) -> str:
+        """Queues a sample and returns its id. Raises RateLimited."""
         sample = catalogue.SAMPLES.get(event_type)
         if sample is None:
             raise RequestMalformed(f"type: choose one of {', '.join(catalogue.SAMPLES)}.")
         app_id, name = (app.id, app.name) if app is not None else ("app_sample", "sample")
         queued = catalogue.queued_event(sample, new_id("evt"), account_id, app_id, name)
-        await scripts.emit(self._store, queued)
+        await self._request(account_id, queued.id, queued)
         return queued.id
 
     async def redeliver(self, account_id: str, event_id: str) -> None:
-        """Queues the event again, with the same id."""
-        for entry in await self._read_log(account_id, LOGGED):
-            if entry["id"] == event_id:
-                queued = QueuedEvent(event_id, account_id, entry["app"], entry["type"], entry["data"])
-                return await scripts.emit(self._store, queued)
-        raise NotFound("There is no delivery of this id in the last 30 days.")
+        """Queues the event again, with the same id. Raises RateLimited and NotFound."""
+        await self._request(account_id, event_id, None)
+
+    async def _request(self, account_id: str, event_id: str, sample: QueuedEvent | None) -> None:
+        requested = await scripts.request_event(self._store, account_id, event_id, sample, limit=REQUESTS_PER_MINUTE)
+        if requested.verdict == "rate":
+            raise RateLimited(retry_after=requested.retry_in / 1_000_000)
+        if requested.verdict == "unknown":
+            raise NotFound("There is no delivery of this id in the last 30 days.")
 
     # -- the log ---------------------------------------------------------------------------------------------
 

@@ -4,11 +4,13 @@
 | --- | --- | --- | --- |
 | `app:<name>` | string | an app's record, JSON | when the app is deleted |
 | `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
-| `key:<sha256>` | string | id of the account that an API key belongs to | when the key is withdrawn |
+| `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
+| `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
+| `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
-| `session:<sha256>` | string | whom a page's session belongs to: an account id, or `operator:<hash>` | 12 h |
+| `session:<sha256>` | string | what opened a page's session: `<account> <key id>`, or `operator:<hash>` | 12 h |
 | `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
 | `inference` | string | the runtime switch and the approval, JSON | never: one record |
 | `provider` | string | what is known about the provider's state, JSON | never: one record |
@@ -28,6 +30,7 @@
 | `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
 | `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
 | `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries | 30 days |
+| `{pNN}:window:events:<account>` | list | times of its test events and redeliveries in the last minute, µs | 60 s |
 | `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
 | `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
 | `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, on which its `app.recovered` depends | 2 days |
@@ -89,6 +92,14 @@ def api_key_key(digest: str) -> str:
     return f"key:{digest}"
 
 
+def api_keys_key(account_id: str) -> str:
+    return f"{tag(account_id)}:keys:{account_id}"
+
+
+def api_keys_used_key(account_id: str) -> str:
+    return f"{tag(account_id)}:keys-used:{account_id}"
+
+
 def session_key(digest: str) -> str:
     return f"session:{digest}"
 
@@ -120,6 +131,10 @@ def user_window_key(tag: str, app_id: str, user: str) -> str:
 
 def hook_window_key(tag: str, hook_id: str) -> str:
     return f"{tag}:window:hook:{hook_id}"
+
+
+def events_window_key(account_id: str) -> str:
+    return f"{tag(account_id)}:window:events:{account_id}"
 
 
 def reservation_keys(tag: str) -> list[str]:

@@ -16,6 +16,7 @@ import msgspec
 from gateway.store import keys
 from gateway.store.client import Script, Store
 
+_ADD_KEY = Script("add_key")
 _ADMIT = Script("admit")
 _ADVANCE = Script("advance")
 _BEGIN = Script("begin")
@@ -29,8 +30,11 @@ _LEASE = Script("lease")
 _OBSERVE = Script("observe")
 _OVERDUE = Script("overdue")
 _REGISTER = Script("register")
+_REQUEST_EVENT = Script("request_event")
+_REVOKE_KEY = Script("revoke_key")
 _SETTLE = Script("settle")
 _TRIGGER = Script("trigger")
+_USE_KEYS = Script("use_keys")
 
 
 class QueuedEvent(msgspec.Struct, frozen=True):
@@ -69,6 +73,28 @@ async def register(store: Store, per_day: int) -> Registration:
     """Counts a registration if today has room for one more."""
     accepted, resets_in = await store.run_script(_REGISTER, [keys.REGISTRATIONS], per_day)
     return Registration(bool(accepted), int(resets_in))
+
+
+async def add_key(store: Store, account: str, key: str, record: str, limit: int) -> bool:
+    """Adds an API key (its id) to the account's, or leaves it there; False if the account has `limit` others."""
+    return bool(await store.run_script(_ADD_KEY, [keys.api_keys_key(account)], key, record, limit))
+
+
+class Revocation(msgspec.Struct, frozen=True):
+    verdict: Literal["revoked", "last", "unknown"]
+    record: str  # of the key that was revoked; otherwise ''
+
+
+async def revoke_key(store: Store, account: str, key: str) -> Revocation:
+    """Removes an API key (its id) from the account's, unless it is the only one."""
+    script_keys = [keys.api_keys_key(account), keys.api_keys_used_key(account)]
+    return Revocation(*await store.run_script(_REVOKE_KEY, script_keys, key))
+
+
+async def use_keys(store: Store, account: str, used: Sequence[str]) -> int:
+    """Sets the last use of those API keys (ids) that the account has to now; returns how many it has."""
+    script_keys = [keys.api_keys_key(account), keys.api_keys_used_key(account)]
+    return int(await store.run_script(_USE_KEYS, script_keys, *used))
 
 
 # -- money ---------------------------------------------------------------------------------------------------
@@ -218,6 +244,19 @@ async def emit(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
     marker = [keys.emitted_key(event.account, event.id)] if once else []
     script_keys = [*keys.event_keys(keys.tag(event.account), event.account), *marker]
     await store.run_script(_EMIT, script_keys, *_flat_event(event))
+
+
+class Requested(msgspec.Struct, frozen=True):
+    verdict: Literal["queued", "dropped", "rate", "unknown"]
+    retry_in: int  # microseconds until the account's next request can pass
+
+
+async def request_event(store: Store, account: str, event: str, sample: QueuedEvent | None, *, limit: int) -> Requested:
+    """Queues a sample, or the event of this id from the account's log, if fewer than `limit` passed in 60 seconds."""
+    script_keys = [*keys.event_keys(keys.tag(account), account), keys.events_window_key(account)]
+    content = () if sample is None else (sample.app, sample.type, sample.data)
+    verdict, retry_in = await store.run_script(_REQUEST_EVENT, script_keys, limit, event, account, *content)
+    return Requested(verdict, int(retry_in))
 
 
 class Ownership(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ import redis
 KEPT = {
     r"app:": "an app lives until it is deleted",
     r"alias:": "so does its other name",
-    r"key:": "an API key is valid until it is withdrawn",
+    r"key:": "an API key is valid until it is revoked",
+    r"\{p\d\d\}:keys(-used)?:": "the list of these, and when they were used",
     r"\{p\d\d\}:account:": "an account, and the set of its apps, have no end",
     r"inference$": "one record: the switch and the approval survive restarts",
     r"provider$": "one record: what was learnt of the provider",

@@ -67,7 +67,7 @@ async def test_a_key_buys_a_cookie_that_no_script_reads(gw: Gateway, visitor: Vi
 async def test_only_a_hash_of_it_is_kept_and_not_for_long(gw: Gateway, visitor: Visitor, account: Account) -> None:
     await visitor.log_in(account.key)
     with gw.redis.client() as client:
-        [key] = [k for k in client.scan_iter("session:*", count=1000) if client.get(k) == account.id.encode()]
+        [key] = [k for k in client.scan_iter("session:*", count=1000) if account.id.encode() in client.get(k)]
         assert visitor.token.encode() not in key
         assert 0 < client.ttl(key) <= SESSION_SECONDS
         client.delete(key)  # its time is over
@@ -151,7 +151,8 @@ async def test_failed_log_ins_are_counted_by_address(gw: Gateway, visitor: Visit
     refused(await visitor.log_in(account.key), 429, "LOGINS_LIMITED")
     with gw.redis.client() as client:
         counters = list(client.scan_iter("logins:*", count=1000))
-        assert all(0 < client.ttl(key) <= 60 for key in counters)
+        # A counter of another test may expire meanwhile (-2); none lives for ever (-1).
+        assert all(client.ttl(key) != -1 and client.ttl(key) <= 60 for key in counters)
         assert visitor.headers["X-Forwarded-For"].split()[1] not in str(counters)
     assert (await visitor.log_in(account.key, **{"X-Forwarded-For": "203.0.113.9"})).status_code == 204
 

@@ -31,6 +31,9 @@ COMMANDS = [
     ["webhook", "test", "app.crashed"],
     ["deliveries", "list"],
     ["deliveries", "redeliver", "evt_1"],
+    ["keys", "list"],
+    ["keys", "create", "ci"],
+    ["keys", "revoke", "key_1"],
     ["deploys", "list"],
     ["deploys", "show", "dep_1"],
     ["deploys", "show", "dep_1", "--follow", "--timeout", "1"],
@@ -39,6 +42,7 @@ COMMANDS = [
     ["apps", "delete", "shop"],
     ["accounts", "create", "Vreni"],
     ["accounts", "plan", "acc_1", "max"],
+    ["accounts", "key", "acc_1", "ci"],
     ["inference", "status"],
 ]
 STRANGE: list[Any] = [

@@ -1,0 +1,172 @@
+"""An account's API keys: several, each with a name, shown once and stored as a hash.
+
+- `{pNN}:keys:<account>` is the list, and decides which keys are valid: key id → the key's record
+- `key:<sha256>` finds the account and the id of a presented key. It is written before the key is listed and removed
+  after the key is no longer listed, so whatever is interrupted, each key that works can be found and revoked
+- `{pNN}:keys-used:<account>` has the time of each key's last use
+
+Each request with a key or a session reads the list, so a revocation counts in every process from the next request on.
+A process notes a key's use in memory, at most once a minute per key, and writes what it noted every two seconds: no
+request waits for that. While Redis fails, the notes wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+
+import msgspec
+import structlog
+
+from gateway.accounts.credentials import digest, new_key
+from gateway.accounts.records import Account
+from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
+from gateway.ids import new_id, now_iso
+from gateway.store import keys, scripts
+from gateway.store.client import Store, backbone
+
+logger = structlog.get_logger()
+
+MAX_KEYS = 20  # of one account
+# Operators can add a key to a full account, for an account holder who lost all of them.
+MAX_KEYS_BY_OPERATORS = 25
+NAME_LENGTH = 100  # characters
+FIRST = "first"  # name of the key that is made with an account
+INTERVAL = 2.0  # seconds between two writes of uses
+NOTED_FOR = 60.0  # seconds in which a process notes a key's use once
+MAX_NOTED = 20_000  # keys, in one process
+BATCH = 50  # accounts whose uses are written together
+
+
+class KeyReference(msgspec.Struct, frozen=True):
+    """Names a key. As a text it is what `key:<sha256>` holds, and the subject of the sessions opened with the key."""
+
+    account: str
+    id: str
+
+    def __str__(self) -> str:
+        return f"{self.account} {self.id}"
+
+    @classmethod
+    def parse(cls, text: str) -> KeyReference | None:
+        account, _, key_id = text.partition(" ")
+        return cls(account, key_id) if key_id else None
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """A key's record."""
+
+    id: str
+    name: str
+    digest: str
+    createdAt: str
+
+
+class ApiKeys:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._noted: dict[KeyReference, float] = {}  # when this process noted the key's use
+        self._unwritten: set[KeyReference] = set()
+
+    # -- the account's list ----------------------------------------------------------------------------------
+
+    async def create(self, account_id: str, name: str, *, limit: int = MAX_KEYS) -> tuple[ApiKey, str]:
+        """Returns the record and the key itself, which cannot be read again later.
+
+        Raises RequestMalformed if the account has `limit` keys.
+        """
+        if not 0 < len(name := name.strip()) <= NAME_LENGTH:
+            raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
+        secret = new_key("csk")
+        key = ApiKey(new_id("key"), name, digest(secret), now_iso())
+        finder = keys.api_key_key(key.digest)
+        await scripts.change(self._store, finder, str(KeyReference(account_id, key.id)))
+        if not await scripts.add_key(self._store, account_id, key.id, msgspec.json.encode(key).decode(), limit):
+            await scripts.change(self._store, finder, "")
+            raise RequestMalformed(f"An account has at most {limit} API keys; revoke one first.")
+        return key, secret
+
+    async def list(self, account_id: str) -> list[tuple[ApiKey, str | None]]:
+        """The keys, newest first, each with the time of its last use."""
+        with backbone():
+            records = await self._store.client.hgetall(keys.api_keys_key(account_id))
+            used = await self._store.client.hgetall(keys.api_keys_used_key(account_id))
+        found = [msgspec.json.decode(record, type=ApiKey) for record in records.values()]
+        found.sort(key=lambda key: key.id, reverse=True)
+        return [(key, now_iso(int(used[key.id]) / 1000) if key.id in used else None) for key in found]
+
+    async def revoke(self, account_id: str, key_id: str) -> None:
+        """Ends the key and its sessions. Raises NotFound, and LastKey for the account's only key."""
+        revoked = await scripts.revoke_key(self._store, account_id, key_id)
+        if revoked.verdict == "unknown":
+            raise NotFound("There is no such API key in this account.")
+        if revoked.verdict == "last":
+            raise LastKey
+        key = msgspec.json.decode(revoked.record, type=ApiKey)
+        await scripts.change(self._store, keys.api_key_key(key.digest), "")
+
+    # -- credentials -----------------------------------------------------------------------------------------
+
+    async def identify(self, secret: str) -> KeyReference | None:
+        """Returns which key this is, or None if it is not valid."""
+        hashed = digest(secret)
+        text = await self._store.get(keys.api_key_key(hashed))
+        if text is None:
+            return None
+        reference = KeyReference.parse(text)
+        if reference is None:
+            return await self._list_old(text, hashed)
+        return reference if await self.is_valid(reference) else None
+
+    async def is_valid(self, reference: KeyReference) -> bool:
+        with backbone():
+            return bool(await self._store.client.hexists(keys.api_keys_key(reference.account), reference.id))
+
+    async def _list_old(self, account_id: str, hashed: str) -> KeyReference | None:
+        """Lists the key of an account that an earlier version made, which wrote no more than the account's id."""
+        record = await self._store.get(keys.account_key(account_id))
+        if record is None:
+            return None
+        made_at = msgspec.json.decode(record, type=Account).createdAt
+        milliseconds = int(datetime.datetime.fromisoformat(made_at).timestamp() * 1000)
+        # The same id in every process, so that several may list it at once.
+        key = ApiKey(f"key_{milliseconds:011x}{hashed[:10]}", FIRST, hashed, made_at)
+        reference = KeyReference(account_id, key.id)
+        text = msgspec.json.encode(key).decode()
+        await scripts.add_key(self._store, account_id, key.id, text, limit=MAX_KEYS_BY_OPERATORS + 1)
+        await scripts.change(self._store, keys.api_key_key(hashed), str(reference), expected=account_id)
+        return reference
+
+    # -- last use --------------------------------------------------------------------------------------------
+
+    def note_use(self, reference: KeyReference) -> None:
+        """Called for every request with a key or a session: nothing here waits."""
+        now = time.monotonic()
+        if now - self._noted.get(reference, -NOTED_FOR) < NOTED_FOR or len(self._unwritten) >= MAX_NOTED:
+            return
+        if len(self._noted) >= MAX_NOTED:
+            self._noted.clear()
+        self._noted[reference] = now
+        self._unwritten.add(reference)
+
+    async def keep_writing_uses(self) -> None:
+        """Runs as long as the process."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            await self.write_uses()
+
+    async def write_uses(self) -> None:
+        """Writes what was noted; what cannot be written waits. It may be written twice, with a later time."""
+        by_account: dict[str, list[str]] = {}
+        for reference in self._unwritten:
+            by_account.setdefault(reference.account, []).append(reference.id)
+        accounts = list(by_account)
+        for first in range(0, len(accounts), BATCH):
+            batch = accounts[first : first + BATCH]
+            try:
+                await asyncio.gather(*(scripts.use_keys(self._store, each, by_account[each]) for each in batch))
+            except BackboneUnavailable as error:
+                logger.debug("keys.uses_waiting", error=type(error.__cause__).__name__)
+                return
+            self._unwritten -= {KeyReference(each, key_id) for each in batch for key_id in by_account[each]}

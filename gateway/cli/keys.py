@@ -1,0 +1,61 @@
+"""`capsule keys`: the API keys of one account."""
+
+from __future__ import annotations
+
+import click
+
+from gateway.cli.service import open_service, path
+from gateway.cli.show import Row, age_of, as_json, print_note, show_json, show_table, text_of
+
+
+@click.group()
+def keys() -> None:
+    """Manage the account's API keys."""
+
+
+@keys.command("list")
+@as_json
+def keys_list(as_json: bool) -> None:
+    """List the keys, newest first. The keys themselves are not shown."""
+    rows = open_service().rows("/account/keys")
+    if as_json:
+        return show_json(rows)
+    show_table(
+        rows,
+        {
+            "name": text_of("name"),
+            "id": text_of("id"),
+            "created": age_of("createdAt"),
+            "last used": age_of("lastUsedAt", "never"),
+        },
+        prose="name",
+        empty="No keys. Operators create one with: capsule accounts key ID NAME",
+    )
+
+
+@keys.command("create")
+@click.argument("name")
+@as_json
+def keys_create(name: str, as_json: bool) -> None:
+    """Create a key called NAME. It is shown only once."""
+    show_created_key(open_service().fields("POST", "/account/keys", {"name": name}, having="key"), "", as_json)
+
+
+def show_created_key(record: Row, account: str, as_json: bool) -> None:
+    """Prints the key alone on stdout. `account` names its account, unless it is the caller's own."""
+    if as_json:
+        return show_json(record)
+    of_account = f" for {account}" if account else ""
+    print_note(f"Created API key {record.get('id')}{of_account}. Keep it secret. It is shown only once:")
+    click.echo(record["key"])
+
+
+@keys.command("revoke")
+@click.argument("key_id", metavar="ID")
+@as_json
+def keys_revoke(key_id: str, as_json: bool) -> None:
+    """Revoke a key. It stops working at once, and its dashboard sessions end."""
+    open_service().do("DELETE", path("account", "keys", key_id))
+    if as_json:
+        return show_json({"revoked": key_id})
+    click.echo(f"Revoked {key_id}. Requests with it now get 401, and its dashboard sessions have ended.")

@@ -1,0 +1,47 @@
+-- request_event.lua: an account holder asks for an event: a sample, or one of the log once more. May it be sent?
+-- uses clock
+-- uses deliveries
+--
+-- Decides on the account's window and queues the event in one step, so that of any number of requests at once exactly
+-- as many pass as the window has room for. A request that passes counts, also when the log does not have the event or
+-- too many wait: searching the log is work, too.
+--
+-- KEYS[1]  stream  the partition's events
+-- KEYS[2]  stream  the account's log
+-- KEYS[3]  hash    the partition's outcomes
+-- KEYS[4]  list    the account's window: the times (microseconds) of the requests that passed, oldest first
+-- ARGV     requests in 60 s, id, account, then app (name), type and data (JSON) of a sample; without these three, the
+--          newest event of this id in the log
+--
+-- Returns  {'queued' | 'dropped' | 'rate' | 'unknown', microseconds until the next request can pass}
+
+local PAGE = 50  -- entries of the log, whose data may be large
+
+local function find(log, id, oldest)
+  local last = '+'
+  while true do
+    local entries = redis.call('XREVRANGE', log, last, oldest, 'COUNT', PAGE)
+    for _, entry in ipairs(entries) do
+      local fields = {}
+      for n = 1, #entry[2], 2 do fields[entry[2][n]] = entry[2][n + 1] end
+      if fields.id == id then return fields end
+    end
+    if #entries < PAGE then return nil end
+    last = '(' .. entries[#entries][1]
+  end
+end
+
+local limit, now = tonumber(ARGV[1]), now_us()
+local count, frees = look(KEYS[4], limit, now)
+if count >= limit then return {'rate', string.format('%.0f', frees)} end
+redis.call('RPUSH', KEYS[4], string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[4], 60000)
+
+local event = {ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]}
+if not ARGV[4] then
+  local oldest = string.format('%.0f', math.floor(now / 1000) - DAYS * 1000)
+  local found = find(KEYS[2], ARGV[2], oldest)
+  if not found then return {'unknown', '0'} end
+  event = {ARGV[2], ARGV[3], found.app, found.type, found.data}
+end
+return {enqueue(KEYS[1], KEYS[2], KEYS[3], event), '0'}

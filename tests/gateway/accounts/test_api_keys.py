@@ -1,0 +1,413 @@
+"""An account's API keys: created, listed and revoked over HTTP, at two processes; and what processes write of them."""
+
+import asyncio
+import re
+import secrets
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import redis.asyncio
+
+from gateway.accounts import api_keys
+from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference
+from gateway.accounts.credentials import digest
+from gateway.accounts.registry import Registry
+from gateway.accounts.sessions import ACCOUNT
+from gateway.errors import LastKey
+from gateway.ids import now_iso
+from gateway.store import keys, scripts
+from gateway.store.client import Store
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import refused
+
+session = pytest.mark.asyncio(loop_scope="session")
+KEYS = "/account/keys"
+
+
+class Holder:
+    """An account holder with one of the account's keys."""
+
+    def __init__(self, gw: Gateway, account_id: str, key: str) -> None:
+        self.gw, self.id, self.key = gw, account_id, key
+
+    async def call(
+        self, method: str, path: str = KEYS, body: Any = None, *, at: Gateway | None = None
+    ) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return await (at or self.gw).http.request(method, path, json=body, headers=headers)
+
+    async def create(self, name: str = "ci") -> dict[str, str]:
+        response = await self.call("POST", body={"name": name})
+        assert response.status_code == 201, response.text
+        self.gw.confidential.add(response.json()["key"])
+        return response.json()
+
+    async def list(self) -> list[dict[str, Any]]:
+        response = await self.call("GET")
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def revoke(self, key_id: str, **options: Any) -> httpx.Response:
+        return await self.call("DELETE", f"{KEYS}/{key_id}", **options)
+
+    def with_key(self, key: str) -> "Holder":
+        return Holder(self.gw, self.id, key)
+
+
+def holder_of(account: Account) -> Holder:
+    return Holder(account.gateway, account.id, account.key)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def holder(gw: Gateway) -> Holder:
+    return holder_of(await gw.account())
+
+
+# -- over HTTP -----------------------------------------------------------------------------------------------
+
+
+@session
+async def test_a_key_shows_once(holder: Holder) -> None:
+    created = await holder.create("  nightly build  ")
+    assert created.keys() == {"id", "name", "key", "createdAt"}
+    assert created["name"] == "nightly build"
+    assert created["key"].startswith("csk_")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", created["createdAt"])
+    listed = (await holder.call("GET")).text
+    assert created["id"] in listed
+    assert created["key"] not in listed
+    assert digest(created["key"]) not in listed
+    assert (await holder.with_key(created["key"]).call("GET", "/account")).json()["id"] == holder.id
+
+
+@session
+async def test_the_key_made_with_the_account_is_listed(holder: Holder) -> None:
+    second = await holder.create("second")
+    newest, first = await holder.list()
+    assert [newest["id"], newest["name"]] == [second["id"], "second"]
+    assert first.keys() == {"id", "name", "createdAt", "lastUsedAt"}
+    assert first["name"] == "first"
+
+
+@session
+async def test_a_registrations_key_is_listed(gw: Gateway) -> None:
+    made = (await gw.http.post("/register", json={"name": "Somebody"})).json()
+    gw.confidential.add(made["apiKey"])
+    assert [key["name"] for key in await Holder(gw, made["id"], made["apiKey"]).list()] == ["first"]
+
+
+@session
+async def test_a_revoked_key_ends_in_every_process_within_a_second(holder: Holder, twin: Gateway) -> None:
+    """A key could be neither revoked nor replaced: a key that leaked worked for ever."""
+    leaked = holder.with_key((await holder.create("leaked"))["key"])
+    for process in (holder.gw, twin):
+        assert (await leaked.call("GET", "/account", at=process)).status_code == 200
+    [key_id] = [key["id"] for key in await holder.list() if key["name"] == "leaked"]
+    response = await holder.revoke(key_id)
+    assert (response.status_code, response.content) == (204, b"")
+
+    for process in (twin, holder.gw):  # at once: each request asks
+        refused(await leaked.call("GET", "/account", at=process), 401, "UNAUTHORIZED")
+        refused(await leaked.call("POST", body={"name": "again"}, at=process), 401, "UNAUTHORIZED")
+    refused(await holder.revoke(key_id), 404, "NOT_FOUND")
+    with holder.gw.redis.client() as client:
+        assert not client.exists(keys.api_key_key(digest(leaked.key)))
+        assert key_id.encode() not in client.hgetall(keys.api_keys_used_key(holder.id))
+
+
+@session
+async def test_a_key_may_revoke_itself(holder: Holder) -> None:
+    other = await holder.create()
+    [own] = [key["id"] for key in await holder.list() if key["name"] == "first"]
+    assert (await holder.revoke(own)).status_code == 204
+    refused(await holder.call("GET"), 401, "UNAUTHORIZED")
+    assert [key["id"] for key in await holder.with_key(other["key"]).list()] == [other["id"]]
+
+
+@session
+async def test_the_last_key_stays(holder: Holder) -> None:
+    [key] = await holder.list()
+    assert "another" in refused(await holder.revoke(key["id"]), 409, "LAST_KEY")["message"]
+    assert (await holder.call("GET")).status_code == 200
+
+
+@session
+@pytest.mark.parametrize("count", [2, 4])
+async def test_all_keys_revoked_at_once_leave_one(gw: Gateway, twin: Gateway, count: int) -> None:
+    """Two requests, of two processes, must not each find the other's key still there."""
+    for _ in range(10):
+        holder = holder_of(await gw.account())
+        owned = [holder.key, *[(await holder.create())["key"] for _ in range(count - 1)]]
+        listed = await holder.list()
+        assert len(listed) == count
+        # Each key is revoked by each of the keys, at either process.
+        answers = await asyncio.gather(
+            *(
+                holder.with_key(secret).revoke(key["id"], at=process)
+                for key in listed
+                for secret, process in zip(owned, (gw, twin) * 2, strict=False)
+            )
+        )
+        statuses = Counter(answer.status_code for answer in answers)
+        alive = [secret for secret in owned if await works(holder, secret)]
+        assert alive, "nobody can log in any more"
+        assert statuses[204] == count - len(alive)
+        assert statuses.keys() <= {204, 401, 404, 409}
+
+
+async def works(holder: Holder, secret: str) -> bool:
+    return (await holder.with_key(secret).call("GET", "/account")).status_code == 200
+
+
+@session
+async def test_an_account_has_at_most_twenty_keys(holder: Holder, gw: Gateway) -> None:
+    answers = await asyncio.gather(*(holder.call("POST", body={"name": f"k{n}"}) for n in range(MAX_KEYS + 5)))
+    made = [answer.json()["key"] for answer in answers if answer.status_code == 201]
+    gw.confidential |= {*made}
+    assert len(made) == MAX_KEYS - 1
+    for answer in answers:
+        if answer.status_code != 201:
+            assert "revoke one first" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+    assert len(await holder.list()) == MAX_KEYS
+    with gw.redis.client() as client:
+        finders = [client.get(key) for key in client.scan_iter("key:*", count=1000)]
+    assert len([finder for finder in finders if holder.id.encode() in finder]) == MAX_KEYS, "refused keys left traces"
+    # Operators can still help an account holder who lost all twenty.
+    for n in range(MAX_KEYS_BY_OPERATORS - MAX_KEYS):
+        response = await gw.platform("POST", f"accounts/{holder.id}/keys", {"name": f"rescue {n}"})
+        assert response.status_code == 201
+        gw.confidential.add(response.json()["key"])
+    refused(await gw.platform("POST", f"accounts/{holder.id}/keys", {"name": "more"}), 400, "REQUEST_MALFORMED")
+    assert await works(holder, response.json()["key"])
+
+
+@session
+@pytest.mark.parametrize(
+    "body",
+    [None, {}, {"name": None}, {"name": ""}, {"name": "  "}, {"name": 1}, {"name": "x" * 101}, {"name": "x", "id": 1}],
+)
+async def test_names_that_are_none(holder: Holder, body: Any) -> None:
+    for response in (
+        await holder.call("POST", body=body),
+        await holder.gw.platform("POST", f"accounts/{holder.id}/keys", body),
+    ):
+        error = refused(response, 400, "REQUEST_MALFORMED")
+        assert body is None or "name" in error["message"] or "id" in error["message"]
+    assert len(await holder.list()) == 1
+
+
+@session
+async def test_operators_add_a_key_for_an_account_holder_who_lost_theirs(holder: Holder, gw: Gateway) -> None:
+    response = await gw.platform("POST", f"accounts/{holder.id}/keys", {"name": "replacement"})
+    assert response.status_code == 201
+    assert response.json().keys() == {"id", "name", "key", "createdAt"}
+    gw.confidential.add(response.json()["key"])
+    rescued = holder.with_key(response.json()["key"])
+    [lost] = [key["id"] for key in await rescued.list() if key["name"] == "first"]
+    assert (await rescued.revoke(lost)).status_code == 204
+    refused(await holder.call("GET"), 401, "UNAUTHORIZED")
+    refused(await gw.platform("POST", "accounts/acc_nobody/keys", {"name": "x"}), 404, "NOT_FOUND")
+    answer = await holder.with_key(rescued.key).call("POST", f"/platform/accounts/{holder.id}/keys", {"name": "x"})
+    refused(answer, 401, "UNAUTHORIZED")
+
+
+@session
+async def test_another_accounts_keys_are_out_of_reach(holder: Holder, gw: Gateway) -> None:
+    other = holder_of(await gw.account())
+    await other.create()
+    for key in await other.list():
+        refused(await holder.revoke(key["id"]), 404, "NOT_FOUND")
+    for wrong in ("key_none", "%2e%2e", "*", "a%20b"):
+        assert (await holder.revoke(wrong)).status_code == 404
+    assert len(await other.list()) == 2
+    assert len(await holder.list()) == 1
+
+
+# -- sessions ------------------------------------------------------------------------------------------------
+
+
+@session
+async def test_a_session_ends_with_its_key(holder: Holder, gw: Gateway, twin: Gateway) -> None:
+    """A session lasts for twelve hours: revoking a key that leaked must end what was opened with it."""
+    leaked = await holder.create("leaked")
+    cookies = {}
+    for secret in (holder.key, leaked["key"]):
+        headers = {"Origin": gw.address, "X-Forwarded-For": secrets.token_hex(8)}
+        opened = await gw.http.post("/dashboard/session", json={"apiKey": secret}, headers=headers)
+        assert opened.status_code == 204
+        cookies[secret] = {"Cookie": f"{ACCOUNT}={opened.cookies[ACCOUNT]}"}
+        gw.confidential.add(opened.cookies[ACCOUNT])
+    gw.http.cookies.clear()
+    for process in (gw, twin):
+        assert (await process.http.get("/account", headers=cookies[leaked["key"]])).status_code == 200
+    assert (await holder.revoke(leaked["id"])).status_code == 204
+    for process in (twin, gw):
+        refused(await process.http.get("/account", headers=cookies[leaked["key"]]), 401, "UNAUTHORIZED")
+        assert (await process.http.get("/account", headers=cookies[holder.key])).status_code == 200
+
+
+@session
+async def test_a_session_manages_keys(holder: Holder, gw: Gateway) -> None:
+    own = {"Origin": gw.address, "X-Forwarded-For": secrets.token_hex(8)}
+    async with httpx.AsyncClient(base_url=gw.address, trust_env=False) as browser:
+        assert (await browser.post("/dashboard/session", json={"apiKey": holder.key}, headers=own)).status_code == 204
+        gw.confidential.add(browser.cookies[ACCOUNT])
+        evil = {"Origin": "https://evil.example"}
+        refused(await browser.post(KEYS, json={"name": "x"}, headers=evil), 403, "CSRF_REFUSED")
+        created = (await browser.post(KEYS, json={"name": "x"}, headers=own)).json()
+        gw.confidential.add(created["key"])
+        refused(await browser.delete(f"{KEYS}/{created['id']}", headers=evil), 403, "CSRF_REFUSED")
+        assert (await browser.delete(f"{KEYS}/{created['id']}", headers=own)).status_code == 204
+
+
+# -- last use ------------------------------------------------------------------------------------------------
+
+
+@session
+async def test_the_last_use_is_written_beside_the_requests(holder: Holder, gw: Gateway) -> None:
+    created = await holder.create()
+
+    async def last_use() -> str | None:
+        return next(key["lastUsedAt"] for key in await holder.list() if key["id"] == created["id"])
+
+    assert await last_use() is None
+    before = now_iso()
+    await holder.with_key(created["key"]).call("GET", "/account")
+    used = await wait_until(last_use, 5)
+    assert before[:-5] <= used <= now_iso()
+
+
+class Gate:
+    """Counts what a process writes of uses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[list[str]] = []
+        use_keys = scripts.use_keys
+
+        async def counted(store: Any, account: str, used: list[str]) -> int:
+            self.calls.append(list(used))
+            return await use_keys(store, account, used)
+
+        monkeypatch.setattr(scripts, "use_keys", counted)
+
+
+async def test_many_requests_write_one_use_a_minute(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, secret = await here.create_account("One", "free")
+    gate, clock = Gate(monkeypatch), [0.0]
+    monkeypatch.setattr(api_keys, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    key = await here.api_keys.identify(secret)
+    for second in range(120):
+        clock[0] = float(second)
+        for _ in range(50):
+            here.api_keys.note_use(key)
+        await here.api_keys.write_uses()
+    assert gate.calls == [[key.id], [key.id]]
+
+
+async def test_a_use_waits_while_redis_fails(valkey: RedisServer, here: Registry, proxy: Any) -> None:
+    account, secret = await here.create_account("One", "free")
+    key = await here.api_keys.identify(secret)
+    store = Store(proxy.url)
+    try:
+        away = ApiKeys(store)
+        away.note_use(key)
+        proxy.go_down()
+        await away.write_uses()  # no error ends the process's background task
+        proxy.down = False
+        assert await here.api_keys.list(account.id) == [(await only_key(here, account.id), None)]
+        await away.write_uses()
+        [(_, used)] = await here.api_keys.list(account.id)
+        assert used is not None
+    finally:
+        await store.close()
+
+
+async def only_key(registry: Registry, account_id: str) -> api_keys.ApiKey:
+    [(key, _)] = await registry.api_keys.list(account_id)
+    return key
+
+
+async def test_a_use_that_is_written_late_leaves_nothing_of_a_revoked_key(
+    here: Registry, raw: redis.asyncio.Redis
+) -> None:
+    account, first = await here.create_account("One", "free")
+    key, secret = await here.api_keys.create(account.id, "second")
+    here.api_keys.note_use(await here.api_keys.identify(secret))
+    here.api_keys.note_use(await here.api_keys.identify(first))
+    await here.api_keys.revoke(account.id, key.id)
+    await here.api_keys.write_uses()
+    assert key.id not in await raw.hgetall(keys.api_keys_used_key(account.id))
+    assert len(await raw.hgetall(keys.api_keys_used_key(account.id))) == 1
+
+
+async def test_what_a_process_remembers_is_bounded(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_keys, "MAX_NOTED", 10)
+    for n in range(100):
+        here.api_keys.note_use(KeyReference("acc", f"key_{n}"))
+    assert len(here.api_keys._noted) <= 10
+    assert len(here.api_keys._unwritten) <= 10
+    await here.api_keys.write_uses()
+    assert not here.api_keys._unwritten
+
+
+# -- what Redis holds ----------------------------------------------------------------------------------------
+
+
+async def test_a_revocation_that_was_interrupted_holds(
+    here: Registry, there: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies before it removes `key:<sha256>`: the key is refused all the same."""
+    account, _ = await here.create_account("One", "free")
+    key, secret = await here.api_keys.create(account.id, "second")
+
+    async def die(*_: Any, **__: Any) -> bool:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(scripts, "change", die)
+    with pytest.raises(asyncio.CancelledError):
+        await here.api_keys.revoke(account.id, key.id)
+    assert await there.api_keys.identify(secret) is None
+
+
+async def test_a_creation_that_was_interrupted_counts_for_nothing(
+    here: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that nobody was shown must not be the one that stays."""
+    account, first = await here.create_account("One", "free")
+
+    async def die(*_: Any, **__: Any) -> bool:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(scripts, "add_key", die)
+    with pytest.raises(asyncio.CancelledError):
+        await here.api_keys.create(account.id, "second")
+    with pytest.raises(LastKey):
+        await here.api_keys.revoke(account.id, (await only_key(here, account.id)).id)
+    assert await here.api_keys.identify(first) is not None
+
+
+async def test_a_key_of_an_earlier_version_works_and_is_listed(
+    here: Registry, there: Registry, raw: redis.asyncio.Redis
+) -> None:
+    """Before there were several, `key:<sha256>` held the account's id and nothing listed the key."""
+    account, secret = await here.create_account("One", "free")
+    old = keys.api_key_key(digest(secret))
+    await raw.delete(keys.api_keys_key(account.id))
+    await raw.set(old, account.id)
+    found = await asyncio.gather(*(each.api_keys.identify(secret) for each in (here, there) for _ in range(10)))
+    [key] = {*found}
+    assert key.account == account.id
+    listed = await only_key(here, account.id)
+    assert (listed.id, listed.name, listed.createdAt) == (key.id, "first", account.createdAt)
+    second, _ = await here.api_keys.create(account.id, "second")
+    assert [each.id for each, _ in await here.api_keys.list(account.id)] == [second.id, key.id]
+    await here.api_keys.revoke(account.id, key.id)
+    assert await there.api_keys.identify(secret) is None
+    assert not await raw.exists(old)

@@ -1,0 +1,78 @@
+"""`capsule keys` and `capsule accounts key`, against a running gateway."""
+
+import re
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.accounts import Account
+from tests.support.command_line import Tool
+from tests.support.gateway_process import OPERATOR, Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+KEY = re.compile(r"csk_[\w-]{43}")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def account(gw: Gateway) -> Account:
+    return await gw.account()
+
+
+@pytest.fixture
+def capsule(account: Account, tmp_path: Path) -> Tool:
+    """As the account holder."""
+    return Tool(account.gateway.address, account.key, tmp_path)
+
+
+@pytest.fixture
+def operator(gw: Gateway, tmp_path: Path) -> Tool:
+    return Tool(gw.address, OPERATOR, tmp_path)
+
+
+async def test_a_keys_life(capsule: Tool, account: Account, tmp_path: Path) -> None:
+    made = await capsule("keys", "create", "nightly build")
+    assert KEY.fullmatch(made.line)
+    account.gateway.confidential.add(made.line)
+    assert made.err.count("\n") == 1
+    assert "is shown only once" in made.err
+
+    headings, newest, first = (await capsule("keys", "list")).rows
+    assert [heading.strip() for heading in headings] == ["NAME", "ID", "CREATED", "LAST USED"]
+    name, key_id, created, used = (cell.strip() for cell in newest)
+    assert (name, created, used) == ("nightly build", "just now", "never")
+    assert key_id in made.err
+    assert first[0].strip() == "first"
+
+    new = Tool(account.gateway.address, made.line, tmp_path)
+    assert account.id in (await new("account")).out
+    revoked = (await capsule("keys", "revoke", key_id)).line
+    assert revoked == f"Revoked {key_id}. Requests with it now get 401, and its dashboard sessions have ended."
+    assert "UNAUTHORIZED" in await new.refused("account")
+    assert "NOT_FOUND" in await capsule.refused("keys", "revoke", key_id)
+    assert "LAST_KEY" in await capsule.refused("keys", "revoke", first[1].strip())
+
+
+async def test_a_key_for_programs(capsule: Tool, account: Account) -> None:
+    made = (await capsule("keys", "create", "ci", "--json")).json
+    account.gateway.confidential.add(made["key"])
+    assert made.keys() == {"id", "name", "key", "createdAt"}
+    assert [key["name"] for key in (await capsule("keys", "list", "--json")).json] == ["ci", "first"]
+    assert (await capsule("keys", "revoke", made["id"], "--json")).json == {"revoked": made["id"]}
+
+
+async def test_operators_add_a_key(operator: Tool, account: Account, tmp_path: Path) -> None:
+    made = await operator("accounts", "key", account.id, "replacement")
+    assert KEY.fullmatch(made.line)
+    account.gateway.confidential.add(made.line)
+    assert f"for {account.id}" in made.err
+    assert account.id in (await Tool(account.gateway.address, made.line, tmp_path)("account")).out
+    more = (await operator("accounts", "key", account.id, "another", "--json")).json
+    account.gateway.confidential.add(more["key"])
+    assert more["name"] == "another"
+    assert "NOT_FOUND" in await operator.refused("accounts", "key", "acc_nobody", "x")
+
+
+async def test_account_holders_cannot_add_a_key_for_others(capsule: Tool, account: Account) -> None:
+    assert "UNAUTHORIZED" in await capsule.refused("accounts", "key", account.id, "x")
