@@ -1,109 +1,19 @@
-"""Several processes' permits on a real Valkey: each `Permits` is one process."""
+"""Several processes' permits: without contention, in turn, leaving and refused. Faults: `test_permits_faults.py`."""
 
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from gateway.errors import InferenceDisabled, ProviderQuotaExhausted
 from gateway.inference.permits import Permit, Permits, read_share
 from gateway.store.client import Store
+from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, quantile, ready, take
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer
 
-
-class Provider:
-    """Counts the requests that are served at once."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self.busy = 0.0  # permit-seconds in use
-        self._since = time.monotonic()
-
-    def _change(self, by: int) -> None:
-        now = time.monotonic()
-        self.busy += self.now * (now - self._since)
-        self._since = now
-        self.now += by
-        self.most = max(self.most, self.now)
-
-    async def serve(self, permits: Permits, permit: Permit, seconds: float) -> None:
-        self._change(1)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            self._change(-1)
-            permits.release(permit)
-
-    async def request(self, permits: Permits, account: str, seconds: float, app: str = "app") -> float:
-        """Seconds of waiting."""
-        began = time.monotonic()
-        permit = permits.take_now() or await permits.wait(account, app, 1)
-        waited = time.monotonic() - began
-        await self.serve(permits, permit, seconds)
-        return waited
-
-
-class Cluster:
-    """Processes that a test starts, kills and stops."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.running: dict[Permits, tuple[asyncio.Task[None], Store]] = {}
-
-    def start(self, **options: Any) -> Permits:
-        store = Store(self.url)
-        permits = Permits(store, **{"bound": 10, "patience": 10.0, **options})
-        self.running[permits] = (asyncio.create_task(permits.run()), store)
-        return permits
-
-    async def kill(self, permits: Permits) -> None:
-        task, store = self.running.pop(permits)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await store.close()
-
-    async def stop(self, permits: Permits) -> None:
-        task, _ = self.running[permits]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await permits.close()
-        await self.kill(permits)
-
-    def calls(self, permits: Permits) -> list[float]:
-        """When the process called the script from now on."""
-        store, called = self.running[permits][1], []
-        run = store.run_script
-
-        async def count(*args: Any) -> Any:
-            called.append(time.monotonic())
-            return await run(*args)
-
-        store.run_script = count  # type: ignore[method-assign]
-        return called
-
-
-@pytest.fixture
-async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
-    cluster = Cluster(redis_url)
-    yield cluster
-    for permits in [*cluster.running]:
-        await cluster.kill(permits)
-
-
-async def take(permits: Permits, count: int, account: str = "acc") -> list[Permit]:
-    return [permits.take_now() or await permits.wait(account, "app", 1) for _ in range(count)]
-
-
-async def ready(permits: Permits) -> None:
-    await wait_until(lambda: permits._lease.spare >= permits._low > 0)
-
-
-def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[int(len(values) * share)]
+__all__ = ["cluster"]
 
 
 # -- without contention ----------------------------------------------------------------------------------------
@@ -349,140 +259,6 @@ async def test_a_429_halves_the_bound_and_it_grows_back(cluster: Cluster) -> Non
     began = time.monotonic()
     await waiting  # the bound is 3 again, and nobody else calls: the waiting process knows when to ask
     assert 0.6 < time.monotonic() - began < 2
-
-
-# -- faults ----------------------------------------------------------------------------------------------------
-
-
-async def test_a_killed_processes_permits_are_free_after_its_lease(cluster: Cluster) -> None:
-    options = {"bound": 6, "lease": 2.0, "renewal": 0.2}
-    one, two = cluster.start(**options), cluster.start(**options)
-    await take(one, 6)
-    await asyncio.sleep(1)
-    waiting = [asyncio.create_task(two.wait("acc", "app", 1)) for _ in range(6)]
-    await asyncio.sleep(0.1)
-    began = time.monotonic()
-    await cluster.kill(one)
-    await asyncio.gather(*waiting)
-    assert 1.5 < time.monotonic() - began < 4
-
-
-async def test_a_killed_processes_waiting_requests_hold_nobody_up(cluster: Cluster) -> None:
-    one, two, three = (cluster.start(bound=4) for _ in range(3))
-    held = await take(one, 4)
-    crowd = [asyncio.create_task(two.wait("crowd", "app", 1)) for _ in range(60)]
-    await asyncio.sleep(0.1)
-    await cluster.kill(two)
-    for task in crowd:
-        task.cancel()
-    await asyncio.sleep(1.1)
-    for permit in held:
-        one.release(permit)
-    began = time.monotonic()
-    assert len(await take(three, 4)) == 4
-    assert time.monotonic() - began < 1
-
-
-async def test_a_stopped_process_gives_everything_back(cluster: Cluster) -> None:
-    one, two = cluster.start(bound=8), cluster.start(bound=8)
-    await ready(one)
-    await ready(two)
-    for permit in await take(one, 8):
-        one.release(permit)
-    await cluster.stop(one)
-    began = time.monotonic()
-    assert len(await take(two, 8)) == 8
-    assert time.monotonic() - began < 1
-
-
-async def test_messages_that_are_lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = cluster.start(bound=4), cluster.start(bound=4)
-    await ready(one)
-    for permits in (one, two):
-        monkeypatch.setattr(permits, "_hear", lambda channel, text: None)
-    provider = Provider()
-    waits = await asyncio.gather(*(provider.request((one, two)[n % 2], "acc", 0.01) for n in range(40)))
-    assert provider.most <= 4
-    assert max(waits) < 4
-
-
-async def test_a_subscription_that_is_lost_comes_back(cluster: Cluster, valkey: RedisServer) -> None:
-    one, two = cluster.start(bound=2), cluster.start(bound=2)
-    held = await take(one, 2)
-    await wait_until(lambda: two._listening)
-    with valkey.client() as client:
-        client.execute_command("CLIENT KILL TYPE pubsub")
-    await wait_until(lambda: not two._listening)
-    waiting = asyncio.create_task(two.wait("acc", "app", 1))
-    await asyncio.sleep(0.05)
-    began = time.monotonic()
-    one.release(held[0])
-    await waiting
-    assert time.monotonic() - began < 1
-    await wait_until(lambda: two._listening)
-
-
-@pytest.fixture
-async def own(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Cluster, RedisServer]]:
-    """A server that a test may freeze."""
-    server = RedisServer("valkey").start()
-    cluster = Cluster(server.url)
-    yield cluster, server
-    server.thaw()
-    for permits in [*cluster.running]:
-        await cluster.kill(permits)
-    server.stop()
-
-
-async def test_redis_away_for_a_while(own: tuple[Cluster, RedisServer]) -> None:
-    """Freed permits go to the process's own waiting requests, and the bound holds before, meanwhile and after."""
-    cluster, server = own
-    provider, bound = Provider(), 12
-    processes = [cluster.start(bound=bound) for _ in range(3)]
-    end = time.monotonic() + 7
-
-    async def ask(permits: Permits, account: str) -> None:
-        while time.monotonic() < end:
-            await provider.request(permits, account, random.uniform(0.03, 0.1))
-
-    tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(8)]
-    await asyncio.sleep(1)
-    server.freeze()
-    await asyncio.sleep(0.5)
-    busy = provider.busy
-    await asyncio.sleep(2.5)
-    while_away = (provider.busy - busy) / (2.5 * bound)
-    server.thaw()
-    await asyncio.sleep(1)
-    busy = provider.busy
-    await asyncio.sleep(1)
-    afterwards = (provider.busy - busy) / bound
-    await asyncio.gather(*tasks)
-    assert provider.most == bound
-    assert while_away > 0.5
-    assert afterwards > 0.75  # 0.95 on a machine that does nothing else
-
-
-async def test_redis_away_for_longer_than_the_lease(own: tuple[Cluster, RedisServer]) -> None:
-    cluster, server = own
-    options: dict[str, Any] = {"bound": 4, "lease": 2.0, "renewal": 0.2, "patience": 30.0}
-    one, two = cluster.start(**options), cluster.start(**options)
-    held = await take(one, 4)
-    waiting = [asyncio.create_task(p.wait("acc", "app", 1)) for p in (one, two) for _ in range(2)]
-    await asyncio.sleep(0.3)
-    server.freeze()
-    await asyncio.sleep(2.5)
-    one.release(held[0])  # its lease is over: nobody may take it
-    await asyncio.sleep(0.2)
-    assert (one.used, two.used) == (3, 0)
-    server.thaw()
-    await wait_until(lambda: one.used + two.used == 4, timeout=10)
-    await asyncio.sleep(1)
-    assert one.used + two.used == 4
-    for permit in held[1:]:
-        one.release(permit)
-    await asyncio.gather(*waiting)
-    assert one.used + two.used == 4
 
 
 async def test_the_share_that_operators_see(cluster: Cluster) -> None:
