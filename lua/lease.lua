@@ -24,7 +24,8 @@
 --
 -- Returns  {'late'} for a call that a later one has overtaken, or {'ok', known (0: it was forgotten and shall say again
 --          who waits), tight (1: permits are scarce), bound in force, waiting requests of all, accounts that wait,
---          ms until a permit may become free by itself (0: never), grants before these, {account or '-' for spare, …}}
+--          ms until a permit may become free by itself (0: never), grants before these, {account or '-' for spare, …},
+--          {account, waiting requests beyond its limit, which the process shall refuse, …}}
 
 local me_name, epoch, call = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local bound, lease, channel = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
@@ -32,6 +33,7 @@ local AWAY = lease / 3           -- ms
 local GRACE = lease / 6          -- ms
 local SILENT = 1000              -- ms
 local KEPT = 3 * lease           -- ms that the keys outlive the last call
+local ACCOUNT_LIMIT = 60         -- waiting requests of an account, over all processes
 local FORGOTTEN = -1             -- waiting requests of a process that was silent
 
 local time = redis.call('TIME')
@@ -98,11 +100,17 @@ local seen = tonumber(ARGV[4])
 me.call, me.ends, me.used, me.waiting = call, now + lease, tonumber(ARGV[6]), tonumber(ARGV[7])
 me.granted, me.returned = math.max(me.granted, seen), math.max(me.returned, tonumber(ARGV[5]))
 while #me.labels > me.granted - seen do table.remove(me.labels, 1) end
-local outstanding = {}
+local outstanding, excess = {}, {}
 for _, account in ipairs(me.labels) do outstanding[account] = (outstanding[account] or 0) + 1 end
 for n = 14, #ARGV, 3 do
   -- The process has counted requests that were granted a permit of which it did not know.
   local waiting = math.max(0, tonumber(ARGV[n + 2]) - (outstanding[ARGV[n]] or 0))
+  local over = waiting - math.max(0, ACCOUNT_LIMIT - turns.elsewhere(ARGV[n], me_name))
+  if over > 0 then
+    waiting = waiting - over
+    excess[#excess + 1] = ARGV[n]
+    excess[#excess + 1] = over
+  end
   turns.set(ARGV[n], ARGV[n + 1], me_name, waiting)
 end
 if ARGV[10] == '1' then
@@ -176,5 +184,5 @@ for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(KEPT)) end
 
 return {
   'ok', known and 1 or 0, tight and 1 or 0, in_force, waiting, accounts, soonest and math.max(1, soonest - now) or 0,
-  me.granted - #me.labels, me.labels,
+  me.granted - #me.labels, me.labels, excess,
 }

@@ -81,6 +81,16 @@ function turns.set(account, weight, process, count)
   write_waiting(account, weight, processes, counter)
 end
 
+-- How many of the account's requests wait in other processes.
+function turns.elsewhere(account, process)
+  local _, processes = read_waiting(account)
+  local count = 0
+  for _, each in ipairs(processes) do
+    if each[1] ~= process then count = count + each[2] end
+  end
+  return count
+end
+
 -- Nothing waits in these processes any more. One pass over all accounts: it is rare.
 function turns.forget(gone)
   local records = redis.call('HGETALL', turns.waiting)

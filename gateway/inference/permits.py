@@ -356,7 +356,15 @@ class Permits:
         if not answer.known and not first:
             self._changed.update(self._queue.accounts())
             self._wanted.set()
+        for account, excess in answer.excess.items():
+            self._refuse_newest(account, excess)
         self._accept(call.epoch, answer.before, answer.labels, now)
+
+    def _refuse_newest(self, account: str, count: int) -> None:
+        """The account has its limit of waiting requests over all processes."""
+        turns = sorted((turn for turn, of, _ in self._queue.items() if of == account), key=lambda turn: turn.since)
+        for turn in turns[-count:]:
+            turn.leave(self._exhausted(account, turn.weight))
 
     def _schedule(self, answer: LeaseAnswer | None) -> None:
         """The next call, unless one is wanted before."""

@@ -201,6 +201,7 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
     frees: float  # seconds until a permit may become free by itself; 0: never
     before: int  # grants before the following
     labels: list[str]  # for each grant its account, or '-' for a spare one
+    excess: dict[str, int]  # account → waiting requests beyond its limit, which this process refuses
 
 
 async def lease(
@@ -230,9 +231,17 @@ async def lease(
 def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
     if reply[0] == "late":
         return None
-    known, tight, in_force, waiting, accounts, frees, before, labels = reply[1:]
+    known, tight, in_force, waiting, accounts, frees, before, labels, excess = reply[1:]
     return LeaseAnswer(
-        known == 1, tight == 1, int(in_force), int(waiting), int(accounts), int(frees) / 1000, int(before), list(labels)
+        known=known == 1,
+        tight=tight == 1,
+        in_force=int(in_force),
+        waiting=int(waiting),
+        accounts=int(accounts),
+        frees=int(frees) / 1000,
+        before=int(before),
+        labels=list(labels),
+        excess={account: int(count) for account, count in zip(excess[::2], excess[1::2], strict=True)},
     )
 
 

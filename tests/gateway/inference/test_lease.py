@@ -70,6 +70,6 @@ def test_each_grant_is_taken_once_and_in_order(lease: Lease) -> None:
 
 def test_answers() -> None:
     assert read_answer(["late"]) is None
-    assert read_answer(["ok", 1, 0, 100, 7, 2, 1500, 3, ["acc", "-"]]) == Answer(
-        True, False, 100, 7, 2, 1.5, 3, ["acc", "-"]
+    assert read_answer(["ok", 1, 0, 100, 7, 2, 1500, 3, ["acc", "-"], ["acc", 2]]) == Answer(
+        True, False, 100, 7, 2, 1.5, 3, ["acc", "-"], {"acc": 2}
     )

@@ -234,6 +234,24 @@ async def test_one_more_than_sixty_is_refused_with_a_true_wait(cluster: Cluster)
     assert refusal.value.retry_after - 1 <= time.monotonic() - began + 0.3 <= refusal.value.retry_after + 0.5
 
 
+async def test_sixty_of_an_account_wait_over_all_processes(cluster: Cluster) -> None:
+    processes = [cluster.start(bound=2, patience=60) for _ in range(3)]
+    held = await take(processes[0], 2)
+    waiting = [asyncio.create_task(p.wait("acc", "app", 1)) for p in processes for _ in range(30)]
+    others = [asyncio.create_task(p.wait("other", "app", 1)) for p in processes]
+    await wait_until(lambda: sum(task.done() for task in waiting) == 30, timeout=5)
+    refused = [task.exception() for task in waiting if task.done()]
+    assert all(isinstance(error, ProviderQuotaExhausted) for error in refused)
+    await asyncio.sleep(0.5)
+    assert sum(task.done() for task in waiting) == 30
+    assert not any(task.done() for task in others)
+    for task in [*waiting, *others]:
+        task.cancel()
+    await asyncio.gather(*waiting, *others, return_exceptions=True)
+    for permit in held:
+        processes[0].release(permit)
+
+
 async def test_where_nobody_waits_a_request_still_asks(cluster: Cluster) -> None:
     one, two = cluster.start(bound=4, patience=0), cluster.start(bound=4, patience=0)
     await ready(one)
