@@ -165,16 +165,17 @@ class Stream:
 
     # -- for the sweep ---------------------------------------------------------------------------------------
 
-    def tick(self, seconds: float, limits: ProviderTimeouts, keep_alive: float) -> None:
+    def tick(self, seconds: float, limits: ProviderTimeouts, keep_alive: float, late: float = 0.0) -> None:
         """Counts the time that passed; fails at a limit, and wakes the relay when a keep-alive is due.
 
         Only silence is the provider's failure: an answer may be old because it is long, or because its reader is slow.
+        The `late` ones of the seconds are no silence either: this process stood still, and what arrived is unread.
         """
         self.age += seconds
         self.unsent += seconds
         connection = self._connection
         if connection is not None and not connection.paused and not self.answer.eof:
-            self._silence += seconds
+            self._silence += seconds - late
             if self._silence >= (limits.idle if self.status else limits.first):
                 self.fail(ProviderTimeout(), ProviderSignal.FAILED)
         if self.age >= limits.total:

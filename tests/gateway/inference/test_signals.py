@@ -36,7 +36,9 @@ def test_a_quota_with_a_time_passes() -> None:
     assert (error.retry_after, signal) == (8, ProviderSignal.QUOTA), "a bill that is not paid does not pass by itself"
 
 
-@pytest.mark.parametrize("code", ['"' + "9" * 5_000 + '"', '"' + "5" * 4_000 + '"', "1" + "0" * 400, '"٤٢٩"', "-500", '"4_29"'])
+@pytest.mark.parametrize(
+    "code", ['"' + "9" * 5_000 + '"', '"' + "5" * 4_000 + '"', "1" + "0" * 400, '"٤٢٩"', "-500", '"4_29"']
+)
 def test_an_error_status_of_any_size(code: str) -> None:
     """A status of 5,000 digits raised ValueError, which broke the stream instead of ending it with its error."""
     assert error_status(b'{"error":{"code":%b}}' % code.encode()) == 500

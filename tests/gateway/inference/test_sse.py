@@ -102,7 +102,9 @@ def test_huge_usage_is_a_number_that_can_be_counted(number: bytes) -> None:
         _, reader = read(token("a"), b'data: {"choices":[],"usage":%b}\n\n' % report, DONE)
         usage = reader.usage
         assert reader.complete
-        assert usage is None or (max(usage.input, usage.output) <= MOST_TOKENS and json.dumps([usage.input, usage.output]))
+        assert usage is None or (
+            max(usage.input, usage.output) <= MOST_TOKENS and json.dumps([usage.input, usage.output])
+        )
 
 
 def test_a_usage_of_zero_after_output_is_nonsense() -> None:
