@@ -4,6 +4,9 @@ Configuration (the switch, the approval, the emergency-off file, the credential)
 requests and probes reveal about the provider only refines the status, so that an outage never removes the endpoint's
 address from builds. The switch and the provider's health live in Redis, and every process keeps a copy. Until a
 process has read them, it answers as if Redis were unreachable.
+
+Each change of the health makes every process read it again. So a process writes at most one change per
+`PUBLISH_INTERVAL`: signals that come in between are kept, and written as one change if they amount to any.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import reduce
 
 import msgspec
 import structlog
@@ -28,7 +32,7 @@ logger = structlog.get_logger()
 FAILURES = 3  # failed attempts in a row after which the provider counts as unreachable
 PROBE_INTERVAL = 30.0  # seconds between probes while the provider refuses the credential or is unreachable
 PROBE_LEASE = 20  # seconds for which one process has the right to probe
-BACKGROUND_TASKS = 100  # in an outage under load, the first hundred signals suffice
+PUBLISH_INTERVAL = 0.5  # seconds between two changes of the provider's health by one process
 
 
 class InferenceStatus(enum.StrEnum):
@@ -61,6 +65,20 @@ class ProviderHealth(msgspec.Struct, frozen=True, omit_defaults=True):
                 return ProviderHealth(quota=True)
             case ProviderSignal.REFUSED:
                 return ProviderHealth(refused=True)
+
+
+def condense(signals: list[ProviderSignal]) -> list[ProviderSignal]:
+    """The fewest signals that change any health as these do: at most five."""
+    condensed: list[ProviderSignal] = []
+    for signal in signals:
+        match signal:
+            case ProviderSignal.COMPLETION | ProviderSignal.QUOTA | ProviderSignal.REFUSED:
+                condensed = [signal]  # whatever was before
+            case ProviderSignal.REACHED | ProviderSignal.CONGESTED:
+                condensed = [*(s for s in condensed[:1] if s is not ProviderSignal.FAILED), signal]
+            case ProviderSignal.FAILED if condensed[-FAILURES:] != [signal] * FAILURES:
+                condensed.append(signal)
+    return condensed
 
 
 class Switch(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,14 +119,17 @@ class Availability:
         settings: Settings,
         registry: Registry,
         is_configured: Callable[[], bool],
-        probe: Callable[[], Awaitable[ProviderSignal]],
+        probe: Callable[[], Awaitable[ProviderSignal | None]],
     ) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
         self._is_configured, self._probe = is_configured, probe
         self._switch: Switch | None = None
         self._health = ProviderHealth()
         self._status: InferenceStatus | None = None  # without the emergency-off file, which is checked each time
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._signals: list[ProviderSignal] = []  # noted, and not yet written
+        self._written = float("-inf")  # when the health was last written by this process, on the loop's clock
+        self._recorder: asyncio.Task[None] | None = None
+        self._prober: asyncio.Task[None] | None = None
         registry.subscribe(keys.INFERENCE, self.reload)
         registry.subscribe(keys.PROVIDER, self.reload)
 
@@ -175,12 +196,16 @@ class Availability:
 
     def note(self, signal: ProviderSignal) -> None:
         """Records a signal in the background. Writes nothing if it changes nothing."""
-        if self._health.after(signal) != self._health:
-            self._start(self._record(signal))
+        if not self._signals and self._health.after(signal) == self._health:
+            return
+        self._signals = condense([*self._signals, signal])
+        if self._recorder is None or self._recorder.done():
+            self._recorder = asyncio.create_task(self._record())
 
     def check_credential(self) -> None:
         """Call this after a request met a 401 or 403. Only a second refusal, of a probe, counts."""
-        self._start(self._probe_and_record())
+        if self._prober is None or self._prober.done():
+            self._prober = asyncio.create_task(self._probe_and_note())
 
     async def keep_probing(self) -> None:
         """Runs for the life of the process. One process at a time probes the provider."""
@@ -194,35 +219,36 @@ class Availability:
             except BackboneUnavailable:
                 continue
             if mine:
-                await self._probe_and_record()
+                await self._probe_and_note()
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        if len(self._tasks) >= BACKGROUND_TASKS:
-            work.close()
-            return
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _probe_and_note(self) -> None:
+        if (signal := await self._probe()) is not None:
+            self.note(signal)
 
-    async def _probe_and_record(self) -> None:
-        signal = await self._probe()
-        if self._health.after(signal) != self._health:
-            await self._record(signal)
+    async def _record(self) -> None:
+        """Writes the signals that were noted, until there are none."""
+        loop = asyncio.get_running_loop()
+        while self._signals:
+            await asyncio.sleep(self._written + PUBLISH_INTERVAL - loop.time())
+            signals, self._signals = self._signals, []
+            try:
+                while not await self._change_health(signals):
+                    pass  # another process changed it in between
+            except BackboneUnavailable:
+                pass  # the next attempt reveals the same
 
-    async def _record(self, signal: ProviderSignal) -> None:
-        try:
-            while True:
-                before = await self._store.get(keys.PROVIDER)
-                health = msgspec.json.decode(before or "{}", type=ProviderHealth)
-                after = health.after(signal)
-                if after == health or await scripts.change(
-                    self._store, keys.PROVIDER, msgspec.json.encode(after).decode(), expected=before or ""
-                ):
-                    self._health = after
-                    self._update_status()
-                    return
-        except BackboneUnavailable:
-            pass  # the next attempt reveals the same
+    async def _change_health(self, signals: list[ProviderSignal]) -> bool:
+        before = await self._store.get(keys.PROVIDER)
+        health = msgspec.json.decode(before or "{}", type=ProviderHealth)
+        after = reduce(ProviderHealth.after, signals, health)
+        if after != health:
+            value = msgspec.json.encode(after).decode()
+            if not await scripts.change(self._store, keys.PROVIDER, value, expected=before or ""):
+                return False
+            self._written = asyncio.get_running_loop().time()
+        self._health = after
+        self._update_status()
+        return True
 
     def _update_status(self) -> None:
         if self._switch is None:

@@ -92,7 +92,8 @@ class Stream:
             if answer.failure is not None:
                 raise answer.failure
             if answer.eof:
-                self._finish()
+                if deltas := self._finish():
+                    return deltas
                 continue
             if self._keep_alive_due:
                 self._keep_alive_due = False
@@ -145,11 +146,12 @@ class Stream:
             self.fail(ProviderFailed(), ProviderSignal.FAILED)
         self._wake()
 
-    def _finish(self) -> None:
+    def _finish(self) -> list[Delta]:
+        """Ends the answer at the end of its bytes, and returns the deltas of an event that lacked its blank line."""
         if self.status == 200:
-            self.answer.read()
-        else:
-            self.answer.refuse(self.status, self._retry_after)
+            return self.answer.read()
+        self.answer.refuse(self.status, self._retry_after)
+        return []
 
     def _hold_back(self) -> None:
         if self.status != 200:
@@ -163,15 +165,19 @@ class Stream:
 
     # -- for the sweep ---------------------------------------------------------------------------------------
 
-    def tick(self, seconds: float, limits: ProviderTimeouts, keep_alive: float) -> None:
-        """Counts the time that passed; fails at a limit, and wakes the relay when a keep-alive is due."""
+    def tick(self, seconds: float, limits: ProviderTimeouts, keep_alive: float, late: float = 0.0) -> None:
+        """Counts the time that passed; fails at a limit, and wakes the relay when a keep-alive is due.
+
+        Only silence is the provider's failure: an answer may be old because it is long, or because its reader is slow.
+        The `late` ones of the seconds are no silence either: this process stood still, and what arrived is unread.
+        """
         self.age += seconds
         self.unsent += seconds
         connection = self._connection
         if connection is not None and not connection.paused and not self.answer.eof:
-            self._silence += seconds
+            self._silence += seconds - late
             if self._silence >= (limits.idle if self.status else limits.first):
-                self.fail(ProviderTimeout())
+                self.fail(ProviderTimeout(), ProviderSignal.FAILED)
         if self.age >= limits.total:
             self.fail(ProviderTimeout())
         if self.unsent >= keep_alive:

@@ -31,6 +31,9 @@ class Format(Protocol):
     @property
     def keep_alive(self) -> bytes: ...
 
+    def name_model(self, model: str) -> None:
+        """Names the model that answers, once it is known. Until then, it is the one that was asked for."""
+
     def chunks(self, deltas: list[Delta]) -> bytes: ...
 
     def end(self, model: str, finish: str, usage: Usage | None) -> bytes: ...
@@ -59,4 +62,10 @@ def malformed(error: Exception) -> RequestMalformed:
     """The error for a body that msgspec refused. It names the field and the expected type, never the value."""
     if not isinstance(error, msgspec.ValidationError):
         return invalid_json()
-    return RequestMalformed(str(error).rstrip(".") + ".")
+    fault = str(error)
+    # Of msgspec's messages, these two repeat the request.
+    if fault.startswith("Object contains unknown field"):
+        fault = "The body holds a field that is not known here"
+    elif fault.startswith("Invalid enum value"):
+        fault = f"Expected one of the allowed values - at {fault.rpartition(' - at ')[2]}"
+    return RequestMalformed(fault.rstrip(".") + ".")

@@ -199,7 +199,7 @@ class Inference:
             stream = call.stream = await self._post(ask)
             with _on_disconnect(call, stream.fail):
                 if ask.stream:
-                    await _relay_stream(call, format, stream)
+                    await _relay_stream(call, ask, format, stream)
                 else:
                     text, reasoning = await _collect(stream)
         except ServiceError as error:
@@ -216,7 +216,7 @@ class Inference:
             return await self._end_with_failure(call, format, failure)
         assert stream is not None
         answer = stream.answer
-        model = answer.model if answer.model in PRICES else ask.model
+        model = _answering_model(ask, stream)
         finish = finish_reason(answer.finish)
         if not ask.stream:
             return await call.answer(format.whole(text, reasoning, model, finish, answer.usage))
@@ -267,10 +267,11 @@ class Inference:
         if stream is None:
             owed = NOTHING
         elif stream.answer.usage is not None:
-            model = stream.answer.model if stream.answer.model in PRICES else ask.model
-            owed = owed_for_usage(model, stream.answer.usage, reservation.bound)
+            owed = owed_for_usage(_answering_model(ask, stream), stream.answer.usage, reservation.bound)
         elif failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted):
             owed = NOTHING
+        elif isinstance(stream.answer.failure, ClientGone | Interrupted):
+            owed = Owed(reservation.bound)  # nobody waited for the usage
         else:
             owed = Owed(reservation.bound, "no usage")
         if owed.anomaly is not None:
@@ -352,10 +353,20 @@ async def _read_ask(call: Call) -> Ask | ServiceError:
         return fault
 
 
-async def _relay_stream(call: Call, format: Format, stream: Stream) -> None:
+def _answering_model(ask: Ask, stream: Stream) -> str:
+    """The model that the answer names and is charged for: the provider's word counts if the model has a price."""
+    model = stream.answer.model
+    return model if model is not None and model in PRICES else ask.model
+
+
+async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) -> None:
     """Sends what `read` returns. Meanwhile `_forward` sends what arrives while this waits in `read`."""
     forward = None if call.connection is None else partial(_forward, call.connection, format)
+    named = False
     while (deltas := await stream.read()) is not None:
+        if deltas and not named:
+            named = True
+            format.name_model(_answering_model(ask, stream))
         if out := format.chunks(deltas) if deltas else format.keep_alive:
             if not call.status:
                 await call.start(200, STREAM_HEADERS)

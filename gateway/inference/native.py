@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.errors import MultimodalUnsupported, ServiceError
+from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
 from gateway.inference.formats import INVALID_BODY, Ask, check_model, encode, invalid_json, malformed
 from gateway.inference.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
 from gateway.inference.sse import Delta
@@ -20,6 +20,7 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     maxTokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_OUTPUT_TOKENS)] = MAX_OUTPUT_TOKENS
 
 
+KNOWN_FIELDS = ", ".join(f"`{name}`" for name in Prompt.__struct_fields__)
 _decode = msgspec.json.Decoder(Prompt).decode
 _MEDIA = re.compile(r"(input_?)?(images?|audios?|videos?|files?|attachments?|media)(_?(urls?|data|ids?))?", re.I)
 
@@ -60,11 +61,16 @@ def _fault(body: bytes, error: Exception) -> ServiceError:
             isinstance(part, dict) and part.get("type", "text") != "text" for part in parts
         ):
             return MultimodalUnsupported()
+        if fields.keys() - set(Prompt.__struct_fields__):
+            return RequestMalformed(f"The body holds a field that is not known here; known are {KNOWN_FIELDS}.")
     return malformed(error)
 
 
 class Native:
     keep_alive = b": keep-alive\n\n"
+
+    def name_model(self, model: str) -> None:
+        """The model is named at the end."""
 
     def chunks(self, deltas: list[Delta]) -> bytes:
         return b"".join([b'data: {"token":%b}\n\n' % encode(delta.content) for delta in deltas if delta.content])

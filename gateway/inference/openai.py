@@ -41,7 +41,7 @@ class Completion(msgspec.Struct):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     reasoning_effort: str | None = None
@@ -93,16 +93,16 @@ def read_ask(body: bytes, wants_stream: bool) -> Ask:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    for name in FORWARDED:
-        if (value := getattr(completion, name)) is not None:
-            request[name] = value
+    settings = {name: value for name in FORWARDED if (value := getattr(completion, name)) is not None}
+    # The provider may put any of these into the prompt, as it does with a schema, and bills it then.
+    settings_bytes = sum(len(encode(value)) for value in settings.values() if not isinstance(value, int | float))
     options = completion.stream_options
     return Ask(
         model=model,
         max_tokens=max_tokens,
-        text_bytes=text_bytes + MESSAGE_TOKENS * (len(messages) - 1),
+        text_bytes=text_bytes + MESSAGE_TOKENS * (len(messages) - 1) + settings_bytes,
         stream=bool(completion.stream),
-        payload=encode(request),
+        payload=encode(request | settings),
         with_usage=options is not None and bool(options.include_usage),
     )
 
@@ -141,19 +141,21 @@ def _fault(body: bytes, error: Exception) -> ServiceError:
 
 
 class OpenAI:
-    """Writes one answer: its id and the model that was asked for stand in every chunk."""
+    """Writes one answer: its id and the model stand in every chunk."""
 
     def __init__(self, request_id: str, model: str, with_usage: bool) -> None:
-        self._head = encode(
-            {
-                "id": f"chatcmpl-{request_id}",
-                "object": "chat.completion.chunk",
-                "created": int(time.time()),
-                "model": model,
-            }
-        )[:-1]
+        self._id, self._created = f"chatcmpl-{request_id}", int(time.time())
         self._with_usage = with_usage
         self._first = True
+        self._model = ""
+        self.name_model(model)
+
+    def name_model(self, model: str) -> None:
+        if model != self._model:
+            self._model = model
+            self._head = encode(
+                {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": model}
+            )[:-1]
 
     def _chunk(self, delta: bytes, finish: bytes = b"null") -> bytes:
         if self._first:
@@ -179,6 +181,7 @@ class OpenAI:
         return b"".join(out)
 
     def end(self, model: str, finish: str, usage: Usage | None) -> bytes:
+        self.name_model(model)
         out = self._chunk(b"{}", encode(finish))
         if self._with_usage:
             out += b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, encode(_usage_fields(usage)))
@@ -188,6 +191,7 @@ class OpenAI:
         return b"data: %b\n\n" % encode({"error": error.event()})
 
     def whole(self, text: str, reasoning: str, model: str, finish: str, usage: Usage | None) -> bytes:
+        self.name_model(model)
         message = {"role": "assistant", "content": text}
         if reasoning:
             message["reasoning_content"] = reasoning

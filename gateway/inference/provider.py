@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import ssl
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,10 +16,12 @@ import httpx
 
 from gateway.errors import ProviderUnreachable
 from gateway.inference.connection import Connection, Interrupted, Stream
+from gateway.inference.dial import Dialer, causes, is_our_shortage
 from gateway.inference.signals import ProviderSignal
 from gateway.settings import Settings
 
 SWEEP_SECONDS = 0.1
+LATE_SECONDS = 1.0  # a sweep that comes later shows that this process stood still
 IDLE_CONNECTIONS = 2_048
 PROBE_BUDGET = 10.0  # seconds
 
@@ -35,6 +36,8 @@ class Provider:
         if settings.ca_file:
             self._tls.load_verify_locations(settings.ca_file)
         self._usable_url = _is_usable_url(settings.provider_url)
+        self._dialer = self._make_dialer()
+        self._interrupted = False
         self._head = b""
         self._key = ""
         self.read_key()
@@ -70,30 +73,35 @@ class Provider:
     # -- requests --------------------------------------------------------------------------------------------
 
     async def connect(self) -> Connection:
-        """An idle connection, reused or new. Raises ProviderUnreachable."""
+        """An idle connection, reused or new. Raises ProviderUnreachable or ConnectionsExhausted."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_usable():
                 return connection
-        parts = urlsplit(self._settings.provider_url)
-        secure = parts.scheme == "https"
         try:
             async with asyncio.timeout(self._settings.provider_timeouts.connect):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(self),
-                    parts.hostname or "",
-                    parts.port or (443 if secure else 80),
-                    ssl=self._tls if secure else None,
-                )
-        except (OSError, ssl.SSLError, TimeoutError) as error:
+                connection = await self._dialer.connect()
+        except (OSError, UnicodeError) as error:  # a host that is no name at all cannot be encoded
             raise ProviderUnreachable from error
         if not connection.is_usable():
-            raise ProviderUnreachable  # the provider closed it at once, which nothing would report again
+            raise ProviderUnreachable  # closed in the moment between
         self._connections.add(connection)
         return connection
 
+    def _make_dialer(self) -> Dialer[Connection]:
+        parts = urlsplit(self._settings.provider_url if self._usable_url else "http://unusable.invalid")
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        return Dialer(parts.hostname or "", port, self._tls if secure else None, lambda: Connection(self))
+
     def post(self, connection: Connection, payload: bytes) -> Stream:
-        """Sends a completion request on a connection that `connect` returned. Close the stream with `close_stream`."""
+        """Sends a completion request on a connection that `connect` returned. Close the stream with `close_stream`.
+
+        Raises Interrupted, and sends nothing, when this process is about to stop.
+        """
+        if self._interrupted:
+            connection.abort()
+            raise Interrupted
         stream = connection.post(self._head, payload)
         self.streams.add(stream)
         return stream
@@ -127,14 +135,16 @@ class Provider:
             await asyncio.sleep(SWEEP_SECONDS)
             now = loop.time()
             passed, before = now - before, now
+            late = max(0.0, passed - LATE_SECONDS)
             count(len(self.streams))
             for stream in list(self.streams):
-                stream.tick(passed, timeouts, keep_alive)
+                stream.tick(passed, timeouts, keep_alive, late)
             for connection in list(self._connections):
                 connection.tick(passed)
 
     def interrupt(self) -> None:
-        """Ends every stream, because this process is about to stop."""
+        """Ends every stream, because this process is about to stop. No further ones begin."""
+        self._interrupted = True
         for stream in list(self.streams):
             stream.fail(Interrupted())
 
@@ -142,8 +152,8 @@ class Provider:
         for connection in list(self._connections):
             connection.abort()
 
-    async def probe(self) -> ProviderSignal:
-        """Sends one GET /models."""
+    async def probe(self) -> ProviderSignal | None:
+        """Sends one GET /models. Returns None if this machine could not send it."""
         self.read_key()
         try:
             async with (
@@ -156,8 +166,8 @@ class Provider:
                 ) as response,
             ):
                 status = response.status_code
-        except (httpx.HTTPError, OSError, TimeoutError):
-            return ProviderSignal.FAILED
+        except (httpx.HTTPError, OSError) as error:
+            return None if is_our_shortage(causes(error)) else ProviderSignal.FAILED
         if status in (401, 403):
             return ProviderSignal.REFUSED
         if status == 402:

@@ -15,6 +15,7 @@ from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ServiceError
 DEFAULT_RETRY_AFTER = 5.0  # seconds, when a rate limit names no time
 
 _QUOTA = re.compile(rb"quota|billing|insufficient|credit|payment", re.IGNORECASE)
+_ERROR_STATUS = re.compile(r"[45][0-9]{2}")
 
 
 class ProviderSignal(enum.Enum):
@@ -23,20 +24,22 @@ class ProviderSignal(enum.Enum):
     COMPLETION = "the provider sent a complete answer"
     REACHED = "the provider answered, perhaps with a refusal of this one request"
     CONGESTED = "429 that names no quota: the provider serves too many requests at once"
-    FAILED = "no connection, or a 5xx"
-    QUOTA = "402, or 429 that names quota or billing"
+    FAILED = "no connection, silence, or a 5xx"
+    QUOTA = "402, or 429 that names quota or billing and no time"
     REFUSED = "a probe confirmed that the provider refuses the credential"
 
 
 def classify(status: int, body: bytes, retry_after: float | None = None) -> tuple[ServiceError, ProviderSignal | None]:
     """The caller's error for a provider's error status, and the signal.
 
-    The signal is None for 401 and 403: a probe has to confirm them first.
+    The signal is None for 401 and 403: a probe has to confirm them first. A quota that names the time of its end passes
+    by itself, as a rate limit does.
     """
-    if status == 402 or (status == 429 and _QUOTA.search(body)):
-        return ProviderQuotaExhausted(), ProviderSignal.QUOTA
+    if status == 402 or (status == 429 and retry_after is None and _QUOTA.search(body)):
+        return ProviderQuotaExhausted(retry_after=retry_after), ProviderSignal.QUOTA
     if status == 429:
-        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_AFTER), ProviderSignal.CONGESTED
+        signal = ProviderSignal.REACHED if _QUOTA.search(body) else ProviderSignal.CONGESTED
+        return ProviderQuotaExhausted(retry_after=retry_after or DEFAULT_RETRY_AFTER), signal
     if status in (401, 403):
         return ProviderFailed(), None
     return ProviderFailed(), ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED
@@ -50,7 +53,10 @@ def error_status(body: bytes) -> int:
         return 500
     error = event.get("error", event) if isinstance(event, dict) else None
     for name in ("code", "status", "status_code"):
-        status = str(error.get(name)) if isinstance(error, dict) else ""
-        if status.isdecimal() and 400 <= int(status) <= 599:
-            return int(status)
+        value = error.get(name) if isinstance(error, dict) else None
+        # Not converted as it is: a number or a text of many digits would raise an error.
+        if isinstance(value, str) and _ERROR_STATUS.fullmatch(value):
+            return int(value)
+        if isinstance(value, int) and 400 <= value <= 599:
+            return value
     return 500

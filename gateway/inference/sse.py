@@ -11,10 +11,11 @@ import contextlib
 import msgspec
 
 from gateway.errors import ProviderFailed
-from gateway.inference.prices import Usage
+from gateway.inference.prices import MOST_TOKENS, Usage
 from gateway.inference.signals import ProviderSignal, classify, error_status
 
 EVENT_LIMIT = 1_048_576  # bytes of one event
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -49,7 +50,9 @@ class AnswerReader:
     """One streamed answer. It ends once: either `complete` or with a `failure`, whichever comes first."""
 
     __slots__ = (
+        "_begun",
         "_received",
+        "_reported",
         "_rest",
         "complete",
         "eof",
@@ -59,12 +62,12 @@ class AnswerReader:
         "produced",
         "signal",
         "unread",
-        "usage",
     )
 
     def __init__(self) -> None:
         self._received: list[bytes] = []
         self._rest = b""  # the start of an event whose end has not arrived
+        self._begun = False  # an event was read
         self.unread = 0  # bytes received since the last read
         self.eof = False
         self.complete = False
@@ -73,7 +76,13 @@ class AnswerReader:
         self.produced = 0  # characters of content and reasoning; the provider bills an answer from the first one on
         self.finish: str | None = None
         self.model: str | None = None
-        self.usage: Usage | None = None  # the last one reported
+        self._reported: Usage | None = None  # the last usage, before `usage` judges it
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last usage that the provider reported. None if it is nonsense, such as zero tokens for some output."""
+        reported = self._reported
+        return None if reported is not None and not reported.output and self.produced else reported
 
     def receive(self, data: bytes) -> None:
         self._received.append(data)
@@ -112,6 +121,9 @@ class AnswerReader:
         if self.eof and self._rest:
             events.append(self._rest)
             self._rest = b""
+        if events and not self._begun:
+            self._begun = True
+            events[0] = events[0].removeprefix(BYTE_ORDER_MARK)
         deltas: list[Delta] = []
         for event in events:
             if self.complete or self.failure is not None:
@@ -157,14 +169,17 @@ class AnswerReader:
         return None
 
     def _read_usage(self, raw: msgspec.Raw) -> None:
-        # The last report counts. A negative or fractional number of tokens counts as no report.
+        # The last report counts. A negative or fractional number of tokens counts as no report. A huge one is lowered,
+        # because it may be larger than what a float, JSON's readers or Redis can hold; it is above any bound anyway.
         if bytes(raw) == b"null":
             return
-        self.usage = None
+        self._reported = None
         with contextlib.suppress(*_INVALID):
             reported = _decode_usage(raw)
             if reported.prompt_tokens >= 0 and reported.completion_tokens >= 0:
-                self.usage = Usage(reported.prompt_tokens, reported.completion_tokens)
+                self._reported = Usage(
+                    min(reported.prompt_tokens, MOST_TOKENS), min(reported.completion_tokens, MOST_TOKENS)
+                )
 
     def _end(self) -> None:
         if self.finish is not None:

@@ -72,6 +72,7 @@ class FakeProvider(FakeServer):
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(tls)
         self.models_status = 200
+        self.models_script: Script | None = None  # played instead of an answer with `models_status`
         self.default: Script = tokens(*COMPLETIONS)
         self._scripts: dict[str, Script] = {}
         self._by_prompt: dict[str, list[Exchange]] = {}
@@ -98,7 +99,9 @@ class FakeProvider(FakeServer):
 
     def script(self, exchange: Exchange) -> Script:
         if exchange.path.endswith("/v1/models"):
-            return answer(self.models_status, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+            return self.models_script or answer(
+                self.models_status, {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
+            )
         if not exchange.path.endswith("/v1/chat/completions") or exchange.method != "POST":
             return answer(404, {"error": {"message": "no such path"}})
         if exchange.header("authorization") != f"Bearer {self.key}":

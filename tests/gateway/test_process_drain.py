@@ -16,7 +16,7 @@ from tests.support.accounts import App
 from tests.support.gateway_process import gateway
 from tests.support.polling import wait_until
 from tests.support.prices import bound, cost
-from tests.support.responses import ended, text_of
+from tests.support.responses import ended, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -74,6 +74,27 @@ async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProv
         for app, expected in ((finishing, cost(3, 2)), (hanging, bound(second))):
             app.account.gateway = heir
             assert await app.account.settled() == expected
+
+
+async def test_a_request_that_is_late_for_the_drain(
+    launch: Launch, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """One that reached the provider after the streams had been ended was cut off when the process stopped."""
+    async with FakeAppBackend() as slow, launch(GATEWAY_DRAIN="1") as gw:
+        app = await gw.app(slow)
+        slow.gate.clear()
+        prompt = provider.plays(ROLE, chunk("a"), HANG)
+        late = asyncio.create_task(app.ask(prompt, stream=True))
+        await wait_until(lambda: slow.fetches)
+        assert gw.process
+        gw.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(1.5)
+        slow.gate.set()
+        refused(await late, 503, "BACKBONE_UNAVAILABLE")
+        assert provider.asked(prompt) == [], "nothing was sent, and nothing is owed"
+        await asyncio.wait_for(asyncio.to_thread(gw.process.wait), 5)
+        with gw.redis.client() as client:
+            assert list(client.scan_iter("*:reservations")) == []
 
 
 async def test_nothing_to_drain_stops_at_once(launch: Launch) -> None:

@@ -118,6 +118,30 @@ async def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str]
     assert (answer.finish, answer.usage, answer.signal) == ("length", Usage(3, 4), ProviderSignal.COMPLETION)
 
 
+END_BEFORE, END_WITHIN = token(None, "stop"), token("b", "stop")
+LAST = [
+    *((finish, END_WITHIN[:cut]) for finish in (b"", END_BEFORE) for cut in (-2, -1)),
+    (b"", END_WITHIN[:-2] + b"\r\n"),
+    (END_BEFORE, token("b")[:-2] + b"\r"),
+]
+
+
+@pytest.mark.parametrize(("finish", "last"), LAST)
+async def test_a_last_event_without_its_blank_line(finish: bytes, last: bytes) -> None:
+    """When the end of the message came in a later read, the event's token was dropped."""
+    text, stream, error = await relay([CHUNKED + piece(token("a") + finish) + piece(last), END])
+    assert (text, error, stream.answer.complete) == ("ab", None, True)
+    unframed = b"HTTP/1.1 200 OK\r\n\r\n" + token("a") + finish
+    assert (await relay([unframed, last], lost=True))[0::2] == ("ab", None)
+
+
+async def test_usage_in_a_last_event_without_its_blank_line() -> None:
+    """Its end in a later read: it was settled at the bound."""
+    usage = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})[:-2]
+    _, stream, error = await relay([CHUNKED + piece(token("a", "stop")), piece(usage), END])
+    assert (error, stream.answer.usage) == (None, Usage(3, 4))
+
+
 async def test_an_answer_without_an_end_is_cut() -> None:
     text, _, error = await relay([sized(token("a"))])
     assert (text, type(error)) == ("a", ProviderFailed)
@@ -279,6 +303,25 @@ async def test_silence_and_age_time_out() -> None:
         connection.data_received(piece(b": still thinking\n\n"))
     with pytest.raises(ProviderTimeout):
         await stream.read()
+
+
+async def test_silence_is_the_providers_and_age_is_not() -> None:
+    """A provider that hung stayed `operational`. A long answer, or a reader that holds it back, is no fault of its."""
+    limits = ProviderTimeouts(connect=1, first=3, idle=2, total=10)
+    for head in (b"", CHUNKED, CHUNKED + piece(token("a"))):
+        connection, _, _ = connected()
+        stream = connection.post(b"", b"{}")
+        if head:
+            connection.data_received(head)
+        stream.tick(3, limits, 60)
+        assert (type(stream.answer.failure), stream.answer.signal) == (ProviderTimeout, ProviderSignal.FAILED)
+    connection, transport, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER)))
+    connection.data_received(piece(token("y")))
+    assert not transport.reading
+    stream.tick(10, limits, 60)
+    assert (type(stream.answer.failure), stream.answer.signal) == (ProviderTimeout, None)
 
 
 async def test_a_keep_alive_is_due_when_nothing_was_sent() -> None:

@@ -75,6 +75,28 @@ async def test_gone_in_the_middle(app: App, provider: FakeProvider, stream: bool
     assert await app.account.settled() == bound(prompt)
 
 
+async def anomalies(app: App) -> float:
+    text = (await app.gateway.http.get("/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith('gateway_usage_anomalies_total{kind="no usage"}')]
+    return float(lines[0].rpartition(" ")[2])
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_leaving_is_no_anomaly(app: App, provider: FakeProvider, stream: bool) -> None:
+    """Each client that left counted as an answer without usage, so that metric told nothing about the provider."""
+    before = await anomalies(app)
+    prompt = provider.plays(ROLE, chunk("a"), HANG)
+    browser = await connect(app)
+    await asyncio.get_running_loop().sock_sendall(browser, request(app, prompt, stream))
+    await arrived(provider, prompt)
+    browser.close()
+    assert await app.account.settled() == bound(prompt)
+    assert await anomalies(app) == before
+    prompt = provider.plays(tokens("a", usage=None))
+    await app.ask(prompt)
+    assert await anomalies(app) == before + 1, "a complete answer without usage is one"
+
+
 async def test_gone_while_tokens_flow(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, [chunk("a"), 0.01] * 500)
     async with app.stream(prompt) as source:

@@ -76,6 +76,23 @@ async def test_a_stream(
     assert await app.account.settled() == cost(7, 3)
 
 
+async def test_the_model_that_answered_is_named(app: App, client: openai.AsyncOpenAI, provider: FakeProvider) -> None:
+    """The answer named the model that was asked for, and was charged for another."""
+    other, unknown = "llama-3.3-70b-instruct", "gpt-5-by-mistake"
+    for answering, named in ((other, other), (unknown, MODEL)):
+        prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3), model=answering))
+        before = await app.account.settled()
+        completion = await client.chat.completions.create(model=MODEL, messages=user(prompt))
+        assert completion.model == named
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=user(prompt), stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [c async for c in stream]
+        assert {c.model for c in chunks} == {named}
+        assert len({c.id for c in chunks}) == 1
+        assert await app.account.settled() - before == 2 * cost(7, 3, named)
+
+
 async def test_the_stream_ends_with_its_mark(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("x"))
     body = {"model": MODEL, "messages": user(prompt), "stream": True}

@@ -1,5 +1,6 @@
 """Which fields the OpenAI format forwards, lowers, prices, ignores and refuses."""
 
+import json
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
 from tests.support.accounts import App
-from tests.support.prices import bound
+from tests.support.prices import bound, cost
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -83,6 +84,71 @@ async def test_all_messages_are_priced_and_sent(app: App, provider: FakeProvider
     assert await app.account.settled() == bound("".join(texts), 10, messages=4)
 
 
+SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {"name": "é" * 50, "schema": {"enum": [f"value {n}" for n in range(2_000)], "maximum": 10**25}},
+}
+PRICED: dict[str, Any] = {
+    "response_format": SCHEMA,
+    "stop": ["é" * 500, "\n"],
+    "reasoning_effort": "very " * 1_000,
+}
+
+
+def json_bytes(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize("fields", [{name: PRICED[name]} for name in PRICED] + [PRICED], ids=[*PRICED, "all"])
+async def test_every_field_that_is_sent_on_is_priced(app: App, provider: FakeProvider, fields: dict[str, Any]) -> None:
+    """A schema of 25,000 tokens was settled at 42,450 nano-euro of 3,750,600: the bill passed the cap."""
+    prompt = provider.plays(tokens("x", usage=None))
+    numbers = {"temperature": 0.123456789, "seed": 2**62, "top_p": 0.5, "presence_penalty": 1.5}
+    body = {"model": MODEL, "messages": user(prompt), "max_tokens": 10, **fields, **numbers}
+    assert (await app.post(body, path="/chat/completions")).status_code == 200
+    assert {name: provider.asked(prompt)[0].json[name] for name in fields} == fields
+    expected = bound(prompt + "x" * sum(json_bytes(value) for value in fields.values()), 10)
+    assert await app.account.settled() == expected
+
+
+async def test_a_schema_as_large_as_the_cap_does_not_fit_into_it(app: App, provider: FakeProvider) -> None:
+    broke = await app.gateway.app(app.backend, "free")
+    prompt = provider.plays(tokens("x", usage=(90_000, 1)), prompt="as large as the cap")
+    body = {"model": MODEL, "messages": user(prompt), "max_tokens": 1, "response_format": {"x": "y" * 90_000}}
+    statuses = [(await broke.post(body, path="/chat/completions")).status_code for _ in range(5)]
+    assert statuses == [200] * 3 + [402] * 2
+    assert await broke.account.settled() == 3 * cost(90_000, 1)
+
+
+SECRET = "my confession"
+ECHOING: dict[str, tuple[str, Any]] = {
+    "a role": ("/chat/completions", {"model": MODEL, "messages": [{"role": SECRET, "content": "x"}]}),
+    "a role that looks like a message": (
+        "/chat/completions",
+        {"model": MODEL, "messages": [{"role": f"x' - at `$.{SECRET}` - at ", "content": "x"}]},
+    ),
+    "a type": ("/chat/completions", {"model": MODEL, "messages": [{"role": "user", "content": [{"type": SECRET}]}]}),
+    "a model": ("/chat/completions", {"model": SECRET, "messages": user("x")}),
+    "a modality": ("/chat/completions", {"model": MODEL, "messages": user("x"), "modalities": [SECRET]}),
+    "a number": ("/chat/completions", {"model": MODEL, "messages": user("x"), "temperature": SECRET}),
+    "a field": ("", {"prompt": "x", SECRET: 1}),
+    "a field that looks like a path": ("", {"prompt": "x", f"a - at `$.{SECRET}`": 1}),
+    "a native model": ("", {"prompt": "x", "model": SECRET}),
+    "a length": ("", {"prompt": "x", "maxTokens": SECRET}),
+}
+
+
+@pytest.mark.parametrize("case", ECHOING)
+async def test_a_refusal_repeats_nothing_of_the_request(app: App, case: str) -> None:
+    """The message of a wrong role repeated it."""
+    path, body = ECHOING[case]
+    response = await app.post(body, path=path)
+    assert response.status_code in (400, 422)
+    assert SECRET not in response.text
+    if "role" in case:
+        assert "$.messages[0].role" in response.json()["error"]["message"]
+
+
 TEXT_PART = {"type": "text", "text": "What is this?"}
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "REQUEST_MALFORMED"),
@@ -97,6 +163,8 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "a lone surrogate": ({"messages": user("\ud800")}, 400, "REQUEST_MALFORMED"),
     "no length": ({"max_tokens": 0}, 400, "REQUEST_MALFORMED"),
     "negative length": ({"max_completion_tokens": -1}, 400, "REQUEST_MALFORMED"),
+    "a huge seed": ({"seed": 2**63}, 400, "REQUEST_MALFORMED"),
+    "a seed of 400 digits": ({"seed": -(10**400)}, 400, "REQUEST_MALFORMED"),
     "stream of another type": ({"stream": "yes"}, 400, "REQUEST_MALFORMED"),
     "unknown model": ({"model": "gpt-5"}, 400, "MODEL_NOT_ALLOWED"),
     "image": (

@@ -2,6 +2,7 @@
 stream ends with an error event and costs the bound."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -98,6 +99,39 @@ async def test_usage_seen_before_a_cut_is_what_is_charged(app: App, provider: Fa
     prompt = provider.plays(chunk("a", usage=(5, 1)), chunk("b", usage=(5, 2)), CLOSE)
     assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
     assert await app.account.settled() == cost(5, 2)
+
+
+@pytest.mark.parametrize("tokens_reported", [10**400, 2**64, 10**9 + 1], ids=["10^400", "2^64", "10^9"])
+async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider, tokens_reported: int) -> None:
+    """A usage of 10^400 raised OverflowError after the answer: its log line and its counts were lost."""
+    prompt = provider.plays(tokens("a", usage=(tokens_reported, 1)))
+    for stream in (False, True):
+        before = await app.account.settled()
+        response = await app.ask(prompt, stream=stream)
+        assert response.status_code == 200
+        assert await app.account.settled() - before == bound(prompt)
+        line = next(line for line in app.gateway.log.splitlines() if response.headers["X-Request-Id"] in line)
+        logged = json.loads(line)
+        assert (logged["event"], logged["code"], logged["nano_euro"]) == ("request", "", bound(prompt))
+        assert logged["input_tokens"] == 10**9
+
+
+async def test_a_status_of_5000_digits_ends_the_stream(app: App, provider: FakeProvider) -> None:
+    """It broke the stream off without an `error` event."""
+    prompt = provider.plays(ROLE, chunk("a"), event({"error": {"message": "m", "code": "9" * 5_000}}))
+    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+    refused(await app.ask(prompt), 502, "PROVIDER_ERROR")
+
+
+async def test_a_usage_of_zero_is_no_usage_after_output(app: App, provider: FakeProvider) -> None:
+    """Some servers begin with a usage of zero: cut after 1,000 characters, the request was settled at 0."""
+    prompt = provider.plays(chunk("", usage=(0, 0), role="assistant"), chunk("x" * 1_000), CLOSE)
+    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
+    assert await app.account.settled() == bound(prompt)
+    whole = provider.plays(chunk("x"), chunk(finish="stop", usage=(7, 0)), DONE)
+    response = await app.ask(whole)
+    assert (response.status_code, response.json()["usage"]) == (200, None)
+    assert await app.account.settled() == bound(prompt) + bound(whole)
 
 
 async def test_reasoning_was_paid_for(app: App, provider: FakeProvider) -> None:

@@ -8,7 +8,7 @@ from gateway.inference.signals import ProviderSignal, classify, error_status
 STATUSES = [
     (402, b"", ProviderQuotaExhausted, ProviderSignal.QUOTA),
     (429, b'{"error":{"code":"insufficient_quota"}}', ProviderQuotaExhausted, ProviderSignal.QUOTA),
-    (429, b"slow down", ProviderQuotaExhausted, ProviderSignal.REACHED),
+    (429, b"slow down", ProviderQuotaExhausted, ProviderSignal.CONGESTED),
     (401, b"", ProviderFailed, None),
     (403, b"", ProviderFailed, None),
     (400, b"", ProviderFailed, ProviderSignal.REACHED),
@@ -26,6 +26,22 @@ def test_statuses(status: int, body: bytes, kind: type[ServiceError], signal: Pr
 def test_a_rate_limit_passes_on_its_time() -> None:
     assert classify(429, b"slow down", 7.5)[0].retry_after == 8
     assert classify(429, b"slow down")[0].retry_after == 5
+
+
+def test_a_quota_with_a_time_passes() -> None:
+    """A 429 that names quota lost its `Retry-After`, and each one marked the quota as used up for everybody."""
+    error, signal = classify(429, b'{"error":{"message":"quota per minute exceeded"}}', 7.5)
+    assert (type(error), error.retry_after, signal) == (ProviderQuotaExhausted, 8, ProviderSignal.REACHED)
+    error, signal = classify(402, b"", 7.5)
+    assert (error.retry_after, signal) == (8, ProviderSignal.QUOTA), "a bill that is not paid does not pass by itself"
+
+
+@pytest.mark.parametrize(
+    "code", ['"' + "9" * 5_000 + '"', '"' + "5" * 4_000 + '"', "1" + "0" * 400, '"٤٢٩"', "-500", '"4_29"']
+)
+def test_an_error_status_of_any_size(code: str) -> None:
+    """A status of 5,000 digits raised ValueError, which broke the stream instead of ending it with its error."""
+    assert error_status(b'{"error":{"code":%b}}' % code.encode()) == 500
 
 
 def test_error_status_reads_only_statuses() -> None:

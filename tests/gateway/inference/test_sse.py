@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted
-from gateway.inference.prices import Usage
+from gateway.inference.prices import MOST_TOKENS, Usage
 from gateway.inference.signals import ProviderSignal
 from gateway.inference.sse import EVENT_LIMIT, AnswerReader
 
@@ -89,6 +89,44 @@ def test_the_last_usage_counts_and_nonsense_is_none() -> None:
     assert usage({"prompt_tokens": True, "completion_tokens": 2}) is None
 
 
+HUGE_REPORTS = [b"1" + b"0" * 400, b"9" * 4_299, b"9" * 100_000, b"1e400", b"1e300", b"18446744073709551616"]
+
+
+@pytest.mark.parametrize("number", HUGE_REPORTS, ids=lambda number: f"{number[:4].decode()}-{len(number)}")
+def test_huge_usage_is_a_number_that_can_be_counted(number: bytes) -> None:
+    """A usage of 10^400 raised OverflowError where it was counted, and the request's log line was lost."""
+    for report in (
+        b'{"prompt_tokens":%b,"completion_tokens":2}' % number,
+        b'{"prompt_tokens":2,"completion_tokens":%b}' % number,
+    ):
+        _, reader = read(token("a"), b'data: {"choices":[],"usage":%b}\n\n' % report, DONE)
+        usage = reader.usage
+        assert reader.complete
+        assert usage is None or (
+            max(usage.input, usage.output) <= MOST_TOKENS and json.dumps([usage.input, usage.output])
+        )
+
+
+def test_a_usage_of_zero_after_output_is_nonsense() -> None:
+    """Some servers send a usage of zero first: after a cut, 1,000 characters were settled at 0."""
+    empty = {"prompt_tokens": 0, "completion_tokens": 0}
+    for rest in ([], [b"data: {]\n\n"], [token(None, "stop"), DONE]):
+        _, reader = read(event(choices=[], usage=empty), token("x" * 1000), *rest)
+        assert reader.usage is None
+    _, reader = read(event(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 0}), DONE)
+    assert reader.usage == Usage(7, 0), "an answer without output has none"
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_a_leading_byte_order_mark_is_skipped(newline: bytes) -> None:
+    """It made the first event a field of another name, and its token was lost."""
+    body = (b"\xef\xbb\xbf" + token("a") + token("b", "stop") + DONE).replace(b"\n", newline)
+    assert read(body)[0] == "ab"
+    assert read(*(body[i : i + 1] for i in range(len(body))))[0] == "ab"
+    assert read(b"\xef\xbb\xbf: hello\n\n" + token("a", "stop"))[0] == "a"
+    assert read(token("a") + b"\xef\xbb\xbf" + token("ghost") + DONE)[0] == "a", "only the first is a mark"
+
+
 def test_an_answer_without_an_end_is_cut() -> None:
     text, reader = read(token("a"))
     assert (text, type(reader.failure), reader.signal) == ("a", ProviderFailed, ProviderSignal.FAILED)
@@ -122,7 +160,7 @@ def test_the_body_of_an_error_status() -> None:
     reader = AnswerReader()
     for part in (b'{"error":"insuffi', b'cient_quota"}'):
         reader.receive(part)
-    reader.refuse(429, 7)
+    reader.refuse(429, None)
     assert (type(reader.failure), reader.signal, reader.unread) == (ProviderQuotaExhausted, ProviderSignal.QUOTA, 0)
 
 
@@ -151,7 +189,7 @@ def test_garbage(body: bytes) -> None:
         ({"error": {"message": "x", "code": 500}}, ProviderSignal.FAILED),
         ({"error": "x"}, ProviderSignal.FAILED),
         ({"object": "error", "message": "x", "code": 503}, ProviderSignal.FAILED),
-        ({"message": "x", "status": "429"}, ProviderSignal.REACHED),
+        ({"message": "x", "status": "429"}, ProviderSignal.CONGESTED),
         ({"error": {"message": "quota exceeded", "code": 429}}, ProviderSignal.QUOTA),
         ({"error": {"code": 402}}, ProviderSignal.QUOTA),
     ],

@@ -1,0 +1,147 @@
+"""What a provider that limits, hangs or wavers does to the status that all processes share."""
+
+import asyncio
+import itertools
+import os
+import signal
+import time
+from functools import reduce
+
+import pytest
+import redis.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.inference.availability import FAILURES, ProviderHealth, condense
+from gateway.inference.signals import ProviderSignal
+from gateway.store import keys
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, ROLE, answer, chunk, tokens
+from tests.fakes.server import HANG, Head
+from tests.gateway.conftest import Launch
+from tests.gateway.inference.test_availability import OPERATIONAL, QUOTA, becomes, status
+from tests.support.accounts import App
+from tests.support.polling import wait_until
+from tests.support.responses import answered, ended, refused, text_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+UNLIMITED = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000"}
+HASTY = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=0.5,idle=0.5,total=20"}
+SLOWER = {"GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=2,idle=2,total=20"}
+
+
+@given(st.lists(st.sampled_from(ProviderSignal), max_size=40), st.integers(0, FAILURES), st.booleans(), st.booleans())
+async def test_condensed_signals_do_what_all_of_them_do(
+    signals: list[ProviderSignal], failures: int, quota: bool, refused: bool
+) -> None:
+    """Whatever the health was before: another process may have changed it."""
+    condensed = condense(signals)
+    before = ProviderHealth(failures, quota, refused)
+    assert reduce(ProviderHealth.after, condensed, before) == reduce(ProviderHealth.after, signals, before)
+    assert len(condensed) <= 2 + FAILURES
+    assert condense([*condense(signals[:20]), *signals[20:]]) == condensed, "they are condensed one by one"
+
+
+async def test_a_quota_with_a_time_is_a_limit_that_passes(launch: Launch, backend: FakeAppBackend) -> None:
+    """A 429 that named quota lost its `Retry-After` and made the status `quota-exhausted` for everybody."""
+    async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url) as gw:
+        app = await gw.app(backend)
+        limited = provider.plays(answer(429, QUOTA, {"Retry-After": "7"}))
+        for stream in (True, False):
+            response = await app.ask(limited, stream=stream)
+            refused(response, 503, "PROVIDER_QUOTA_EXHAUSTED")
+            assert response.headers["Retry-After"] == "7"
+        await asyncio.sleep(1)
+        assert await status(gw) == OPERATIONAL
+        unpaid = provider.plays(answer(402, {"error": "pay"}, {"Retry-After": "60"}))
+        response = await app.ask(unpaid)
+        assert response.headers["Retry-After"] == "60"
+        await becomes(gw, ("quota-exhausted", True))
+
+
+async def test_a_wavering_provider_is_published_now_and_then(launch: Launch, backend: FakeAppBackend) -> None:
+    """Each change was written and announced to every process: 540 requests gave 150 announcements."""
+    async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **UNLIMITED) as gw:
+        app = await gw.app(backend)
+        moods = [provider.plays(tokens("x")), provider.plays(answer(402)), provider.plays(answer(500))]
+        prompts = itertools.cycle(moods)
+        async with redis.asyncio.Redis.from_url(gw.redis.url) as client, client.pubsub() as pubsub:
+            await pubsub.subscribe(keys.CHANGES)
+            began = time.monotonic()
+
+            async def ask() -> None:
+                for _ in range(18):
+                    await app.ask(next(prompts))
+
+            await asyncio.gather(*(ask() for _ in range(30)))
+            passed = time.monotonic() - began
+            await asyncio.sleep(0.7)
+            announced = 0
+            while (message := await pubsub.get_message(timeout=0.1)) is not None:
+                announced += message["type"] == "message" and message["data"] == keys.PROVIDER.encode()
+            assert len(provider.exchanges) >= 540
+            assert announced <= 2 * (passed + 0.7) + 2, f"{announced} in {passed:.1f} s"
+        # What is true at the end is what everybody sees.
+        await app.ask(moods[1])
+        await becomes(gw, ("quota-exhausted", True))
+        answered(await app.ask(moods[0]))
+        await becomes(gw, OPERATIONAL)
+
+
+HANGS = {"nothing": [HANG], "a head": [Head(), HANG], "a token": [ROLE, chunk("a"), HANG]}
+
+
+@pytest.mark.parametrize("sent", HANGS)
+async def test_a_provider_that_hangs(launch: Launch, backend: FakeAppBackend, sent: str) -> None:
+    """A provider that accepted requests and never answered them stayed `operational`."""
+    async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **HASTY) as gw:
+        app = await gw.app(backend)
+        slow = provider.plays(HANGS[sent])
+        for _ in range(2):
+            refused(await app.ask(slow), 504, "PROVIDER_TIMEOUT")
+            refused(await app.ask(slow), 504, "PROVIDER_TIMEOUT")
+            answered(await app.ask("x"))
+        await asyncio.sleep(1)
+        assert await status(gw) == OPERATIONAL, "slow prompts between others are no outage"
+        await asyncio.gather(*(app.ask(slow, token=app.token(f"u{n}")) for n in range(3)))
+        await becomes(gw, ("provider-unreachable", True))
+        answered(await app.ask("x"))
+        await becomes(gw, OPERATIONAL)
+
+
+async def test_a_frozen_process_does_not_blame_the_provider(launch: Launch, backend: FakeAppBackend) -> None:
+    """After a stop of the process, all of its streams were cut: the answers lay unread in their sockets."""
+    async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **SLOWER) as gw:
+        app = await gw.app(backend)
+        gate = asyncio.Event()
+        flowing = provider.plays(ROLE, chunk("a"), gate, *[chunk("b"), 0.1] * 12, chunk("c", finish="stop"), DONE)
+        streams = [asyncio.create_task(app.events(flowing, token=app.token(f"u{n}"))) for n in range(3)]
+        await wait_until(lambda: len(provider.asked(flowing)) == 3)
+        assert gw.process
+        os.kill(gw.process.pid, signal.SIGSTOP)
+        gate.set()
+        await asyncio.sleep(3)
+        os.kill(gw.process.pid, signal.SIGCONT)
+        for events in await asyncio.gather(*streams):
+            ended(events)
+            assert text_of(events) == "a" + "b" * 12 + "c"
+        assert await status(gw) == OPERATIONAL
+
+
+async def test_many_refusals_ask_for_one_probe_at_a_time(launch: Launch, backend: FakeAppBackend) -> None:
+    """Each 401 sent a probe of its own."""
+    async with FakeProvider() as provider, launch(GATEWAY_PROVIDER_URL=provider.url, **UNLIMITED) as gw:
+        app: App = await gw.app(backend)
+        gate = asyncio.Event()
+        refusal = provider.plays(answer(401))
+        await app.ask("x")
+        provider.models_script = [gate, *answer(200, {"data": []})]
+        await asyncio.gather(*(app.ask(refusal) for _ in range(30)))
+        await asyncio.sleep(0.3)
+        assert len(provider.probes) == 1
+        gate.set()
+        await asyncio.sleep(0.2)
+        await app.ask(refusal)
+        await wait_until(lambda: len(provider.probes) == 2)
+        assert await status(gw) == OPERATIONAL
