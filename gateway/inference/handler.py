@@ -234,6 +234,7 @@ class Inference:
         """Runs for the life of the process. Ends the waiting of requests that can no longer be served."""
         while True:
             await asyncio.sleep(WAIT_CHECK_INTERVAL)
+            self._metrics.provider_places.set(self._permits.in_force)
             self._metrics.provider_places_used.set(self._permits.used)
             self._metrics.provider_waiting.set(self._permits.waiting)
             if not self._permits.waiting:

@@ -74,7 +74,6 @@ class Overview:
                 self._metrics.redis_up.set(0)
                 logger.debug("overview.waiting", error=type(error.__cause__ or error).__name__)
             self._metrics.provider_up.set(self._availability.provider_up())
-            self._metrics.provider_places.set(self._permits.in_force)
             await asyncio.sleep(GAUGES_INTERVAL)
 
     async def refresh_gauges(self) -> None:

@@ -1,0 +1,193 @@
+"""The fair share of the provider as callers meet it: turns, refusals, and waits that end early."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import ROLE, chunk, tokens
+from tests.fakes.server import HANG, Head
+from tests.gateway.conftest import session_fixture
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@session_fixture
+async def narrow(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """Two requests at the provider at once, and two seconds of patience."""
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "2", "GATEWAY_PROVIDER_WAIT": "2", "GATEWAY_DRAIN": "2"}
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("narrow"), **settings) as gw:
+        yield gw
+
+
+async def metric(gateway: Gateway, name: str) -> float:
+    text = (await gateway.http.get("/metrics")).text
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+@contextlib.asynccontextmanager
+async def busy(gateway: Gateway, app: App, provider: FakeProvider) -> AsyncIterator[None]:
+    """Holds both permits until the block ends."""
+    prompt = provider.plays(ROLE, HANG)
+    asks = [asyncio.create_task(app.ask(prompt, stream=True)) for _ in range(2)]
+    await wait_until(lambda: len(provider.asked(prompt)) == 2)
+    try:
+        yield
+    finally:
+        for ask in asks:
+            ask.cancel()
+        await asyncio.gather(*asks, return_exceptions=True)
+
+
+async def waiting(gateway: Gateway, app: App, prompt: str, count: int = 1) -> asyncio.Task[httpx.Response]:
+    """A request that waits, as the last of `count`."""
+    ask = asyncio.create_task(app.ask(prompt))
+
+    async def waits() -> bool:
+        return await metric(gateway, "gateway_provider_waiting") == count
+
+    await wait_until(waits)
+    return ask
+
+
+async def test_the_provider_never_sees_more_than_the_bound(
+    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    apps = [await narrow.app(backend) for _ in range(3)]
+    prompt = provider.plays(ROLE, chunk("a"), 0.2, *tokens("b")[1:])
+    answers = await asyncio.gather(*(app.ask(prompt) for app in apps for _ in range(4)))
+    assert [answer.status_code for answer in answers] == [200] * 12
+    began = sorted(exchange.at for exchange in provider.asked(prompt))
+    assert all(later - earlier > 0.18 for earlier, later in zip(began, began[2:], strict=False))
+    assert await metric(narrow, "gateway_provider_places") == 2
+    assert await metric(narrow, "gateway_provider_wait_seconds_count") >= 8
+
+
+async def test_whoever_waits_too_long_is_refused_and_pays_nothing(
+    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app, other = await narrow.app(backend), await narrow.app(backend)
+    async with busy(narrow, app, provider):
+        began = time.monotonic()
+        answer = await other.ask(provider.plays(tokens("never")))
+        assert 1.8 < time.monotonic() - began < 5
+        refused(answer, 503, "PROVIDER_QUOTA_EXHAUSTED")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert await other.account.spend() | {"settled": 0, "reserved": 0} == await other.account.spend()
+
+
+async def test_a_freed_permit_goes_to_a_waiting_request(
+    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app, other = await narrow.app(backend), await narrow.app(backend)
+    async with busy(narrow, app, provider):
+        ask = await waiting(narrow, other, provider.plays(tokens("Guten", " Tag")))
+    assert (await ask).json()["text"] == "Guten Tag"
+
+
+async def test_leaving_gives_the_turn_back(narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app, other = await narrow.app(backend), await narrow.app(backend)
+    prompt = provider.plays(tokens("never"))
+    async with busy(narrow, app, provider):
+        ask = await waiting(narrow, other, prompt)
+        ask.cancel()
+
+        async def gone() -> bool:
+            return await metric(narrow, "gateway_provider_waiting") == 0
+
+        await wait_until(gone)
+    assert await other.account.settled() == 0
+    assert not provider.asked(prompt)
+
+
+async def test_the_emergency_file_ends_the_waiting(
+    narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app, other = await narrow.app(backend), await narrow.app(backend)
+    file = Path(narrow.environment["GATEWAY_EMERGENCY_OFF_FILE"])
+    async with busy(narrow, app, provider):
+        ask = await waiting(narrow, other, provider.plays(tokens("never")))
+        file.touch()
+        try:
+            refused(await asyncio.wait_for(ask, 1.5), 503, "INFERENCE_DISABLED")
+        finally:
+            file.unlink()
+    assert await other.account.settled() == 0
+
+
+async def test_a_deleted_app_waits_no_longer(narrow: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app, other = await narrow.app(backend), await narrow.app(backend)
+    async with busy(narrow, app, provider):
+        ask = await waiting(narrow, other, provider.plays(tokens("never")))
+        await narrow.platform("DELETE", f"/apps/{other.name}")
+        refused(await asyncio.wait_for(ask, 1.5), 404, "APP_NOT_FOUND")
+
+
+async def test_a_429_without_quota_halves_the_bound(
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
+    async with gateway_with_redis(provider, tmp_path, GATEWAY_PROVIDER_CONCURRENCY="8") as gw:
+        app = await gw.app(backend)
+        refused(await app.ask(provider.plays(Head(429), b"slow down")), 503, "PROVIDER_QUOTA_EXHAUSTED")
+
+        async def places() -> float:
+            return await metric(gw, "gateway_provider_places")
+
+        async def halved() -> bool:
+            return 4 <= await places() < 8
+
+        async def whole() -> bool:
+            return await places() == 8
+
+        await wait_until(halved, timeout=3)
+        await wait_until(whole, timeout=10)
+        refused(await app.ask(provider.plays(Head(429), b'{"error":"quota"}')), 503, "PROVIDER_QUOTA_EXHAUSTED")
+        await asyncio.sleep(0.5)
+        assert await places() == 8
+
+
+async def test_waiting_none_and_bound_none(backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path) -> None:
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_PROVIDER_WAIT": "0"}
+    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
+        app = await gw.app(backend)
+        prompt = provider.plays(ROLE, HANG)
+        holding = asyncio.create_task(app.ask(prompt))
+        await wait_until(lambda: provider.asked(prompt))
+        began = time.monotonic()
+        refused(await app.ask(provider.plays(tokens("never"))), 503, "PROVIDER_QUOTA_EXHAUSTED")
+        assert time.monotonic() - began < 1.5
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+    async with gateway_with_redis(provider, tmp_path, GATEWAY_PROVIDER_CONCURRENCY="0") as gw:
+        app = await gw.app(backend)
+        assert (await app.ask(provider.plays(tokens("yes")))).json()["text"] == "yes"
+
+
+async def test_those_that_wait_end_with_the_drain(
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_DRAIN": "1"}
+    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
+        app = await gw.app(backend)
+        prompt = provider.plays(ROLE, chunk("a"), 0.6, *tokens("b")[1:])
+        first = asyncio.create_task(app.ask(prompt))
+        await wait_until(lambda: provider.asked(prompt))
+        second = await waiting(gw, app, provider.plays(tokens("in time")))
+        hanging = provider.plays(ROLE, HANG)
+        third = await waiting(gw, app, hanging, 2)
+        fourth = await waiting(gw, app, provider.plays(tokens("never")), 3)
+        stopping = asyncio.create_task(gw.stop())
+        assert (await first).status_code == 200
+        assert (await second).json()["text"] == "in time", "its turn came while the process drained"
+        refused(await third, 503, "BACKBONE_UNAVAILABLE")
+        refused(await fourth, 503, "BACKBONE_UNAVAILABLE")
+        await stopping
