@@ -27,7 +27,6 @@ from gateway.ids import request_id as new_request_id
 from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
 from gateway.process import Gateway, Injected
 from gateway.settings import BadSettings, Settings, load
-from gateway.store.client import backbone
 
 logger = structlog.get_logger()
 
@@ -49,11 +48,10 @@ def health() -> ProcessStatus:
 
 @get("/ready", tags=["Operation"], errors=[BackboneUnavailable])
 async def ready(gateway: Injected) -> ProcessStatus:
-    """Redis is reachable, and the process is not draining."""
+    """Redis takes writes, and the process is not draining."""
     if gateway.draining:
         raise BackboneUnavailable("This process is shutting down; send the request to another one.")
-    with backbone():
-        await gateway.store.client.ping()
+    await gateway.store.check_writes()
     if not gateway.registry.live:
         raise BackboneUnavailable
     return ProcessStatus("ready")

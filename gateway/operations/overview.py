@@ -67,6 +67,7 @@ class Overview:
         """Runs as long as the process."""
         while True:
             try:
+                await self._store.check_writes()
                 with backbone():
                     await self.refresh_gauges()
                 self._metrics.redis_up.set(1)

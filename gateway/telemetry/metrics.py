@@ -101,7 +101,7 @@ class Metrics:
             "gateway_provider_waiting", "Requests that wait for their turn at the provider", mode="livesum"
         )
         self.provider_up = self._gauge("gateway_provider_up", "Whether the provider answers and accepts the credential")
-        self.redis_up = self._gauge("gateway_redis_up", "Whether Redis answers", mode="livemin")
+        self.redis_up = self._gauge("gateway_redis_up", "Whether Redis answers and takes writes", mode="livemin")
         self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events that wait for their outcome")
         self.webhook_oldest = self._gauge("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
         self.deploy_queue = self._gauge("gateway_deploy_queue_deploys", "Deploys that wait or are under way")

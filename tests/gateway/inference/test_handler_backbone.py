@@ -153,6 +153,7 @@ async def test_redis_that_takes_no_writes(provider: FakeProvider, backend: FakeA
                 prompt = provider.plays(tokens("x"))
                 refused(await app.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
                 assert provider.asked(prompt) == []
+                refused(await gw.http.get("/ready"), 503, "BACKBONE_UNAVAILABLE")
                 gate.set()
                 assert [e.event async for e in events] == ["done"]
             with gw.redis.client() as client:
