@@ -116,7 +116,7 @@ def service_error(error: Exception, request: Request[Any, Any, State]) -> Servic
 
 
 def name_fields(error: HTTPException) -> str:
-    """Names each wrong field with its fault. Leaves out the values, which may be secret."""
+    """Names each wrong field with its fault. Of the values, which may be secret, only a wrong choice is repeated."""
     extra = error.extra if isinstance(error.extra, list) else []
     faults = [
         f"{'body' if e.get('key', 'data') == 'data' else e['key']}: {e.get('message')}"
