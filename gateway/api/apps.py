@@ -8,6 +8,7 @@ import msgspec
 from litestar import Router, delete, get, put
 from litestar.params import FromPath, JSONBody
 
+from gateway.accounts import records
 from gateway.accounts.records import DOMAIN, SLUG, App, Auth, BackendAuth, Build, JwksAuth, Repository, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
@@ -103,6 +104,8 @@ async def check_names(app: str, name: str, account: str, before: App | None, gat
         raise RequestMalformed(
             "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
         )
+    if any(records.PREVIEW.fullmatch(new) for new in {app, name} - ({before.id, before.name} if before else set())):
+        raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
     if await gateway.registry.account(account) is None:
         raise RequestMalformed("account: there is no such account.")
     taken = await gateway.registry.find(name)
