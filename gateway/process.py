@@ -48,7 +48,11 @@ class Gateway:
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.sessions = Sessions(self.store, settings.base_url)
-        self.http = outbound.Client(allow_private=settings.allow_private_addresses, ca_file=settings.ca_file or None)
+        self.http = outbound.Client(
+            allow_private=settings.allow_private_addresses,
+            ca_file=settings.ca_file or None,
+            own_domain=settings.apps_domain,
+        )
         self.users = Users(settings, self.vault, self.http)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)

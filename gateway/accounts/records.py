@@ -14,6 +14,7 @@ from gateway.settings import Plan
 from gateway.store import keys
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+PREVIEW = re.compile(r".+-preview")  # `<app>-preview` is the host name of that app's previews
 DOMAIN = re.compile(r"(?=.{4,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.ASCII)
 
 # The names of branches that git accepts (git check-ref-format), of a length that file systems accept.
@@ -99,8 +100,13 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
 
     @functools.cached_property
     def auth_digest(self) -> bytes:
-        """Identifies the app and its way to verify tokens: verified tokens are remembered under it."""
-        return hashlib.sha256(self.id.encode() + b"\0" + msgspec.json.encode(self.auth)).digest()
+        """Identifies the app and its way to verify tokens: keys and verified tokens are remembered under it.
+
+        It changes when the app moves to another account or is created again, and when a rename changes the address of
+        its keys.
+        """
+        name = self.name if isinstance(self.auth, JwksAuth) and not self.auth.url else ""
+        return hashlib.sha256(msgspec.json.encode((self.id, self.account, self.createdAt, name, self.auth))).digest()
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

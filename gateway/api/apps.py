@@ -12,6 +12,7 @@ from litestar.params import FromPath, JSONBody
 from gateway.accounts.records import (
     BRANCH,
     DOMAIN,
+    PREVIEW,
     SLUG,
     App,
     Auth,
@@ -115,6 +116,8 @@ async def check_names(app: str, name: str, account: str, before: App | None, gat
         raise RequestMalformed(
             "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
         )
+    if any(PREVIEW.fullmatch(new) for new in {app, name} - ({before.id, before.name} if before else set())):
+        raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
     if await gateway.registry.account(account) is None:
         raise RequestMalformed("account: there is no such account.")
     taken = await gateway.registry.find(name)

@@ -103,7 +103,7 @@ class Webhooks:
 
     async def set(self, account_id: str, url: str) -> tuple[Receiver, str | None]:
         """Returns the receiver, and its secret when the URL is new. The secret is never returned again."""
-        url = await self._check_url(url)
+        url = await self._check_url(account_id, url)
         key = keys.webhook_key(account_id)
         for _ in range(10):
             before = await self._store.get(key)
@@ -128,13 +128,13 @@ class Webhooks:
     async def clear(self, account_id: str) -> None:
         await scripts.change(self._store, keys.webhook_key(account_id), "")
 
-    async def _check_url(self, url: str) -> str:
+    async def _check_url(self, account_id: str, url: str) -> str:
         """Refuses private addresses with a clear message. Each delivery checks again, because names may change."""
         try:
             url = addresses.check_url(url, allow_private=self._allow_private)
             host, port = addresses.host_and_port(url)
             async with asyncio.timeout(CHECK_SECONDS):
-                await addresses.resolve(host, port, allow_private=self._allow_private)
+                await addresses.resolve(host, port, tenant=account_id, allow_private=self._allow_private)
         except addresses.BlockedAddress as error:
             raise RequestMalformed(f"url: {error}") from None
         except (addresses.CallFailed, TimeoutError):

@@ -1,22 +1,21 @@
 """Verifies a user's JWT against the backend of the app that was called.
 
-A verified token is cached for 60 seconds, never past its `exp`, under a hash of the token and of the app's `auth`
-settings, so that a token of one app never passes at another.
+A verified token is cached for 60 seconds, never past its `exp`, under a hash of the token and of the app's identity:
+its account, its creation and how its tokens are verified. A token of one app therefore never passes at another, and
+none outlives the app it was verified for.
 
-Each app has a cached key set. It is refreshed in the background after five minutes and stays usable for an hour while
-the backend is down; after that, the app's requests are refused. Fetches are limited to one at a time per app, and in
-rate.
+How much work tokens may cause is limited (`verification_limits`). Failure policy: closed. If a token cannot be checked,
+the request is refused.
 """
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import hashlib
 import time
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import httpx
 import jwt
 import msgspec
 import structlog
@@ -24,8 +23,11 @@ import structlog
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import AppBackendUnreachable, TokenInvalid
-from gateway.outbound import addresses
+from gateway.inference.app_backends import AppBackend
+from gateway.inference.key_sets import KeySet
+from gateway.inference.verification_limits import VerificationLimits, Work
 from gateway.outbound import client as outbound
+from gateway.outbound.backoff import FIRST_PAUSE
 from gateway.settings import Settings
 
 logger = structlog.get_logger()
@@ -35,120 +37,27 @@ TOKEN_LIFE = 60.0  # seconds that a verified token stays cached
 TOKENS = 50_000  # in the cache
 TOKEN_BYTES = 8_192
 USER_BYTES = 512
-
-REFRESH_AFTER = 300.0  # seconds after which keys are fetched again in the background
-KEYS_LIFE = 3_600.0  # seconds that keys stay usable while their backend is down
-FETCH_INTERVAL = 10.0  # seconds between fetches while there are usable keys
-RETRY = 1.0  # seconds between fetches while there are none
-KEY_SETS = 10_000
-KEYS = 100  # per key set
-FETCH_BUDGET = 5.0  # seconds
-FETCH_BYTES = 262_144
+ORIGINS = 10_000  # key sets and backends that are remembered, of each
 
 HMAC = ("HS256", "HS384", "HS512")
-RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
-CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+
+Origin = TypeVar("Origin", KeySet, AppBackend)
 
 
-def algorithms(jwk: dict[str, Any]) -> tuple[str, ...]:
-    """The algorithms that a key may verify. The key's type decides, never the token."""
-    match jwk.get("kty"):
-        case "RSA":
-            allowed: tuple[str, ...] = RSA
-        case "EC":
-            allowed = (CURVES[jwk["crv"]],) if jwk.get("crv") in CURVES else ()
-        case "OKP":
-            allowed = ("EdDSA",) if jwk.get("crv") in ("Ed25519", "Ed448") else ()
-        case _:
-            allowed = ()
-    if jwk.get("use", "sig") != "sig" or "verify" not in jwk.get("key_ops", ["verify"]):
-        return ()
-    alg = jwk.get("alg")
-    return allowed if alg is None else tuple(a for a in allowed if a == alg)
+class Header(msgspec.Struct):
+    """The members that choose the key. PyJWT judges the whole header when it checks the signature."""
+
+    alg: str
+    kid: str | None = None
 
 
-class Key(msgspec.Struct, frozen=True):
-    kid: str | None
-    algorithms: tuple[str, ...]
-    key: Any
-
-
-def read_keys(body: bytes) -> list[Key]:
-    """The usable keys of a JWKS document. Raises ValueError if it is not one."""
-    document = msgspec.json.decode(body)
-    jwks = document.get("keys") if isinstance(document, dict) else None
-    if not isinstance(jwks, list):
-        raise ValueError("not a key set")
-    keys = []
-    for jwk in jwks[:KEYS]:
-        if isinstance(jwk, dict) and (allowed := algorithms(jwk)):
-            try:
-                kid = jwk.get("kid")
-                keys.append(Key(kid if isinstance(kid, str) else None, allowed, jwt.PyJWK(jwk, allowed[0]).key))
-            except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-                continue  # the other keys stay usable
-    return keys
-
-
-class KeySet:
-    """The keys of one app's backend."""
-
-    def __init__(self, http: outbound.Client, url: str) -> None:
-        self._http, self._url = http, url
-        self._keys: list[Key] = []
-        self._fetched_at = float("-inf")
-        self._tried_at = float("-inf")
-        self._fetch_task: asyncio.Task[None] | None = None
-
-    async def keys(self) -> list[Key]:
-        """The cached keys. Waits for a fetch only if there are none. Raises AppBackendUnreachable."""
-        age = time.monotonic() - self._fetched_at
-        if age > REFRESH_AFTER:
-            usable = age <= KEYS_LIFE
-            fetch = self._start_fetch(FETCH_INTERVAL if usable else RETRY)
-            if not usable:
-                if fetch is not None:
-                    await asyncio.shield(fetch)
-                if time.monotonic() - self._fetched_at > KEYS_LIFE:
-                    raise AppBackendUnreachable(retry_after=RETRY)
-        return self._keys
-
-    async def find(self, kid: str | None, alg: str) -> list[Key]:
-        """The keys that may have signed a token. An unknown `kid` fetches the keys again, at a limited rate."""
-        keys = self._match(await self.keys(), kid, alg)
-        if not keys and kid is not None and (fetch := self._start_fetch(FETCH_INTERVAL)) is not None:
-            await asyncio.shield(fetch)
-            keys = self._match(self._keys, kid, alg)
-        return keys
-
-    @staticmethod
-    def _match(keys: list[Key], kid: str | None, alg: str) -> list[Key]:
-        return [k for k in keys if alg in k.algorithms and (kid is None or k.kid is None or k.kid == kid)]
-
-    def _start_fetch(self, interval: float) -> asyncio.Task[None] | None:
-        """The fetch under way, or a new one unless the last began less than `interval` seconds ago."""
-        if self._fetch_task is None and time.monotonic() - self._tried_at >= interval:
-            self._tried_at = time.monotonic()
-            self._fetch_task = asyncio.create_task(self._fetch())
-        return self._fetch_task
-
-    async def _fetch(self) -> None:
-        try:
-            answer = await self._http.fetch(
-                "GET",
-                self._url,
-                headers={"accept": "application/json"},
-                budget=FETCH_BUDGET,
-                max_bytes=FETCH_BYTES,
-            )
-            if answer.status != 200:
-                raise ValueError(f"status {answer.status}")
-            self._keys = read_keys(answer.body)
-            self._fetched_at = time.monotonic()
-        except (addresses.CallFailed, ValueError, msgspec.MsgspecError, RecursionError) as error:
-            logger.warning("jwks.failed", host=httpx.URL(self._url).host, error=type(error).__name__)
-        finally:
-            self._fetch_task = None
+def read_header(token: bytes) -> Header:
+    """Raises TokenInvalid."""
+    segment = token.partition(b".")[0]
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4)), type=Header)
+    except (ValueError, RecursionError):
+        raise TokenInvalid from None
 
 
 class VerifiedToken(NamedTuple):
@@ -160,11 +69,13 @@ class VerifiedToken(NamedTuple):
 class Users:
     def __init__(self, settings: Settings, vault: Vault, http: outbound.Client) -> None:
         self._domain, self._vault, self._http = settings.apps_domain, vault, http
+        self._limits = VerificationLimits(settings.rate_limits.app)
         self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         self._key_sets: OrderedDict[bytes, KeySet] = OrderedDict()
+        self._backends: OrderedDict[bytes, AppBackend] = OrderedDict()
 
     async def verify(self, app: App, token: bytes) -> str:
-        """The user's id. Raises TokenInvalid or AppBackendUnreachable."""
+        """The user's id. Raises TokenInvalid, AppBackendUnreachable or AppRateLimited."""
         if len(token) > TOKEN_BYTES:
             raise TokenInvalid
         digest = hashlib.sha256(app.auth_digest + token).digest()
@@ -180,46 +91,47 @@ class Users:
 
     async def _verify_anew(self, app: App, token: bytes) -> tuple[str, float]:
         """The user's id, and the Unix time at which the token expires."""
-        try:
-            text = token.decode("ascii")
-            header = jwt.get_unverified_header(text)
-        except (jwt.PyJWTError, UnicodeDecodeError, ValueError, RecursionError):
-            raise TokenInvalid from None
+        work = await self._limits.begin(app)
+        valid = False
         try:
             match app.auth:
                 case JwksAuth() as auth:
-                    claims = await self._verify_with_key_set(app, auth, text, header)
+                    claims = await self._verify_with_key_set(app, auth, token, work)
                     user = _user_of(claims, auth.userClaim)
                 case SecretAuth() as auth:
-                    claims = self._decode(text, self._vault.open(auth.secret), HMAC, auth)
+                    claims = self._decode(token, self._vault.open(auth.secret), HMAC, auth)
                     user = _user_of(claims, auth.userClaim)
                 case BackendAuth() as auth:
-                    claims, user = await self._verify_with_backend(auth, text)
+                    claims, user = await self._verify_with_backend(app, auth, token, work)
+            valid = True
         except NoEncryptionKey as error:
             logger.error("auth.sealed", app=app.id, error=str(error))
             raise AppBackendUnreachable from None
+        finally:
+            work.finish(valid=valid)
         return user, float(claims["exp"]) + LEEWAY
 
-    async def _verify_with_key_set(
-        self, app: App, auth: JwksAuth, token: str, header: dict[str, Any]
-    ) -> dict[str, Any]:
-        alg, kid = header.get("alg"), header.get("kid")
-        if not isinstance(alg, str) or not isinstance(kid, str | None):
-            raise TokenInvalid
+    async def _verify_with_key_set(self, app: App, auth: JwksAuth, token: bytes, work: Work) -> dict[str, Any]:
+        header = read_header(token)
         key_set = self._key_sets.get(app.auth_digest)
         if key_set is None:
-            while len(self._key_sets) >= KEY_SETS:
-                self._key_sets.popitem(last=False)
             url = auth.url or f"https://{app.name}.{self._domain}/.well-known/jwks.json"
-            key_set = self._key_sets[app.auth_digest] = KeySet(self._http, url)
-        for key in await key_set.find(kid, alg):
+            key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account))
+        keys = key_set.find(header.kid, header.alg)
+        if keys is None:
+            work.pause()
+            keys = await key_set.fetch(header.kid, header.alg)
+            await work.take_turn()
+        for number, key in enumerate(keys):
+            if number:
+                await work.take_another_turn()
             try:
-                return self._decode(token, key.key, (alg,), auth)
+                return self._decode(token, key.key, (header.alg,), auth)
             except TokenInvalid:
                 continue
         raise TokenInvalid
 
-    def _decode(self, token: str, key: Any, allowed: tuple[str, ...], auth: JwksAuth | SecretAuth) -> dict[str, Any]:
+    def _decode(self, token: bytes, key: Any, allowed: tuple[str, ...], auth: JwksAuth | SecretAuth) -> dict[str, Any]:
         try:
             claims: dict[str, Any] = jwt.decode(
                 token,
@@ -228,36 +140,40 @@ class Users:
                 audience=auth.audience,
                 issuer=auth.issuer,
                 leeway=LEEWAY,
-                options={"require": ["exp"], "verify_aud": auth.audience is not None},
+                options={
+                    "require": ["exp"],
+                    "verify_aud": auth.audience is not None,
+                    "verify_sub": False,  # PyJWT takes texts only
+                    "verify_jti": False,
+                },
             )
+            if not all(_is_id(claims[name]) for name in ("sub", "jti") if name in claims):
+                raise TokenInvalid
             float(claims["exp"])
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise TokenInvalid from None
         return claims
 
-    async def _verify_with_backend(self, auth: BackendAuth, token: str) -> tuple[dict[str, Any], str]:
+    async def _verify_with_backend(
+        self, app: App, auth: BackendAuth, token: bytes, work: Work
+    ) -> tuple[dict[str, Any], str]:
         # The backend checks the signature. Tokens that have expired, or never expire, are refused without asking it.
         try:
-            claims: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
+            text = token.decode("ascii")
+            claims: dict[str, Any] = jwt.decode(text, options={"verify_signature": False})
             if time.time() > float(claims["exp"]) + LEEWAY:
                 raise TokenInvalid
         except (jwt.PyJWTError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise TokenInvalid from None
-        try:
-            answer = await self._http.fetch(
-                auth.method,
-                auth.url,
-                headers={"authorization": f"Bearer {token}", "accept": "application/json"},
-                budget=FETCH_BUDGET,
-                max_bytes=FETCH_BYTES,
-            )
-        except addresses.CallFailed as error:
-            logger.warning("backend.failed", host=httpx.URL(auth.url).host, error=type(error).__name__)
-            raise AppBackendUnreachable(retry_after=RETRY) from None
+        backend = self._backends.get(app.auth_digest)
+        if backend is None:
+            backend = _remember(self._backends, app, AppBackend(self._http, auth, app.account))
+        work.pause()
+        answer = await backend.ask(text, work)
         if answer.status in (400, 401, 403, 404, 422):
             raise TokenInvalid
         if not 200 <= answer.status < 300:
-            raise AppBackendUnreachable(retry_after=RETRY)
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE)
         try:
             body = msgspec.json.decode(answer.body or b"null")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -271,6 +187,17 @@ class Users:
         return claims, _user_of(claims, None)
 
 
+def _remember(origins: OrderedDict[bytes, Origin], app: App, origin: Origin) -> Origin:
+    while len(origins) >= ORIGINS:
+        origins.popitem(last=False)
+    origins[app.auth_digest] = origin
+    return origin
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
 def _user_of(claims: dict[str, Any], claim: str | None) -> str:
     for name in [claim] if claim else ["sub", "id"]:
         if (user := _user_at(claims, name)) is not None:
@@ -282,9 +209,10 @@ def _user_at(value: Any, path: str) -> str | None:
     """The user id at a dotted path, if there is one: a string or an integer."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
+    if not _is_id(value):
+        return None
     try:
-        return value if isinstance(value, str) and 0 < len(value.encode()) <= USER_BYTES else None
-    except UnicodeEncodeError:  # half a surrogate pair cannot be encoded
+        user = str(value)
+        return user if 0 < len(user.encode()) <= USER_BYTES else None
+    except ValueError:  # half a surrogate pair cannot be encoded, and Python writes no number of thousands of digits
         return None

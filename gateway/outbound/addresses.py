@@ -23,15 +23,17 @@ import socket
 import threading
 from collections.abc import Callable
 from typing import Literal
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakKeyDictionary
 
 import httpx
+
+from gateway.outbound.turns import Turns
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Reason = Literal["blocked", "dns", "connect", "tls", "timeout", "too-large", "encoded"]
 
 LONGEST_URL = 2048  # characters
-LOOKUPS, LOOKUPS_PER_DOMAIN = 64, 4  # at a time
+LOOKUPS = 64  # at a time
 MOST_ADDRESSES = 8  # of one name
 
 
@@ -170,49 +172,23 @@ def host_and_port(url: str) -> tuple[str, int]:
     return parsed.raw_host.decode("ascii"), parsed.port or (443 if parsed.scheme == "https" else 80)
 
 
-class Turns:
-    """At most `total` turns at a time, and `per_key` of them for one key, so that no key can hold up the others."""
-
-    def __init__(self, total: int, per_key: int) -> None:
-        self._per_key = per_key
-        self._total = asyncio.Semaphore(total)
-        self._by_key: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-
-    async def take(self, key: str) -> Callable[[], None]:
-        """Waits for a turn. The caller ends it by calling the returned function once."""
-        of_key = self._by_key.get(key)
-        if of_key is None:
-            of_key = self._by_key[key] = asyncio.Semaphore(self._per_key)
-        await of_key.acquire()
-        try:
-            await self._total.acquire()
-        except BaseException:
-            of_key.release()
-            raise
-
-        def end() -> None:
-            self._total.release()
-            of_key.release()
-
-        return end
-
-
 # getaddrinfo has no deadline and cannot be cancelled: a name whose servers do not answer holds its thread for half a
-# minute. Therefore a turn lasts as long as the thread, even when the caller has given up, and all names under one
-# domain share a few turns, so that a domain that hangs cannot take all of them. The operator's own names have separate
-# turns, which no customer's domain can take.
+# minute. Therefore a turn lasts as long as the thread, even when the caller has given up, and tenants share the turns,
+# so that names that hang hold up their own tenant only. The operator's own names have separate turns, which no
+# customer's name can take.
 _lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
-_own_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, Turns] = WeakKeyDictionary()
+_own_lookups: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-async def look_up(name: str, port: int, *, own: bool = False) -> list[str]:
+async def look_up(name: str, port: int, *, tenant: str, own: bool = False) -> list[str]:
     """Returns every address of a name, in the system's order of preference. Raises OSError."""
     loop = asyncio.get_running_loop()
     if own:
-        turns = _own_lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS))
+        semaphore = _own_lookups.setdefault(loop, asyncio.Semaphore(LOOKUPS))
+        await semaphore.acquire()
+        end_turn: Callable[[], None] = semaphore.release
     else:
-        turns = _lookups.setdefault(loop, Turns(LOOKUPS, LOOKUPS_PER_DOMAIN))
-    end_turn = await turns.take(".".join(name.rstrip(".").rsplit(".", 2)[-2:]))
+        end_turn = await _lookups.setdefault(loop, Turns(LOOKUPS)).take(tenant)
     found: asyncio.Future[list[str]] = loop.create_future()
 
     def finish(addresses: list[str], error: Exception | None) -> None:
@@ -245,10 +221,13 @@ async def look_up(name: str, port: int, *, own: bool = False) -> list[str]:
     return await found
 
 
-async def resolve(host: str, port: int, *, allow_private: bool, own: bool = False) -> list[tuple[str, int]]:
-    """Returns the checked addresses to connect to, numeric, best first. `own`: the name is the operator's.
+async def resolve(
+    host: str, port: int, *, tenant: str, allow_private: bool, own: bool = False
+) -> list[tuple[str, int]]:
+    """Returns the checked addresses to connect to, numeric, best first.
 
-    Raises CallFailed (`blocked`, `dns`). The caller sets the deadline.
+    `tenant` is the account on whose behalf it is called. `own`: the name is the operator's, so no customer can make its
+    look-up hang. Raises CallFailed (`blocked`, `dns`). The caller sets the deadline.
     """
     checked = _check_host(host, port, allow_private=allow_private)
     if not isinstance(checked, str):
@@ -257,7 +236,7 @@ async def resolve(host: str, port: int, *, allow_private: bool, own: bool = Fals
         return [("127.0.0.1", port)]  # RFC 6761 requires it, and many resolvers do not
     try:
         # The final dot keeps the resolver from trying the name in the search domains of our own network.
-        found = await look_up(checked if allow_private else f"{checked}.", port, own=own)
+        found = await look_up(checked if allow_private else f"{checked}.", port, tenant=tenant, own=own)
     except (OSError, UnicodeError) as error:
         raise CallFailed("dns", f"The name {checked} can't be resolved.") from error
     addresses = list(dict.fromkeys(found))

@@ -3,7 +3,8 @@
 It is aiohttp's client, restricted. Every name is resolved by `addresses.resolve`, and every address is checked again
 where its socket is created. The budget of a call covers the look-up, the connection and the answer up to the last byte
 that is read. Redirects are returned, not followed. Cookies, proxies and `.netrc` are ignored, answers are never
-decompressed, and the number of calls at a time is bounded, in total and per origin.
+decompressed, and the number of calls at a time is bounded, in total and per origin. Tenants share the calls of `fetch`,
+and all look-ups, so that no tenant's origins or names can hold up the calls of another (`turns`).
 
 Every failure is a `CallFailed`, whose message never contains the address. No request is sent twice: a request that
 meets a connection which the server is just closing fails.
@@ -16,7 +17,8 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import NamedTuple, Self
 
@@ -26,10 +28,13 @@ from aiohttp import abc
 from yarl import URL
 
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, host_and_port, is_public, resolve
+from gateway.outbound.turns import Turns
 
 KEEP_ALIVE = 4.0  # seconds; Node, uvicorn and Apache close idle connections after 5
 HEADERS = 64  # of an answer; with aiohttp's bound of 8,190 bytes for each, at most half a MiB
 FAILURES = (aiohttp.ClientError, OSError, ValueError)  # of aiohttp; TimeoutError is an OSError
+
+_tenant: ContextVar[str] = ContextVar("tenant")  # of the call under way; aiohttp passes nothing on to its resolver
 
 
 class ResponseTooLarge(CallFailed):
@@ -47,7 +52,10 @@ class Client:
     """`ca_file` is trusted beside the public authorities. `connections` bounds the calls at a time.
 
     Set `connections_per_origin` to 0 for no bound, `keep_alive` to False for a new connection per call, and `own` when
-    all names are the operator's, so that look-ups of customers' names cannot hold them up.
+    all names are the operator's, so that look-ups of customers' names cannot hold them up. With `own_domain` this is so
+    for the names under that domain.
+
+    Every call names its `tenant`: the account on whose behalf it is made.
     """
 
     def __init__(
@@ -55,12 +63,14 @@ class Client:
         *,
         allow_private: bool,
         ca_file: str | None = None,
-        connections: int = 256,
+        connections: int = 512,
         connections_per_origin: int = 32,
         keep_alive: bool = True,
         own: bool = False,
+        own_domain: str = "",
     ) -> None:
-        self._allow_private, self._own = allow_private, own
+        self._allow_private, self._own, self._own_domain = allow_private, own, own_domain
+        self._turns = Turns(connections)
         self._connections, self._connections_per_origin = connections, connections_per_origin
         self._keep_alive = keep_alive
         self._tls = httpx.create_ssl_context(trust_env=False)
@@ -83,6 +93,7 @@ class Client:
         method: str,
         url: str,
         *,
+        tenant: str,
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
         budget: float,
@@ -91,7 +102,11 @@ class Client:
         """Returns the complete answer. Raises CallFailed when its body is late, cut, compressed or over `max_bytes`."""
         host, target = _parse(url, self._allow_private)
         try:
-            async with asyncio.timeout(budget), self._request(method, target, headers, content) as response:
+            async with (
+                asyncio.timeout(budget),
+                self._turn(tenant),
+                self._request(tenant, method, target, headers, content) as response,
+            ):
                 # Never decompressed: a gigabyte of zeros is a megabyte on the wire.
                 if any(encoding != "identity" for encoding in response.headers.getall("Content-Encoding", [])):
                     raise CallFailed("encoded", f"{host} sent a compressed answer; send it uncompressed.")
@@ -107,6 +122,7 @@ class Client:
         method: str,
         url: str,
         *,
+        tenant: str,
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
         budget: float,
@@ -120,7 +136,10 @@ class Client:
         host, target = _parse(url, self._allow_private)
         status = 0
         try:
-            async with asyncio.timeout(budget), self._request(method, target, headers, content) as response:
+            async with (
+                asyncio.timeout(budget),
+                self._request(tenant, method, target, headers, content) as response,
+            ):
                 status = response.status
                 await _skip(response, drain)
         except FAILURES as error:
@@ -128,17 +147,29 @@ class Client:
                 raise _call_failed(host, error) from error
         return status
 
+    @contextlib.asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        end_turn = await self._turns.take(tenant)
+        try:
+            yield
+        finally:
+            end_turn()
+
     def _request(
-        self, method: str, target: URL, headers: Mapping[str, str] | None, content: bytes | None
+        self, tenant: str, method: str, target: URL, headers: Mapping[str, str] | None, content: bytes | None
     ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        _tenant.set(tenant)
         if self._session is None:
             self._session = self._open_session()
         return self._session.request(method, target, headers=headers, data=content, allow_redirects=False)
 
+    def _is_own(self, host: str) -> bool:
+        return self._own or (self._own_domain != "" and host.rstrip(".").endswith(f".{self._own_domain}"))
+
     def _open_session(self) -> aiohttp.ClientSession:
         """Needs a running event loop, unlike the client itself."""
         connector = aiohttp.TCPConnector(
-            resolver=_Resolver(allow_private=self._allow_private, own=self._own),
+            resolver=_Resolver(allow_private=self._allow_private, is_own=self._is_own),
             socket_factory=_open_any_socket if self._allow_private else _open_public_socket,
             ssl=self._tls,
             limit=self._connections,
@@ -164,12 +195,15 @@ class Client:
 class _Resolver(abc.AbstractResolver):
     """aiohttp connects to the addresses this returns. It asks for every name; `check_url` has checked literals."""
 
-    def __init__(self, *, allow_private: bool, own: bool) -> None:
-        self._allow_private, self._own = allow_private, own
+    def __init__(self, *, allow_private: bool, is_own: Callable[[str], bool]) -> None:
+        self._allow_private, self._is_own = allow_private, is_own
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[abc.ResolveResult]:
+        found = await resolve(
+            host, port, tenant=_tenant.get(), allow_private=self._allow_private, own=self._is_own(host)
+        )
         return [
             {
                 "hostname": host,
@@ -179,7 +213,7 @@ class _Resolver(abc.AbstractResolver):
                 "proto": 0,
                 "flags": socket.AI_NUMERICHOST,
             }
-            for address, number in await resolve(host, port, allow_private=self._allow_private, own=self._own)
+            for address, number in found
         ]
 
     async def close(self) -> None:

@@ -150,6 +150,7 @@ class LocalEngine:
             url,
             branch,
             job.write_line,
+            tenant=job.app.account,
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file,
         )

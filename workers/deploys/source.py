@@ -77,14 +77,15 @@ async def clone(
     branch: str,
     write_line: Callable[[str], None],
     *,
+    tenant: str,
     allow_private: bool,
     ca_file: str,
     limits: Limits = LIMITS,
 ) -> str:
-    """Clones into the build's `source` folder and returns the commit. Raises DeployError."""
+    """Clones into the build's `source` folder for an account and returns the commit. Raises DeployError."""
     if not BRANCH.fullmatch(branch):
         raise DeployError("git does not accept the name of the branch")
-    remote = await _check_remote(url, allow_private=allow_private)
+    remote = await _check_remote(url, tenant=tenant, allow_private=allow_private)
     source, configuration = _make_source_folder(sandbox, uid, build), build / "gitconfig"
     command = Command(
         folder=source,
@@ -146,7 +147,7 @@ def _make_source_folder(sandbox: Sandbox, uid: int | None, build: Path) -> Path:
     return source
 
 
-async def _check_remote(url: str, *, allow_private: bool) -> _Remote:
+async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remote:
     """Decides whether the address may be cloned, and how git reaches it. Raises DeployError."""
     if allow_private and url.startswith("file:///"):
         return _Remote(url, read=[Path(unquote(urlsplit(url).path))])
@@ -158,7 +159,7 @@ async def _check_remote(url: str, *, allow_private: bool) -> _Remote:
         url = addresses.check_url(hide_credentials(url), allow_private=allow_private)
         host, port = addresses.host_and_port(url)
         async with asyncio.timeout(RESOLVE_TIMEOUT):
-            found_addresses = await addresses.resolve(host, port, allow_private=allow_private)
+            found_addresses = await addresses.resolve(host, port, tenant=tenant, allow_private=allow_private)
     except addresses.CallFailed as error:
         raise DeployError(f"the repository's address is refused: {error}") from None
     except TimeoutError:

@@ -98,7 +98,7 @@ class Certificates:
     async def inspect(self, claim: Claim) -> Observation:
         settings, domain = self._settings, claim.app.customDomain or ""
         try:
-            certificate = await self._read_certificate(domain)
+            certificate = await self._read_certificate(claim.app.account, domain)
         except CallFailed as error:
             logger.info("certificate.unseen", app=claim.app.id, domain=domain, reason=error.reason)
             return Observation({}, [], min(AFTER_FAILURE, settings.certificate_interval))
@@ -106,14 +106,14 @@ class Certificates:
         events = [] if event is None else [(new_id("evt"), event)]
         return Observation(known, events, settings.certificate_interval)
 
-    async def _read_certificate(self, domain: str) -> Certificate:
+    async def _read_certificate(self, account: str, domain: str) -> Certificate:
         """Raises CallFailed."""
         host, _, port = (self._settings.certificate_address or f"{domain}:443").rpartition(":")
         # The operator may set an internal address.
         allow_private = bool(self._settings.certificate_address) or self._settings.allow_private_addresses
         try:
             async with asyncio.timeout(BUDGET):
-                found = await resolve(host, int(port), allow_private=allow_private)
+                found = await resolve(host, int(port), tenant=account, allow_private=allow_private)
                 return await self._try_addresses(found, domain)
         except TimeoutError as error:
             raise CallFailed("timeout", f"{domain} did not answer in time.") from error

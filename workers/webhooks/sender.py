@@ -181,7 +181,13 @@ class Sender:
         body, headers = sign_event(secret, fields["id"], fields["type"], fields["data"], now)
         try:
             status = await self._http.send(
-                "POST", receiver.url, headers=headers, content=body, budget=BUDGET, drain=ANSWER_BYTES
+                "POST",
+                receiver.url,
+                tenant=fields["account"],
+                headers=headers,
+                content=body,
+                budget=BUDGET,
+                drain=ANSWER_BYTES,
             )
         except CallFailed as error:
             return Result("failed", reason=error.reason)

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
-from gateway.accounts.records import App, SecretAuth
+from gateway.accounts.records import App, JwksAuth, SecretAuth
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.store import scripts
@@ -63,7 +63,14 @@ async def test_a_secret_is_part_of_what_a_remembered_token_is_bound_to(here: Reg
         an_app("blog").auth_digest,
     ]
     assert len(set(digests)) == 4
-    assert replace(an_app(), name="store").auth_digest == an_app().auth_digest
+
+
+async def test_the_keys_of_an_app_are_those_of_its_owner_and_address() -> None:
+    """They were remembered under the id alone: after a rename, a move or a new creation the old owner's keys passed."""
+    app, elsewhere = an_app(), an_app(auth=JwksAuth(url="https://keys.example/jwks.json"))
+    for change in ({"account": "acc_2"}, {"createdAt": "2026-10-14T09:00:00.001Z"}, {"name": "store"}):
+        assert replace(app, **change).auth_digest != app.auth_digest, change
+    assert replace(elsewhere, name="store").auth_digest == elsewhere.auth_digest
 
 
 async def put(registry: Registry, path: str, name: str, account: str) -> App | None:

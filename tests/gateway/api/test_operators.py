@@ -141,6 +141,17 @@ async def test_names_that_are_none(gw: Gateway, backend: FakeAppBackend, name: s
     assert (await gw.http.get("/health")).status_code == 200
 
 
+async def test_no_app_takes_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
+    """An app named `<other>-preview` had its keys served by the other's preview while it was not live."""
+    body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
+    for path, fields in (("shop-preview", {}), ("shop-preview", {"name": "shop"}), ("shop", {"name": "shop-preview"})):
+        error = refused(await gw.platform("PUT", f"apps/{path}", body | fields), 400, "REQUEST_MALFORMED")
+        assert "-preview" in error["message"]
+    for name in ("preview", "shop-previews", "preview-shop"):
+        assert (await gw.platform("PUT", f"apps/{name}", body)).status_code == 200
+    refused(await gw.platform("PUT", "apps/preview", body | {"name": "a-preview"}), 400, "REQUEST_MALFORMED")
+
+
 @pytest.mark.parametrize(
     "auth",
     [

@@ -1,6 +1,8 @@
 """The three kinds of `auth`, and the claim that names the user."""
 
+import base64
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -71,6 +73,31 @@ async def test_the_id_claim_stands_in_for_sub(app: App) -> None:
     assert await remaining(app, app.token(None, id="u1")) == 19
     assert await remaining(app, app.token("u1", id="other")) == 18
     refused(await app.ask("x", token=app.token(None)), 401, "TOKEN_INVALID")
+
+
+def signed(backend: FakeAppBackend, claims: dict[str, Any]) -> str:
+    """PyJWT refuses to write claims of some types."""
+    kid, key = backend.keys["RS256"]
+    parts = [{"alg": "RS256", "kid": kid}, {"exp": 2**33, "id": "other", **claims}]
+    text = ".".join(b64(json.dumps(part).encode()) for part in parts)
+    return f"{text}.{b64(jwt.get_algorithm_by_name('RS256').sign(text.encode(), key))}"
+
+
+def b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+async def test_whole_numbers_are_ids(app: App) -> None:
+    """A `sub` or `jti` that is an integer was refused."""
+    assert await remaining(app, signed(app.backend, {"sub": 7})) == 19
+    assert await remaining(app, signed(app.backend, {"sub": "7", "jti": 5})) == 18
+    assert await remaining(app, signed(app.backend, {"sub": -(2**70), "jti": "a"})) == 19
+
+
+@pytest.mark.parametrize("claim", ["sub", "jti"])
+@pytest.mark.parametrize("value", [1.5, True, False, None, [7], {}])
+async def test_what_is_no_id(app: App, claim: str, value: Any) -> None:
+    refused(await app.ask("x", token=signed(app.backend, {"sub": "ana", claim: value})), 401, "TOKEN_INVALID")
 
 
 async def test_another_claim(gw: Gateway, backend: FakeAppBackend) -> None:

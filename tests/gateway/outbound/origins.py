@@ -76,6 +76,6 @@ class Recorder:
 
 async def failure(client: Client, url: str, *, budget: float = 5, max_bytes: int = 1000) -> CallFailed:
     with pytest.raises(CallFailed) as failed:
-        await client.fetch("GET", url, budget=budget, max_bytes=max_bytes)
+        await client.fetch("GET", url, tenant="acc", budget=budget, max_bytes=max_bytes)
     assert "s3cret" not in str(failed.value)
     return failed.value

@@ -219,8 +219,11 @@ def test_whatever_is_written_is_refused_or_has_one_reading(url: str) -> None:
 async def test_the_addresses_of_a_public_name(monkeypatch: pytest.MonkeyPatch) -> None:
     many = [f"8.8.8.{n}" for n in range(20)]
     asked = names(monkeypatch, {"a.example.com": [["1.1.1.1", "2606:4700::1", "1.1.1.1"], many]})
-    assert await resolve("A.example.com.", 443, allow_private=False) == [("1.1.1.1", 443), ("2606:4700::1", 443)]
-    assert len(await resolve("a.example.com", 443, allow_private=False)) == addresses.MOST_ADDRESSES
+    assert await resolve("A.example.com.", 443, tenant="acc", allow_private=False) == [
+        ("1.1.1.1", 443),
+        ("2606:4700::1", 443),
+    ]
+    assert len(await resolve("a.example.com", 443, tenant="acc", allow_private=False)) == addresses.MOST_ADDRESSES
     assert asked == ["a.example.com."] * 2, "the final dot keeps search domains out"
 
 
@@ -241,9 +244,9 @@ async def test_one_address_that_is_not_public_refuses_the_name(
 ) -> None:
     names(monkeypatch, {"mixed.example.com": [found]})
     with pytest.raises(BlockedAddress) as refused:
-        await resolve("mixed.example.com", 443, allow_private=False)
+        await resolve("mixed.example.com", 443, tenant="acc", allow_private=False)
     assert not any(address in str(refused.value) for address in found), "an internal address is not theirs to learn"
-    assert await resolve("mixed.example.com", 443, allow_private=True)
+    assert await resolve("mixed.example.com", 443, tenant="acc", allow_private=True)
 
 
 @pytest.mark.parametrize(
@@ -251,19 +254,19 @@ async def test_one_address_that_is_not_public_refuses_the_name(
 )
 async def test_resolve_judges_the_text_too(host: str) -> None:
     with pytest.raises(BlockedAddress):
-        await resolve(host, 443, allow_private=False)
+        await resolve(host, 443, tenant="acc", allow_private=False)
 
 
 async def test_a_literal_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = names(monkeypatch, {})
-    assert await resolve("134744072", 443, allow_private=False) == [("8.8.8.8", 443)]
-    assert await resolve("[2606:4700::1]", 443, allow_private=False) == [("2606:4700::1", 443)]
-    assert await resolve("127.1", 80, allow_private=True) == [("127.0.0.1", 80)]
+    assert await resolve("134744072", 443, tenant="acc", allow_private=False) == [("8.8.8.8", 443)]
+    assert await resolve("[2606:4700::1]", 443, tenant="acc", allow_private=False) == [("2606:4700::1", 443)]
+    assert await resolve("127.1", 80, tenant="acc", allow_private=True) == [("127.0.0.1", 80)]
     assert asked == []
 
 
 async def test_the_real_resolver() -> None:
-    assert ("127.0.0.1", 80) in await resolve("localhost", 80, allow_private=True)
+    assert ("127.0.0.1", 80) in await resolve("localhost", 80, tenant="acc", allow_private=True)
 
 
 async def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,17 +275,17 @@ async def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(CallFailed) as failed:
-        await resolve("nowhere.example.com", 443, allow_private=False)
+        await resolve("nowhere.example.com", 443, tenant="acc", allow_private=False)
     assert failed.value.reason == "dns"
 
 
 @pytest.fixture
-def hanging_domain(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
-    """Look-ups under evil.example hang until the test is over, all others answer; yields the names that hang."""
+def hanging_names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
+    """Look-ups under .evil.example hang until the test is over, all others answer; yields the names that hang."""
     over, hanging = threading.Event(), list[str]()
 
     def getaddrinfo(name: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-        if name.endswith("evil.example."):
+        if name.endswith(".evil.example."):
             hanging.append(name)
             over.wait(20)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("1.1.1.1", 443))]
@@ -292,19 +295,41 @@ def hanging_domain(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
     over.set()
 
 
-async def test_a_domain_that_hangs_holds_up_no_other(hanging_domain: list[str]) -> None:
+async def look_up_hanging_names(hanging_names: list[str], tenant: str) -> int:
+    """Asks for 200 names that hang, and gives up; returns how many of them hold a thread now."""
+
     async def impatient(number: int) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
-                await resolve(f"n{number}.evil.example", 443, allow_private=False)
+                await resolve(f"n{number}.evil.example", 443, tenant=tenant, allow_private=False)
 
     await asyncio.gather(*(impatient(number) for number in range(200)))
-    assert len(hanging_domain) == addresses.LOOKUPS_PER_DOMAIN, "turns last as long as threads, not as patience"
+    return len(hanging_names)
+
+
+async def test_names_that_hang_hold_up_no_other_tenant(hanging_names: list[str]) -> None:
+    """Turns were shared by the last two labels of a name: one tenant's names under co.uk held up all others there."""
+    held = await look_up_hanging_names(hanging_names, "evil")
+    assert held <= addresses.LOOKUPS // 8, "turns last as long as threads, not as patience"
     async with asyncio.timeout(2):
-        await asyncio.gather(*(resolve(f"n{n}.good{n}.com", 443, allow_private=False) for n in range(100)))
-        await asyncio.gather(*(resolve(f"n{n}.example.com", 443, allow_private=False) for n in range(100)))
+        for tenant in ("one", "two"):
+            names = [f"n{n}.good{n}.com" for n in range(100)] + [f"n{n}.evil{n}.example" for n in range(100)]
+            await asyncio.gather(*(resolve(name, 443, tenant=tenant, allow_private=False) for name in names))
         assert await asyncio.to_thread(lambda: "free") == "free"
-    assert len(hanging_domain) == addresses.LOOKUPS_PER_DOMAIN
+    assert len(hanging_names) == held
+
+
+async def test_the_operators_names_wait_for_no_customers_name(hanging_names: list[str]) -> None:
+    """All hosted apps shared four look-ups with each other, by the last two labels of their names."""
+    for number in range(40):  # every turn there is
+        await look_up_hanging_names(hanging_names, f"evil-{number}")
+    before = len(hanging_names)
+    async with asyncio.timeout(1):
+        found = await asyncio.gather(
+            *(resolve(f"n{n}.apps.example", 443, tenant="evil-1", allow_private=False, own=True) for n in range(100))
+        )
+    assert found == [[("1.1.1.1", 443)]] * 100
+    assert len(hanging_names) == before
 
 
 def test_a_look_up_that_hangs_does_not_hold_up_the_exit() -> None:
@@ -314,7 +339,7 @@ from gateway.outbound import addresses
 socket.getaddrinfo = lambda *_, **__: time.sleep(60)
 async def main():
     async with asyncio.timeout(0.1):
-        await addresses.resolve("hangs.example.com", 443, allow_private=False)
+        await addresses.resolve("hangs.example.com", 443, tenant="acc", allow_private=False)
 try:
     asyncio.run(main())
 except TimeoutError:

@@ -30,7 +30,7 @@ async def client() -> AsyncIterator[Client]:
 
 async def post(client: Client, url: str, *, budget: float = 5, drain: int = 65536) -> int:
     headers = {"Content-Type": "application/json", "X-Service-Event": "app.crashed"}
-    return await client.send("POST", url, headers=headers, content=BODY, budget=budget, drain=drain)
+    return await client.send("POST", url, headers=headers, content=BODY, tenant="acc", budget=budget, drain=drain)
 
 
 async def failure(client: Client, url: str, *, budget: float = 5) -> str:
@@ -159,7 +159,7 @@ async def test_no_method_is_sent_twice(client: Client, receiver: FakeReceiver, m
     await post(client, receiver.url())
     receiver.plays("/events", CLOSE)
     with pytest.raises(CallFailed) as failed:
-        await client.send(method, receiver.url(), budget=5)
+        await client.send(method, receiver.url(), tenant="acc", budget=5)
     assert failed.value.reason == "connect"
     assert len(receiver.exchanges) == 2
 
@@ -228,6 +228,24 @@ async def test_all_addresses_of_a_name_are_tried(
     names(monkeypatch, ["127.0.0.2", "::1", "127.0.0.1"])
     assert await post(client, receiver.url(host="three.example.com")) == 204
     assert receiver.exchanges[0].header("host") == f"three.example.com:{receiver.port}"
+
+
+async def test_only_names_under_the_operators_domain_are_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Customers' names must not take the turns of look-ups that are kept for hosted apps."""
+    asked: dict[str, tuple[object, object]] = {}
+
+    async def look_up(name: str, _port: int, *, tenant: str, own: bool) -> list[str]:
+        asked[name] = (tenant, own)
+        return []
+
+    monkeypatch.setattr(addresses, "look_up", look_up)
+    async with Client(allow_private=True, own_domain="apps.example.com") as client:
+        for name in ("shop.apps.example.com", "apps.example.com.evil.com", "evilapps.example.com", "example.com"):
+            with pytest.raises(CallFailed):
+                await client.fetch("GET", f"http://{name}/", tenant="acc_1", budget=1, max_bytes=9)
+    assert asked.pop("shop.apps.example.com") == ("acc_1", True)
+    assert set(asked.values()) == {("acc_1", False)}
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize(

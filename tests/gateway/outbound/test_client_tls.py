@@ -66,7 +66,7 @@ async def test_tls_is_verified_for_the_name(
     names(monkeypatch, {"receiver.example.com": [["127.0.0.1"]], "other.example.com": [["127.0.0.1"]]})
     async with Client(allow_private=True, ca_file=trusted) as client:
         url = f"https://receiver.example.com.:{port}/"
-        assert (await client.fetch("GET", url, budget=5, max_bytes=9)).status == 200
+        assert (await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=9)).status == 200
         assert asked_for == ["receiver.example.com"]
         assert f"\r\nHost: receiver.example.com:{port}\r\n".encode() in server.requests[0]
         failed = await failure(client, f"https://other.example.com:{port}/s3cret")
@@ -137,9 +137,9 @@ async def test_a_name_that_changes_between_check_and_connection_gains_nothing(
     monkeypatch.setattr(socket, "getaddrinfo", no_second_look_up)
     url = f"https://rebind.example.com:{port}/"
     async with Client(allow_private=False, ca_file=trusted) as client:
-        assert (await client.fetch("GET", url, budget=5, max_bytes=9)).status == 200
+        assert (await client.fetch("GET", url, tenant="acc", budget=5, max_bytes=9)).status == 200
         assert (asked, dialled) == (["rebind.example.com."], ["93.184.215.14"])
         assert (await failure(client, url)).reason == "blocked"
         with pytest.raises(BlockedAddress):
-            await client.send("GET", url, budget=5)
+            await client.send("GET", url, tenant="acc", budget=5)
     assert dialled == ["93.184.215.14"], "not even a connection"

@@ -58,6 +58,7 @@ async def clone(room: Room, url: str, branch: str = "main", *, allow_private: bo
         url,
         branch,
         room.lines.append,
+        tenant="acc",
         allow_private=allow_private,
         ca_file="",
         **limits,

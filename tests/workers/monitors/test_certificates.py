@@ -220,14 +220,14 @@ async def test_what_a_look_cannot_see(own: Fleet, monkeypatch: pytest.MonkeyPatc
         ):
             async with looking(own, address) as one:
                 with pytest.raises(addresses.CallFailed) as failure:
-                    await one._read_certificate(DOMAIN)
+                    await one._read_certificate("acc", DOMAIN)
                 assert failure.value.reason == reason, address
 
 
 async def test_a_domain_that_points_inside_is_not_called(own: Fleet) -> None:
     async with looking(own, "") as one:
         with pytest.raises(addresses.BlockedAddress):
-            await one._read_certificate("localhost")
+            await one._read_certificate("acc", "localhost")
 
 
 # What is told: pure

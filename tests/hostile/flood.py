@@ -1,0 +1,69 @@
+"""Sends requests with garbage tokens at a constant rate, as a process of its own: an attacker who shares no loop.
+
+    python tests/hostile/flood.py <port> <path> <rate> <seconds> <JSON of the tokens' header> <connections>
+
+Prints a JSON object: how many requests were answered with which status. Each token has a payload and a signature of its
+own. A connection that still waits for its answer when it is due again is left out.
+"""
+
+import asyncio
+import base64
+import collections
+import json
+import secrets
+import sys
+import time
+
+
+def b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def garbage(header: dict[str, str], signature_bytes: int) -> str:
+    claims = {"sub": secrets.token_hex(4), "exp": int(time.time()) + 3600}
+    parts = [
+        json.dumps(header).encode(),
+        json.dumps(claims).encode(),
+        b"\x01" + secrets.token_bytes(signature_bytes - 1),
+    ]
+    return ".".join(map(b64, parts))
+
+
+SIGNATURES = {"RS256": 1024, "ES256": 64, "ES384": 96, "ES512": 132, "EdDSA": 64}
+
+
+async def attack(port: int, path: str, rate: float, seconds: float, header: dict[str, str], connections: int) -> None:
+    answers: collections.Counter[str] = collections.Counter()
+    until = time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        due = time.monotonic() + number / rate
+        reader = writer = None
+        while due < until:
+            await asyncio.sleep(max(0, due - time.monotonic()))
+            due = max(due + connections / rate, time.monotonic())
+            body = b'{"prompt":"x"}'
+            token = garbage(header, SIGNATURES[header["alg"]])
+            request = (
+                f"POST {path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            try:
+                if writer is None:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request.encode() + body)
+                async with asyncio.timeout(30):
+                    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                    await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r\n")[0]))
+                answers[head.split(" ", 2)[1]] += 1
+            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+                answers[type(error).__name__] += 1
+                writer = None
+
+    await asyncio.gather(*(client(number) for number in range(connections)))
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    port, path, rate, seconds, header, connections = sys.argv[1:]
+    asyncio.run(attack(int(port), path, float(rate), float(seconds), json.loads(header), int(connections)))

@@ -1,0 +1,69 @@
+"""A tenant beside an attacker: how long its requests wait for their first token, and the attacker's process."""
+
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from tests.support.accounts import App
+
+CONNECTIONS = 8
+
+
+async def first_tokens(app: App, seconds: float, rate: float = 50) -> list[float]:
+    """Milliseconds from request to first token. Every other request comes with a token never seen before."""
+    known, times = app.token("known"), list[float]()
+    until = time.monotonic() + seconds
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+        due, count = time.monotonic() + number / rate, 0
+        while due < until:
+            await asyncio.sleep(max(0, due - time.monotonic()))
+            due, count = max(due + CONNECTIONS / rate, time.monotonic()), count + 1
+            token = known if count % 2 else app.token(f"user-{number}-{count}")
+            body = b'{"prompt":"x","stream":true}'
+            request = (
+                f"POST {app.path} HTTP/1.1\r\nHost: gateway\r\nAuthorization: Bearer {token}\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            began = time.perf_counter()
+            writer.write(request.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200"), answer
+            await reader.readuntil(b'"token"')
+            times.append((time.perf_counter() - began) * 1000)
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
+
+    await asyncio.gather(*(client(number) for number in range(CONNECTIONS)))
+    return times
+
+
+def percentile(times: list[float], share: float) -> float:
+    return sorted(times)[min(int(len(times) * share), len(times) - 1)]
+
+
+@contextlib.asynccontextmanager
+async def flood(
+    app: App, rate: float, seconds: float, header: dict[str, str], connections: int = 50
+) -> AsyncIterator[dict[str, Any]]:
+    """Garbage tokens for an app. The dictionary is filled at the end: answers by status."""
+    words = [app.gateway.port, app.path, rate, seconds, json.dumps(header), connections]
+    script = Path(__file__).with_name("flood.py")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), *map(str, words), stdout=asyncio.subprocess.PIPE
+    )
+    answers: dict[str, Any] = {}
+    try:
+        yield answers
+        output, _ = await asyncio.wait_for(process.communicate(), seconds + 60)
+        answers |= json.loads(output)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
