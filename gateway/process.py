@@ -15,6 +15,7 @@ import structlog
 from litestar import Litestar
 from litestar.di import NamedDependency
 
+from gateway import log
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
@@ -29,7 +30,7 @@ from gateway.inference.users import Users
 from gateway.monitors.findings import Findings
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.outbound import client as outbound
-from gateway.server import end_overdue_connections
+from gateway.server import end_overdue_connections, raise_descriptor_limit
 from gateway.settings import Settings
 from gateway.store.client import Store
 from gateway.telemetry.counters import Counters
@@ -99,6 +100,7 @@ class Gateway:
     @asynccontextmanager
     async def running(self, _: Litestar) -> AsyncIterator[None]:
         """The lifespan of the application: starts what runs beside the requests, and ends it."""
+        raise_descriptor_limit()
         tasks = self._start_background_tasks()
         await self._wait_for_the_switch()
         # What exists now stays: the garbage collector need not visit it again.
@@ -110,6 +112,7 @@ class Gateway:
             await self._settle_at_last()
             await self.counters.leave()
             await self._close(tasks)
+            log.WRITER.finish()
 
     async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:
@@ -130,7 +133,7 @@ class Gateway:
                 self.availability.keep_probing(),
                 self.counters.keep_flushing(),
                 self.overview.keep_gauges_fresh(),
-                end_overdue_connections(),
+                end_overdue_connections(self.metrics.ended_connections),
             )
         ]
         for task in tasks:
@@ -159,4 +162,5 @@ def _end_process(task: asyncio.Task[None]) -> None:
     """A background task has ended, and the process cannot work without it. Its supervisor starts another process."""
     error = None if task.cancelled() else task.exception()
     logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
+    log.WRITER.drain()
     os._exit(70)
