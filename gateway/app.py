@@ -26,6 +26,7 @@ from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalform
 from gateway.ids import request_id as new_request_id
 from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
 from gateway.process import Gateway, Injected
+from gateway.server import TimedReceive
 from gateway.settings import BadSettings, Settings, load
 
 logger = structlog.get_logger()
@@ -189,9 +190,11 @@ class Front:
         if path.startswith("/capsule/"):
             return await self._inference(scope, receive, send)
         request_id = scope["state"]["request_id"] = new_request_id()
+        receive = timed = TimedReceive(receive)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                timed.answered = True
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -217,4 +220,6 @@ def create_app(settings: Settings | None = None) -> Front:
         except BadSettings as error:
             sys.exit(f"The settings are wrong:\n{error}")
     log.configure(settings)
-    return Front(Gateway(settings))
+    gateway = Gateway(settings)
+    log.WRITER.on_drop = gateway.metrics.dropped_log_lines.inc
+    return Front(gateway)

@@ -1,17 +1,163 @@
-"""Logging, one line per event: JSON for machines, colours for a terminal. Never log content, a token or a key."""
+"""Logging, one line per event: JSON for machines, colours for a terminal. Never log content, a token or a key.
+
+A thread writes the lines, because a write to a standard output that nobody reads blocks. The queue before it is
+bounded: beyond it lines are dropped and counted, and where they are missing a line `log.dropped` says how many.
+"""
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import logging
+import os
+import select
 import sys
-from collections.abc import MutableMapping
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import msgspec
 import structlog
 
 from gateway.settings import Settings
+
+QUEUE_BYTES = 4_194_304  # of lines that wait to be written: about ten thousand
+GATHER_SECONDS = 0.005  # from the first line to the write, so that a busy process wakes the thread rarely
+DRAIN_SECONDS = 2.0  # at the end of the process
+ATOMIC_BYTES = 4096  # up to this size, lines of several processes on one pipe do not mix (PIPE_BUF)
+
+
+# -- the writer ----------------------------------------------------------------------------------------------
+
+
+class LineWriter:
+    """A file, for those who log, whose `write` never waits. Each call writes whole lines; any thread may call it."""
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+        self._lines: deque[bytes] = deque()
+        self._bytes = 0  # of the lines that wait, and of those that are being written
+        self._taken = self._written = 0  # lines, since the start
+        self._dropped = 0  # lines since the last report
+        self._full = False
+        self._write_through = False
+        self._awake = False
+        self._wake = threading.Event()
+        # Reentrant, because a signal handler or a finalizer may log while its own thread holds it.
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self.on_drop: Callable[[int], None] = lambda _: None
+
+    def open(self, descriptor: int) -> None:
+        """Writes to a copy of the descriptor from now on. The original may be closed, and its number used again."""
+        with self._lock:
+            if self._thread is None:
+                self._descriptor = os.dup(descriptor)
+                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
+                atexit.register(self.finish)
+            else:
+                os.dup2(descriptor, self._descriptor, inheritable=False)  # in one step, whatever the thread does
+
+    def write(self, text: str | bytes) -> None:
+        line = text if isinstance(text, bytes) else text.encode(errors="replace")
+        with self._lock:
+            # Once full, half of the queue must be written before it takes lines again: gaps are few and reported.
+            if self._bytes + len(line) > (QUEUE_BYTES // 2 if self._full else QUEUE_BYTES):
+                self._drop(1)
+                return
+            if self._full:
+                self._full = False
+                self._append_report()
+            self._append(line)
+        if not self._awake:
+            self._awake = True
+            self._wake.set()
+        if self._write_through:
+            self._write_through = self.drain(DRAIN_SECONDS / 4)
+
+    def flush(self) -> None:
+        """Does nothing: loggers call it after each line."""
+
+    def drain(self, seconds: float = DRAIN_SECONDS) -> bool:
+        """Waits until the lines so far are written. Returns False if they are not after these seconds."""
+        until, target = time.monotonic() + seconds, self._taken
+        while self._written < target:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def finish(self) -> None:
+        """Writes what waits, for two seconds at most. Each later line is written at once, while that succeeds."""
+        self._write_through = self.drain()
+
+    def _append(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._bytes += len(line)
+        self._taken += 1
+
+    def _append_report(self) -> None:
+        self._append(_report_dropped(self._dropped))
+        self._dropped = 0
+
+    def _drop(self, lines: int) -> None:
+        self._full = True
+        self._dropped += lines
+        self.on_drop(lines)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            time.sleep(GATHER_SECONDS)
+            self._awake = False
+            while batch := self._take():
+                self._write_batch(batch)
+
+    def _take(self) -> list[bytes]:
+        """Lines for one write: as many as stay whole, if other processes write to the same pipe."""
+        with self._lock:
+            if not self._lines and self._dropped:
+                self._full = False
+                self._append_report()
+            batch: list[bytes] = []
+            size = 0
+            while self._lines and (not batch or size + len(self._lines[0]) <= ATOMIC_BYTES):
+                batch.append(line := self._lines.popleft())
+                size += len(line)
+            return batch
+
+    def _write_batch(self, batch: list[bytes]) -> None:
+        data = b"".join(batch)
+        error = self._write_all(memoryview(data))
+        with self._lock:
+            self._bytes -= len(data)
+            self._written += len(batch)
+            if error:
+                self.on_drop(len(batch))  # nobody to report it to
+
+    def _write_all(self, data: memoryview) -> OSError | None:
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # somebody else made the pipe or the terminal non-blocking
+                poll = select.poll()
+                poll.register(self._descriptor, select.POLLOUT)
+                poll.poll(1000)
+            except OSError as error:
+                return error
+        return None
+
+
+WRITER = LineWriter()
+
+
+# -- the lines -----------------------------------------------------------------------------------------------
 
 
 class RequestLine(msgspec.Struct, kw_only=True):
@@ -35,15 +181,15 @@ class RequestLine(msgspec.Struct, kw_only=True):
 
 def request_line(line: RequestLine) -> None:
     """Writes JSON without structlog's processors, which cost as much as relaying a token or two."""
-    if _fast_lines is not None:
-        _fast_lines.msg(msgspec.json.encode(line))
+    if _fast_lines:
+        WRITER.write(msgspec.json.encode(line) + b"\n")
     else:
         fields = msgspec.to_builtins(line)
         del fields["level"], fields["timestamp"]
         structlog.get_logger().info(**fields)
 
 
-_fast_lines: structlog.BytesLogger | None = None
+_fast_lines = False
 
 
 def _json(_: Any, __: str, event: MutableMapping[str, Any]) -> bytes:
@@ -61,6 +207,24 @@ def _console() -> structlog.dev.ConsoleRenderer:
     return structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty(), exception_formatter=structlog.dev.plain_traceback)
 
 
+def _report_dropped(lines: int) -> bytes:
+    event = {
+        "event": "log.dropped",
+        "lines": lines,
+        "level": "warning",
+        "timestamp": datetime.datetime.now(datetime.UTC),
+    }
+    return msgspec.json.encode(event) + b"\n"
+
+
+def _open_standard_output() -> None:
+    try:
+        WRITER.open(sys.stdout.fileno())
+    except (OSError, ValueError, AttributeError):  # there is none, or it is closed
+        with open(os.devnull, "wb") as nothing:
+            WRITER.open(nothing.fileno())
+
+
 def configure(settings: Settings) -> None:
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     before: list[Any] = [
@@ -69,18 +233,18 @@ def configure(settings: Settings) -> None:
     ]
     text = settings.log_format == "text"
     global _fast_lines
-    _fast_lines = structlog.BytesLogger(sys.stdout.buffer) if not text and level <= logging.INFO else None
+    _fast_lines = not text and level <= logging.INFO
+    _open_standard_output()
+    file: Any = WRITER
     structlog.configure(
         processors=[*before, _console() if text else _with_trace],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stdout)
-        if text
-        else structlog.BytesLoggerFactory(sys.stdout.buffer),
+        logger_factory=structlog.WriteLoggerFactory(file) if text else structlog.BytesLoggerFactory(file),
         cache_logger_on_first_use=True,
     )
     # Libraries log through the standard module, and get the same format. httpx logs URLs at INFO, which may hold
     # secrets, so only its warnings pass.
-    handler = logging.StreamHandler(sys.stdout)
+    handler = logging.StreamHandler(file)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[

@@ -15,6 +15,7 @@ import structlog
 from litestar import Litestar
 from litestar.di import NamedDependency
 
+from gateway import log
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
@@ -31,7 +32,7 @@ from gateway.inference.users import Users
 from gateway.monitors.findings import Findings
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.outbound import client as outbound
-from gateway.server import end_overdue_connections
+from gateway.server import end_overdue_connections, raise_descriptor_limit
 from gateway.settings import Settings
 from gateway.store.client import Store
 from gateway.telemetry.counters import Counters
@@ -116,6 +117,7 @@ class Gateway:
     @asynccontextmanager
     async def running(self, _: Litestar) -> AsyncIterator[None]:
         """The lifespan of the application: starts what runs beside the requests, and ends it."""
+        raise_descriptor_limit()
         tasks = self._start_background_tasks()
         await self._wait_for_the_switch()
         # What exists now stays: the garbage collector need not visit it again.
@@ -128,6 +130,7 @@ class Gateway:
             await self.counters.leave()
             await self.registry.api_keys.write_uses()
             await self._close(tasks)
+            log.WRITER.finish()
 
     async def _close(self, tasks: list[asyncio.Task[None]]) -> None:
         for task in tasks:
@@ -152,7 +155,7 @@ class Gateway:
                 self.counters.keep_flushing(),
                 self.registry.api_keys.keep_writing_uses(),
                 self.overview.keep_gauges_fresh(),
-                end_overdue_connections(),
+                end_overdue_connections(self.metrics.ended_connections),
             )
         ]
         for task in tasks:
@@ -181,4 +184,5 @@ def _end_process(task: asyncio.Task[None]) -> None:
     """A background task has ended, and the process cannot work without it. Its supervisor starts another process."""
     error = None if task.cancelled() else task.exception()
     logger.critical("gateway.broken", task=task.get_name(), exc_info=error)
+    log.WRITER.drain()
     os._exit(70)

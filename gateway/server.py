@@ -1,8 +1,12 @@
-"""uvicorn with limits on what a client may send and on how long it may hold a connection.
+"""uvicorn with limits on what a client may send, on how long it may hold a connection, and on their number.
 
-uvicorn alone waits forever for the end of a request's head, accepts a head of any size, and keeps a connection whose
-client stopped reading. `BoundedProtocol` counts the bytes of a head, and once a second `end_overdue_connections`
-aborts the connections that exceed a time limit.
+uvicorn alone waits forever for the end of a request's head or body, accepts a head or trailers of any size, queues any
+number of pipelined requests, and keeps a connection whose client stopped reading. `BoundedProtocol` counts the bytes
+that are neither head nor body, and once a second `end_overdue_connections` aborts the connections that exceed a time
+limit. `TimedReceive` bounds the time of a body and leaves the application a chance to answer.
+
+Connections are bounded by the descriptors of the process, so that each client's stream still finds one for the
+provider. When all are taken, those that owe us the rest of a request make room, the longest waiting first.
 
 The protocol also gives the token path two short cuts past ASGI's coroutines, as `scope["state"]["connection"]`:
 `write_chunk`, and `on_lost` instead of a task that waits for `http.disconnect`. Under another server, the token path
@@ -15,29 +19,76 @@ version.
 from __future__ import annotations
 
 import asyncio
+import collections
+import heapq
 import os
-import tempfile
+import resource
 from collections.abc import Callable
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.supervisors import Multiprocess
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-HEAD_BYTES = 65_536  # of a request line and its headers
+from gateway.errors import BackboneUnavailable, RequestMalformed
+from gateway.ids import request_id
+from gateway.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
+
+HEAD_BYTES = 65_536  # of a request line and its headers; also of trailers
 HEAD_SECONDS = 15.0  # from the start of a connection or a request to the end of the head
+BODY_SECONDS = 30.0  # that a body may take to arrive, and
+BODY_RATE = 16_384  # one second more for so many bytes that have arrived,
+UPLOAD_SECONDS = 600.0  # but never more than this
 STALL_SECONDS = 60.0  # that a client may leave a response unread
 LEFTOVER_SECONDS = 5.0  # that a body may continue after its response
+PIPELINED = 16  # requests of one connection that may wait for the answer to an earlier one
+
+DESCRIPTORS = 65_536  # at most, of one process; more gains nothing on one core
+FRESH_SECONDS = 1.0  # that a connection may wait for a request before it makes room for others
+RESERVED_DESCRIPTORS = 512  # for Redis, key sets, files; a quarter of them all if that is less
 
 CONNECTIONS: set[BoundedProtocol] = set()
+ENDED: collections.Counter[str] = collections.Counter()  # since the last count, by reason
+
+
+class Room:
+    """How many connections this process takes."""
+
+    def __init__(self) -> None:
+        self.most = most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._none_until = 0.0  # on the loop's clock: before that, no connection can make room
+
+    def make(self, now: float) -> bool:
+        """Whether one more fits, after evicting those that wait longest for a request if need be."""
+        if len(CONNECTIONS) < self.most:
+            return True
+        if now < self._none_until:
+            return False
+        waiting = [c for c in CONNECTIONS if c.is_waiting_for_request()]
+        # One in a hundred at once, because finding them takes a pass over all.
+        victims = heapq.nsmallest(self.most // 100 + 1, waiting, key=lambda c: c.precedence(now))
+        for victim in victims:
+            CONNECTIONS.discard(victim)
+            victim.end("evicted")
+        if not victims:
+            self._none_until = now + 0.1
+        return bool(victims)
+
+
+def most_connections(descriptors: int) -> int:
+    """Half of the descriptors beside the reserve, because each stream takes another one to the provider."""
+    usable = DESCRIPTORS if descriptors == resource.RLIM_INFINITY else min(descriptors, DESCRIPTORS)
+    return max((usable - min(RESERVED_DESCRIPTORS, usable // 4)) // 2, 1)
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    head_bytes = 0
-    in_head = True  # a head is under way, or awaited
-    uploading = False  # a body is under way
+    idle_bytes = 0  # received since the last of a head or a body
+    head_begun = False  # the head of a request is under way
+    uploading = False  # a body is under way; else a head is, or is awaited
+    since = 0.0  # when the connection began to wait for that head or body, on the loop's clock
     stalled = False  # the client does not read
-    since = 0.0  # when the connection began to wait for what these three say, on the loop's clock
+    stalled_since = 0.0
+    closing_since: float | None = None
+    answering: RequestResponseCycle | None = None  # the request whose answer is under way, or was the last
     on_lost: Callable[[], None] | None = None
 
     def write_chunk(self, body: bytes) -> bool:
@@ -47,83 +98,205 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
+    # -- the connection --------------------------------------------------------------------------------------
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.since = self.loop.time()
-        CONNECTIONS.add(self)
+        if ROOM.make(self.since):
+            CONNECTIONS.add(self)
+        else:
+            self._refuse()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn notifies the newest request only, though with pipelining an older one may be under way.
+        if (cycle := self.answering) is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
         super().connection_lost(exc)
+        self.pipeline.clear()
         CONNECTIONS.discard(self)
         if self.on_lost is not None:
             self.on_lost()
 
+    def _refuse(self) -> None:
+        ENDED["refused"] += 1
+        error = BackboneUnavailable("This process has no connection left; send the request again.")
+        headers, body = error.render(request_id())
+        lines = [b"HTTP/1.1 503 Service Unavailable", *(b"%b: %b" % header for header in headers), b"connection: close"]
+        self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.transport.close()
+
+    def end(self, reason: str) -> None:
+        ENDED[reason] += 1
+        self.transport.abort()
+
+    # -- what arrives ----------------------------------------------------------------------------------------
+
     def data_received(self, data: bytes) -> None:
-        if self.in_head:
-            self.head_bytes += len(data)
+        self.idle_bytes += len(data)
         super().data_received(data)
-        if self.in_head and self.head_bytes > HEAD_BYTES and not self.transport.is_closing():
+        # A head without an end; or line breaks, chunk extensions or trailers, which nobody else bounds.
+        if self.idle_bytes > HEAD_BYTES and not self.transport.is_closing():
             self.send_431_response()
 
     def send_431_response(self) -> None:
-        self.transport.write(
+        self._send_and_close(
             b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         )
-        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        body = msg.encode("ascii")
+        self._send_and_close(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
+            b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body)
+        )
+
+    def _send_and_close(self, answer: bytes) -> None:
+        if self.is_answering() and self.answering is not None and self.answering.response_started:
+            self.end("garbage")  # the answer would land in the middle of another one
+        else:
+            self.transport.write(answer)
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["connection"] = self
-        self.in_head = True
+        self.head_begun = True
         self.since = self.loop.time()
 
     def on_headers_complete(self) -> None:
-        # `head_bytes` may include a body that arrived with the head, so over the limit the headers are added up.
-        if self.head_bytes > HEAD_BYTES and sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES:
+        # `idle_bytes` may include a body that arrived with the head, so over the limit the headers are added up.
+        if self.idle_bytes > HEAD_BYTES and sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES:
             raise ValueError("the head is too large")  # the parser answers 400 and closes
-        self.in_head = False
+        if len(self.pipeline) >= PIPELINED:
+            raise ValueError("too many pipelined requests")
+        self.head_begun = False
         self.uploading = True
-        self.head_bytes = 0
+        self.idle_bytes = 0
         super().on_headers_complete()
+        self.headers = []  # trailers land here, and not in the headers of the request
+
+    def on_body(self, body: bytes) -> None:
+        self.idle_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self.uploading = False
         super().on_message_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Says nothing: uvicorn would ask for a WebSocket library. The request is answered without the upgrade."""
+
+    # -- what is sent ----------------------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self.answering = cycle
+        super()._start_asgi_task(cycle, app)
+
     def on_response_complete(self) -> None:
-        self.since = self.loop.time()
+        if not self.head_begun:
+            self.since = self.loop.time()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         self.stalled = True
-        self.since = self.loop.time()
+        self.stalled_since = self.loop.time()
         super().pause_writing()
 
     def resume_writing(self) -> None:
         self.stalled = False
         super().resume_writing()
 
-    def end_if_overdue(self, now: float) -> None:
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def is_answering(self) -> bool:
+        return self.answering is not None and not self.answering.response_complete
+
+    def is_waiting_for_request(self) -> bool:
+        """For its head or its body, and nothing else is under way."""
+        return self.uploading or not self.is_answering()
+
+    def precedence(self, now: float) -> tuple[bool, bool, float]:
+        """The least of them makes room first: honest clients send a head at once, and a body may well take longer."""
+        fresh = now - self.since < FRESH_SECONDS
+        return fresh, self.uploading and not fresh, self.since
+
+    def is_overdue(self, now: float) -> bool:
+        if self.transport.is_closing():  # but the client does not read what is left
+            if self.closing_since is None:
+                self.closing_since = now
+            return now - self.closing_since > STALL_SECONDS
+        if self.stalled and now - self.stalled_since > STALL_SECONDS:
+            return True
         waited = now - self.since
-        if self.stalled:
-            overdue = waited > STALL_SECONDS
-        elif self.uploading:
+        if self.uploading:
             answered = self.cycle is not None and self.cycle.response_complete
-            overdue = answered and waited > LEFTOVER_SECONDS
-        else:
-            # Between requests, uvicorn's own keep-alive timer runs.
-            overdue = self.in_head and self.timeout_keep_alive_task is None and waited > HEAD_SECONDS
-        if overdue:
-            self.transport.abort()
+            return waited > (LEFTOVER_SECONDS if answered else UPLOAD_SECONDS + LEFTOVER_SECONDS)
+        # Between requests, uvicorn's own keep-alive timer is shorter; but any byte that is no request cancels it.
+        return (self.head_begun or not self.is_answering()) and waited > HEAD_SECONDS
 
 
-async def end_overdue_connections() -> None:
-    """Runs for the life of the process."""
+ROOM = Room()
+
+
+def raise_descriptor_limit() -> None:
+    """Raises the soft limit, which is 1,024 on most systems, towards the hard one. Each process calls it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+        except (OSError, ValueError):
+            pass  # macOS allows less than it says; the limit that is in force counts
+    ROOM.most = most_connections(soft)
+
+
+async def end_overdue_connections(count: Callable[[str, int], None] | None = None) -> None:
+    """Runs for the life of the process. `count` receives why connections were ended, and how many."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(1)
+        now = loop.time()
         for connection in list(CONNECTIONS):
-            connection.end_if_overdue(loop.time())
+            if connection.is_overdue(now):
+                connection.end("overdue")
+        for reason, ended in ENDED.items():
+            if count is not None:
+                count(reason, ended)
+        ENDED.clear()
+
+
+class TimedReceive:
+    """ASGI's `receive` of one request, which raises RequestMalformed if the body arrives too slowly or not at all."""
+
+    def __init__(self, receive: Callable[[], Any]) -> None:
+        self._receive = receive
+        self._began = asyncio.get_running_loop().time()
+        self._bytes = 0
+        self._whole = False
+        self.answered = False  # a response has begun: there is no other answer any more
+
+    async def __call__(self) -> Any:
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._began + min(BODY_SECONDS + self._bytes / BODY_RATE, UPLOAD_SECONDS)):
+                message = await self._receive()
+        except TimeoutError:
+            return self._fail(f"The body did not arrive in time: send at least {BODY_RATE // 1024} KiB per second.")
+        if message["type"] == "http.disconnect":
+            return self._fail("The body is incomplete.")
+        self._bytes += len(message.get("body", b""))
+        self._whole = not message.get("more_body", False)
+        return message
+
+    def _fail(self, message: str) -> dict[str, str]:
+        self._whole = True
+        if self.answered:
+            return {"type": "http.disconnect"}
+        raise RequestMalformed(message)
 
 
 def serve(host: str, port: int, workers: int, drain: float) -> None:
@@ -146,8 +319,9 @@ def serve(host: str, port: int, workers: int, drain: float) -> None:
         timeout_graceful_shutdown=int(drain) + 10,
     )
     if workers == 1:
+        os.environ.pop(METRICS_FOLDER, None)  # it may hold the figures of processes that are no more
         uvicorn.Server(config).run()
         return
-    with tempfile.TemporaryDirectory(prefix="capsule-metrics-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # where each process writes its metrics
-        Multiprocess(config, sockets=[config.bind_socket()]).run()
+    with metrics_folder() as folder:
+        os.environ[METRICS_FOLDER] = str(folder)
+        Supervisor(config, [config.bind_socket()], folder).run()

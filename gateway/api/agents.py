@@ -187,12 +187,11 @@ class AgentEndpoint:
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
             account = await require_account(request, self._gateway)
+            await self._sessions.handle_request({**scope, ACCOUNT_ID: account.id}, receive, send)
         except ServiceError as error:
             headers, body = error.render(scope["state"].get("request_id", ""))
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": False})
-            return
-        await self._sessions.handle_request({**scope, ACCOUNT_ID: account.id}, receive, send)
 
 
 def own_host_only(base_url: str) -> TransportSecuritySettings:

@@ -90,6 +90,12 @@ class Metrics:
             buckets=WAIT,
             registry=registry,
         )
+        self.dropped_log_lines = Counter(
+            "gateway_log_lines_dropped", "Log lines dropped because nobody read them", registry=registry
+        )
+        self.connections_ended = Counter(
+            "gateway_connections_ended", "Client connections that the server ended", ["reason"], registry=registry
+        )
         # Background tasks set these gauges, so that a scrape waits for nothing.
         self.provider_places = self._gauge(
             "gateway_provider_places", "The bound in force: requests at the provider at once"
@@ -140,6 +146,9 @@ class Metrics:
 
     def refused(self, kind: str) -> None:
         self.refusals.labels(kind).inc()
+
+    def ended_connections(self, reason: str, number: int) -> None:
+        self.connections_ended.labels(reason).inc(number)
 
     def render(self) -> bytes:
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # several processes of one gateway: the sum over them

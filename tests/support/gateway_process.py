@@ -66,6 +66,7 @@ class Gateway:
         self.off_file = folder / "inference.off"
         self.log_file = folder / f"gateway-{self.port}.log"
         self.workers = 1
+        self.prefix: list[str] = []  # what runs the command, such as a shell that sets limits
         self.tracebacks_allowed = False
         self.confidential: set[str] = {OPERATOR, ENCRYPTION_KEY, provider.key}
         self.environment = {
@@ -98,7 +99,7 @@ class Gateway:
         )
 
     async def start(self) -> Self:
-        command = [*python("gateway.cli", self.constants), "serve", "--port", str(self.port)]
+        command = [*self.prefix, *python("gateway.cli", self.constants), "serve", "--port", str(self.port)]
         command += ["--workers", str(self.workers)]
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(

@@ -1,0 +1,225 @@
+"""A standard output that nobody reads, or that fails: the process goes on, and says afterwards how much is missing."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import log
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.support.gateway_process import Gateway
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import refused
+
+Pipe = tuple[int, int]
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def read_all(descriptor: int, until: bytes) -> list[bytes]:
+    """Lines, to the first that contains this."""
+    data = b""
+    while until not in data:
+        data += os.read(descriptor, 65_536)
+    return data.splitlines()
+
+
+def read_numbers(descriptor: int, total: int) -> int:
+    """Reads until each number is there, or in a report at its place. Returns how many were dropped."""
+    expected = dropped = 0
+    rest = b""
+    while expected < total:
+        *lines, rest = (rest + os.read(descriptor, 65_536)).split(b"\n")
+        for line in lines:
+            if line.startswith(b"{"):
+                expected += json.loads(line)["lines"]
+                dropped += json.loads(line)["lines"]
+            else:
+                assert int(line) == expected
+                expected += 1
+    assert expected == total
+    return dropped
+
+
+def writer(descriptor: int) -> log.LineWriter:
+    made = log.LineWriter()
+    made.open(descriptor)
+    return made
+
+
+def test_lines_are_written_in_order_and_gaps_are_reported(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "QUEUE_BYTES", 100_000)
+    lines = writer(pipe[1])
+    dropped: list[int] = []
+    lines.on_drop = dropped.append
+    began = time.monotonic()
+    for number in range(50_000):
+        lines.write(b"%d\n" % number)
+    assert time.monotonic() - began < 1
+    assert dropped
+    # Nobody logs any more; the last gap is reported even so.
+    assert read_numbers(pipe[0], 50_000) == sum(dropped)
+    lines.write(b"again\n")
+    assert read_all(pipe[0], b"again") == [b"again"]
+
+
+def test_gaps_are_reported_where_they_are(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "QUEUE_BYTES", 100_000)
+    lines = writer(pipe[1])
+    dropped: list[int] = []
+    lines.on_drop = dropped.append
+
+    def talk() -> None:
+        for number in range(200_000):
+            lines.write(b"%d\n" % number)
+            if number > 100_000 and number % 100 == 0:
+                time.sleep(0.001)
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    time.sleep(0.1)
+    assert read_numbers(pipe[0], 200_000) == sum(dropped) > 0
+    talking.join()
+
+
+def test_lines_of_several_processes_stay_whole(tmp_path: Path) -> None:
+    """A pipe mixes writes that are larger than PIPE_BUF."""
+    code = "from gateway import log; import sys; log._open_standard_output()\n"
+    code += "for _ in range(3000): log.WRITER.write(sys.argv[1].encode() * 300 + b'\\n')"
+    reading, writing = os.pipe()
+    running = [subprocess.Popen([sys.executable, "-c", code, letter], stdout=writing) for letter in "abcd"]
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        found = file.read().splitlines()
+    assert [process.wait(10) for process in running] == [0] * 4
+    assert len(found) == 12_000
+    assert {len(line) for line in found} == {300}
+    assert all(len(set(line)) == 1 for line in found)
+
+
+def test_a_reader_that_left_does_not_disturb(pipe: Pipe) -> None:
+    ends = os.pipe()
+    lines = writer(ends[1])
+    dropped: list[int] = []
+    lines.on_drop = dropped.append
+    os.close(ends[0])
+    os.close(ends[1])
+    lines.write(b"to nobody\n")
+    assert lines.drain(2)
+    assert dropped == [1]
+    lines.open(pipe[1])
+    lines.write(b"to somebody\n")
+    assert read_all(pipe[0], b"somebody") == [b"to somebody"]
+
+
+def test_a_pipe_that_was_made_non_blocking(pipe: Pipe) -> None:
+    os.set_blocking(pipe[1], False)
+    lines = writer(pipe[1])
+    for number in range(30_000):
+        lines.write(b"%d\n" % number)
+    lines.write(b"the end\n")
+    assert [*map(int, read_all(pipe[0], b"the end")[:-1])] == [*range(30_000)]
+
+
+def test_what_waits_is_written_at_the_end(pipe: Pipe) -> None:
+    code = "from gateway import log; from gateway.settings import Settings; import structlog\n"
+    code += "log.configure(Settings())\nfor n in range(2000): structlog.get_logger().info('line', n=n)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=20)
+    assert [json.loads(line)["n"] for line in run.stdout.splitlines()] == [*range(2000)]
+
+
+# -- the process ---------------------------------------------------------------------------------------------
+
+
+async def flood(gw: Gateway, path: str, number: int) -> None:
+    """Refused requests, each of which logs a line."""
+    for _ in range(number // 50):
+        answers = await asyncio.gather(*(gw.http.post(path, content=b"{}", timeout=5) for _ in range(50)))
+        for answer in answers:
+            refused(answer, 401, "TOKEN_MISSING")
+
+
+async def run_unread(gw: Gateway, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Starts the gateway with a pipe as its standard output, and returns the end that a reader would have."""
+    reading, writing = os.pipe()
+    start = subprocess.Popen
+
+    def start_with_pipe(*args, **options):  # type: ignore[no-untyped-def]
+        return start(*args, **{**options, "stdout": writing})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", start_with_pipe)
+        await gw.start()
+    os.close(writing)
+    return reading
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("form", ["json", "text"])
+async def test_a_gateway_whose_output_nobody_reads(
+    provider: FakeProvider,
+    backend: FakeAppBackend,
+    valkey: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+) -> None:
+    """The process froze after 238 requests, because a pipe takes 64 KiB."""
+    gw = Gateway(valkey.url, provider, tmp_path, {"gateway.log.QUEUE_BYTES": 100_000}, GATEWAY_LOG_FORMAT=form)
+    reading = await run_unread(gw, monkeypatch)
+    try:
+        app = await gw.app(backend)
+        await flood(gw, app.path, 2000)
+        metrics = (await gw.http.get("/metrics")).text
+        counted = re.search(r"^gateway_log_lines_dropped_total (\S+)$", metrics, re.M)
+        assert counted
+        assert float(counted[1]) > 500
+        found = await asyncio.to_thread(read_all, reading, b"log.dropped")
+        (report,) = [line for line in found if b"log.dropped" in line]
+        assert int(re.search(rb'lines(?:"?:|=)(\d+)', report)[1]) >= float(counted[1])
+        await flood(gw, app.path, 50)
+        assert gw.process
+        process = gw.process
+        assert await gw.stop() in (0, -signal.SIGTERM)
+        assert process.poll() is not None
+        rest = b"".join(iter(lambda: os.read(reading, 65_536), b""))
+        assert rest.count(b"TOKEN_MISSING") == 50
+        assert b"Finished server process" in rest
+    finally:
+        gw.kill()
+        await gw.http.aclose()
+        os.close(reading)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_stop_waits_for_the_reader_with_a_bound(
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gw = Gateway(valkey.url, provider, tmp_path)
+    reading = await run_unread(gw, monkeypatch)
+    try:
+        await flood(gw, "/capsule/nobody-here/ai", 0)
+        for _ in range(8):
+            await asyncio.gather(*(gw.http.post("/capsule/nobody-here/ai", content=b"{}") for _ in range(50)))
+        began = time.monotonic()
+        assert await gw.stop() in (0, -signal.SIGTERM)
+        assert time.monotonic() - began < 8
+    finally:
+        gw.kill()
+        await gw.http.aclose()
+        os.close(reading)

@@ -1,0 +1,118 @@
+"""Bodies that come slowly or not at all, at every kind of route that reads one."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
+from tests.support.raw_http import request
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+# Seconds, and the KiB that buy another one.
+CONSTANTS = {
+    "gateway.server.BODY_SECONDS": 1.0,
+    "gateway.server.BODY_RATE": 65_536,
+    "gateway.server.UPLOAD_SECONDS": 3.0,
+    "gateway.server.LEFTOVER_SECONDS": 1.0,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def app(
+    provider: FakeProvider, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[App]:
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("slow"), CONSTANTS) as gw:
+        yield await gw.app(backend)
+
+
+# Method, path and whose credential.
+ROUTES = {
+    "register": ("POST", "/register", ""),
+    "dashboard": ("POST", "/dashboard/session", ""),
+    "ops": ("POST", "/ops/session", ""),
+    "mcp": ("POST", "/mcp", "account"),
+    "webhook": ("PUT", "/account/webhook", "account"),
+    "account": ("POST", "/platform/accounts", "operator"),
+    "findings": ("POST", "/platform/apps/<app>/findings", "operator"),
+    "source": ("PUT", "/account/apps/<app>/source", "account"),
+    "operator's source": ("PUT", "/platform/apps/<app>/source", "operator"),
+}
+
+
+def head(app: App, name: str, length: int) -> bytes:
+    method, path, whose = ROUTES[name]
+    headers = [f"Content-Length: {length}", "Accept: application/json, text/event-stream"]
+    if whose:
+        headers.append(f"Authorization: Bearer {OPERATOR if whose == 'operator' else app.account.key}")
+    asked = request(path.replace("<app>", app.name), b"", *headers, method=method)
+    return asked.replace(b"Host: gateway", f"Host: 127.0.0.1:{app.gateway.port}".encode())  # /mcp checks it
+
+
+async def held(app: App, name: str, drip: bytes, every: float = 0.25) -> tuple[float, bytes]:
+    """Sends a byte now and then. Returns how long the connection lasted, and what came."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+    writer.write(head(app, name, 10_000_000 if len(drip) > 1 else 60_000))
+    reading = asyncio.create_task(reader.read())
+    began = time.monotonic()
+    while not reading.done():
+        assert time.monotonic() - began < 12, "the connection is still open"
+        writer.write(drip)
+        await asyncio.wait([reading], timeout=every)
+    writer.close()
+    lasted = time.monotonic() - began
+    try:
+        return lasted, reading.result()
+    except ConnectionError:
+        return lasted, b""
+
+
+@pytest.mark.parametrize("drip", [b"", b"x"], ids=["silent", "drip"])
+@pytest.mark.parametrize("name", ROUTES)
+async def test_a_body_that_does_not_come(app: App, name: str, drip: bytes) -> None:
+    """The connection was held for ever, an anonymous client's as well."""
+    lasted, received = await held(app, name, drip)
+    assert lasted < 5
+    # A connection that is reset may lose what it was sent.
+    assert received == b"" or b" 400 " in received, received
+
+
+async def test_an_upload_below_the_rate(app: App) -> None:
+    lasted, _ = await held(app, "source", b"\x1f\x8b" + b"x" * 4096)
+    assert lasted < 5
+
+
+async def test_an_upload_at_its_rate_is_bounded_in_all(app: App) -> None:
+    lasted, _ = await held(app, "source", b"\x1f\x8b" + b"x" * 40_000)
+    assert 2 < lasted < 7
+
+
+async def test_a_body_that_keeps_the_rate(app: App) -> None:
+    """Slower than the time of a small body, but steady."""
+    padding = " " * 150_000
+    body = json.dumps({"name": "Slow", "plan": "free"}).encode() + padding.encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+    writer.write(head(app, "account", len(body)))
+    for start in range(0, len(body), 20_000):
+        writer.write(body[start : start + 20_000])
+        await asyncio.sleep(0.2)
+    assert (await asyncio.wait_for(reader.readline(), 5)).split()[1] == b"201"
+    writer.close()
+
+
+async def test_a_client_that_leaves_in_its_body_is_no_fault_of_ours(app: App) -> None:
+    """Each left a traceback in the log: anybody could fill it."""
+    for name in ("register", "source"):
+        _, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+        writer.write(head(app, name, 60_000) + b"{")
+        await asyncio.sleep(0.1)
+        writer.close()
+    gw: Gateway = app.gateway
+    await asyncio.sleep(0.5)
+    assert "request.crashed" not in gw.log
+    gw.assert_log_is_clean()

@@ -1,0 +1,248 @@
+"""Attempts to hold a connection, or memory behind it, for ever. Each ends within the bounds of `gateway/server.py`."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import uvicorn
+
+from gateway import server
+from tests.support.polling import wait_until
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+HANG = GET.replace(b"/ ", b"/hang ", 1)
+CHUNKED = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Site:
+    """An application, and what became of its requests."""
+
+    def __init__(self) -> None:
+        self.left = 0  # requests whose client left
+        self.headers: list[list[tuple[bytes, bytes]]] = []
+
+    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        path = scope["path"]
+        if path == "/read":
+            while (await receive()).get("more_body"):
+                pass
+        self.headers.append(scope["headers"])
+        if path == "/hang":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.left += 1
+            return
+        if path in ("/endless", "/nearly"):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            transport = scope["state"]["connection"].transport
+            while path == "/endless" or not transport.get_write_buffer_size():
+                await send({"type": "http.response.body", "body": b"x" * 8192, "more_body": True})
+                await asyncio.sleep(0.01 if path == "/endless" else 0)
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.asynccontextmanager
+async def serving(site: Site) -> AsyncIterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    # Connections inherit it: the client's window closes soon.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    config = uvicorn.Config(
+        site, http=server.BoundedProtocol, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1
+    )
+    running = uvicorn.Server(config)
+    tasks = [
+        asyncio.create_task(running.serve(sockets=[listener])),
+        asyncio.create_task(server.end_overdue_connections()),
+    ]
+    await wait_until(lambda: running.started)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        running.should_exit = True
+        await tasks[0]
+        tasks[1].cancel()
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+@pytest.fixture
+async def port(site: Site) -> AsyncIterator[int]:
+    async with serving(site) as port:
+        yield port
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HEAD_SECONDS", "LEFTOVER_SECONDS", "STALL_SECONDS"):
+        monkeypatch.setattr(server, name, 0.5)
+
+
+async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.2, most: float = 6) -> float:
+    """Seconds until the server ended the connection, while the client sends `drip` again and again."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while server.CONNECTIONS:
+        assert loop.time() - began < most, "the connection is still open"
+        if drip:
+            writer.write(drip)
+        await asyncio.sleep(every)
+    writer.close()
+    return loop.time() - began
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("drip", [b"\r\n", b"\n", b"G"], ids=["crlf", "lf", "letter"])
+async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes) -> None:
+    """A lone line break cancelled the server's keep-alive timer, and nothing else ended the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(GET)
+    await reader.readuntil(b"ok")
+    await held(writer, drip=drip)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_one_line_break_after_an_answer(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(GET)
+    await reader.readuntil(b"ok")
+    writer.write(b"\r\n")
+    await held(writer)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_body_that_ends_soon_after_its_answer(port: int) -> None:
+    """The rest of the body cancelled the keep-alive timer as well."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\na")
+    await reader.readuntil(b"ok")
+    writer.write(b"b")
+    await held(writer)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nhost: x\r\nx: ",
+        b"GET / HTTP/1.0\r\nx: ",
+        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\nGET / HTTP/1.1\r\nx:",
+        GET + b"GET / HTTP/1.1\r\nx: ",
+        HANG + b"GET / HTTP/1.1\r\nx: ",
+    ],
+    ids=["nothing", "1.1", "1.0", "after an upgrade", "after a request", "during an answer"],
+)
+async def test_a_head_that_drips(port: int, opening: bytes) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(opening)
+    await held(writer, drip=b"y" if opening else b"")
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c", b"x" * 1000])
+async def test_upgrades_are_answered_and_ended(port: int, protocol: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Each one logged two warnings, of which the second advised to install a WebSocket library."""
+    caplog.set_level(logging.WARNING)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: %b\r\n\r\n" % protocol)
+    await reader.readuntil(b"ok")
+    await held(writer, drip=b"\x81\x85")
+    assert "WebSocket" not in caplog.text
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_an_answer_left_unread_at_its_end(port: int) -> None:
+    """Less than the high-water mark was left unsent: nothing paused, so nothing was stalled, and close waited."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+    await asyncio.get_running_loop().sock_sendall(client, GET.replace(b"/ ", b"/nearly ", 1))
+    await wait_until(lambda: server.CONNECTIONS)
+    await wait_until(lambda: not server.CONNECTIONS, 9)
+    client.close()
+
+
+def pieces(opening: bytes, piece: bytes) -> Iterator[bytes]:
+    yield opening
+    for _ in range(20_000_000 // len(piece)):
+        yield piece
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        pieces(CHUNKED + b"0\r\n", b"x: y\r\n" * 10_000),
+        pieces(CHUNKED + b"0\r\nx: ", b"y" * 60_000),
+        pieces(CHUNKED + b"1;", b"x" * 60_000),
+        pieces(GET, b"\r\n" * 30_000),
+        pieces(HANG, b"\r\n" * 30_000),
+        pieces(b"", b"\r\n" * 30_000),
+    ],
+    ids=["trailers", "a trailer", "an extension", "after an answer", "during an answer", "before a request"],
+)
+async def test_bytes_that_are_neither_head_nor_body(port: int, stream: Iterator[bytes]) -> None:
+    """Trailers were kept without a bound, and a long one was copied with each packet."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    sent = 0
+    with contextlib.suppress(ConnectionError):
+        for piece in stream:
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+            await asyncio.sleep(0)
+    assert sent < 10_000_000  # what the kernel buffers on both sides
+    await wait_until(lambda: not server.CONNECTIONS)
+    writer.close()
+
+
+async def test_trailers_do_not_become_headers(port: int, site: Site) -> None:
+    """They were added to the headers of the request, behind those that a proxy had checked."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(CHUNKED + b"1\r\nx\r\n0\r\nx-forwarded-for: 192.0.2.1\r\n\r\n")
+    await reader.readuntil(b"ok")
+    assert b"x-forwarded-for" not in dict(site.headers[0])
+    writer.close()
+
+
+async def test_requests_without_end_behind_one_that_takes_long(port: int) -> None:
+    """Each was queued, so 18 bytes of a client became two kilobytes of ours."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HANG)
+    await wait_until(lambda: server.CONNECTIONS)
+    (connection,) = server.CONNECTIONS
+    writer.write(b"GET / HTTP/1.1\r\n\r\n" * 50_000)
+    await wait_until(lambda: not server.CONNECTIONS)
+    assert len(connection.pipeline) <= server.PIPELINED
+    writer.close()
+
+
+async def test_garbage_does_not_land_in_an_answer(port: int) -> None:
+    """A 400 was written into the middle of the answer under way."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(GET.replace(b"/ ", b"/endless ", 1))
+    await reader.readuntil(b"xxxx")
+    writer.write(b"\0garbage\r\n\r\n")
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        received = await asyncio.wait_for(reader.read(-1), 5)
+    assert b"HTTP/1.1 400" not in received
+    writer.close()
+
+
+async def test_the_request_under_way_notices_that_a_pipelining_client_left(port: int, site: Site) -> None:
+    """Only the newest request was notified: the one under way went on for ever."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HANG + GET)
+    await wait_until(lambda: any(c.pipeline for c in server.CONNECTIONS))
+    writer.close()
+    await wait_until(lambda: site.left == 1)

@@ -1,0 +1,153 @@
+"""How many connections a process takes, and who makes room. Also: the descriptors that it gets."""
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway import server
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.gateway.test_server_holding import GET, HANG, Site, serving
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.responses import answered
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(server.ROOM, "most", 40)
+    async with serving(Site()) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def connections(port: int, number: int, opening: bytes) -> AsyncIterator[list[Connection]]:
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(number)]
+    for _, writer in opened:
+        writer.write(opening)
+    try:
+        yield opened
+    finally:
+        for _, writer in opened:
+            writer.close()
+
+
+async def ask(port: int) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(GET)
+    try:
+        return await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 2)
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [b"", b"GET / HTTP/1.1\r\nx: ", GET, b"POST /read HTTP/1.1\r\ncontent-length: 9\r\n\r\nx"],
+    ids=["silent", "in a head", "idle", "in a body"],
+)
+async def test_connections_that_owe_a_request_make_room(port: int, opening: bytes) -> None:
+    async with connections(port, 100, opening):
+        for _ in range(60):
+            assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
+            assert len(server.CONNECTIONS) <= 40
+
+
+async def test_heads_make_room_before_bodies(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has begun to answer a body, and it may well take longer than a head."""
+    monkeypatch.setattr(server, "FRESH_SECONDS", 0.2)
+    async with connections(port, 20, b"POST /read HTTP/1.1\r\ncontent-length: 1\r\n\r\n") as uploads:
+        await wait_until(lambda: sum(c.uploading for c in server.CONNECTIONS) == 20)
+        async with connections(port, 20, b"GET"):
+            await asyncio.sleep(0.5)
+            for _ in range(20):
+                assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
+            for reader, writer in uploads:
+                writer.write(b"x")
+                assert (await reader.readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_process_that_is_busy_with_all_it_takes_says_so_at_once(port: int) -> None:
+    async with connections(port, 40, HANG):
+        await wait_until(lambda: sum(c.is_answering() for c in server.CONNECTIONS) == 40)
+        for _ in range(20):
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                assert (await ask(port)).startswith(b"HTTP/1.1 503 ")
+        assert len(server.CONNECTIONS) == 40
+    await wait_until(lambda: not server.CONNECTIONS)
+    assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("descriptors", "most"),
+    [(256, 96), (1024, 384), (20_000, 9_744), (65_536, 32_512), (10**6, 32_512), (resource.RLIM_INFINITY, 32_512)],
+)
+def test_each_connection_has_a_descriptor_for_the_provider(descriptors: int, most: int) -> None:
+    assert server.most_connections(descriptors) == most
+
+
+# -- the process ---------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def limited(
+    limits: str, provider: FakeProvider, valkey: RedisServer, folder: Path, workers: int = 1
+) -> AsyncIterator[Gateway]:
+    gw = Gateway(valkey.url, provider, folder)
+    gw.workers = workers
+    gw.prefix = ["/bin/sh", "-c", f'{limits}; exec "$@"', "sh"]
+    try:
+        yield await gw.start()
+    finally:
+        await gw.stop()
+        await gw.http.aclose()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def soft_limit(pid: int) -> int:
+    found = re.search(r"^Max open files +(\d+)", Path(f"/proc/{pid}/limits").read_text(), re.M)
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_limit_is_raised_in_each_process(
+    provider: FakeProvider, valkey: RedisServer, tmp_path: Path, workers: int
+) -> None:
+    """The soft limit of most systems, 1,024, is enough for 500 streams."""
+    hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65_536)
+    async with limited("ulimit -Sn 256", provider, valkey, tmp_path, workers) as gw:
+        assert gw.process
+        pid = gw.process.pid
+        # Beside the workers, the supervisor starts a tracker of resources.
+        await wait_until(lambda: [*map(soft_limit, [pid] if workers == 1 else children(pid))].count(hard) >= workers)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_clients_leave_descriptors_for_the_provider(
+    provider: FakeProvider, backend: FakeAppBackend, valkey: RedisServer, tmp_path: Path
+) -> None:
+    """They took them all: PROVIDER_UNREACHABLE, and the shared status said so too after they had gone."""
+    async with limited("ulimit -n 256", provider, valkey, tmp_path) as gw:
+        app = await gw.app(backend)
+        async with connections(gw.port, 400, b"POST /register HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"):
+            assert gw.process
+            used = len(os.listdir(f"/proc/{gw.process.pid}/fd"))
+            assert used < 200, used
+            headers = app.headers(Connection="close")
+            answers = await asyncio.gather(*(app.post({"prompt": "x"}, headers=headers) for _ in range(10)))
+            assert len([answered(a) for a in answers]) == 10
+        capabilities = await app.account.get("/capabilities")
+        assert capabilities.json()["managedInferenceStatus"] == "operational"
