@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import time
@@ -155,9 +156,14 @@ async def measure(provider: Provider, addresses: list[str]) -> tuple[list[float]
         end = time.monotonic() + SECONDS
 
         async def press(n: int) -> None:
+            pause = 1.0
             while time.monotonic() < end:
                 _, retry_after = await ask(session, addresses[n % GATEWAYS], "crowd", crowd)
-                await asyncio.sleep(retry_after or 0)
+                if retry_after is None:
+                    pause = 1.0
+                else:  # as the SDKs do: after Retry-After or a growing pause, whichever is longer
+                    await asyncio.sleep(min(max(retry_after, pause * random.uniform(0.5, 1.5)), end - time.monotonic()))
+                    pause = min(2 * pause, 16.0)
 
         async def ask_now_and_then(n: int) -> None:
             nonlocal failed

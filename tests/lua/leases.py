@@ -47,8 +47,7 @@ class Provider:
         )
         sent = [each.decode() for each in self.client.lrange(MESSAGES, 0, -1)]
         self.client.delete(MESSAGES)
-        decoded = [[each.decode() for each in part] if isinstance(part, list) else part for part in reply]
-        return read_answer(["late"] if reply[0] == b"late" else decoded), list(zip(sent[::2], sent[1::2], strict=True))
+        return read_answer(_decoded(reply)), list(zip(sent[::2], sent[1::2], strict=True))
 
     def records(self) -> dict[str, list[int]]:
         """Process -> epoch, call, granted, returned, lease end, used, waiting."""
@@ -60,6 +59,12 @@ class Provider:
 
     def waiting(self) -> dict[str, str]:
         return {key.decode(): text.decode() for key, text in self.client.hgetall(waiting_key()).items()}
+
+
+def _decoded(reply: Any) -> Any:
+    if isinstance(reply, list):
+        return [_decoded(part) for part in reply]
+    return reply.decode() if isinstance(reply, bytes) else reply
 
 
 class Process:

@@ -138,6 +138,8 @@ class Leases(RuleBasedStateMachine):
             sim.asked = sim.answer = None
             if sim.lease.renew(call, self.now):
                 self.accept(sim, call.epoch, answer.before, answer.labels)
+                for account, excess in answer.excess.items():
+                    sim.waiting[account] = max(0, sim.waiting[account] - excess)
 
     @rule(name=names)
     def give_up(self, name: str) -> None:
