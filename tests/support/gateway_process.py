@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,6 +50,7 @@ def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
 class Gateway:
     redis: RedisServer
     wiretap: Wiretap
+    prefix: Sequence[str] = ()  # what runs the command, such as a shell that sets limits
 
     def __init__(
         self,
@@ -66,7 +67,6 @@ class Gateway:
         self.off_file = folder / "inference.off"
         self.log_file = folder / f"gateway-{self.port}.log"
         self.workers = 1
-        self.prefix: list[str] = []  # what runs the command, such as a shell that sets limits
         self.tracebacks_allowed = False
         self.confidential: set[str] = {OPERATOR, ENCRYPTION_KEY, provider.key}
         self.environment = {

@@ -1,0 +1,133 @@
+"""The app of somebody else: how long its users wait for the first token, and what the process spends meanwhile."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.raw_http import request
+
+FULL = os.environ.get("HOSTILE") == "full"
+SECONDS = 20.0 if FULL else 5.0  # of each measurement
+PAUSE = 0.05  # between two requests of the bystander
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def scaled(full: int) -> int:
+    """The size of an attack, a fifth of the full one unless that is asked for."""
+    return full if FULL else full // 5
+
+
+@dataclass
+class Figures:
+    p50: float  # milliseconds to the first token
+    p99: float
+    failed: int  # requests of the bystander that were not answered as they should
+    cpu: float  # share of one core
+    memory: float  # MiB
+    descriptors: int
+
+
+async def measure(app: App, seconds: float = SECONDS) -> Figures:
+    pid = process_of(app.gateway)
+    waits, failed = [], 0
+    began, spent = time.monotonic(), cpu_seconds(pid)
+    peak_memory = peak_descriptors = 0.0
+    while time.monotonic() < began + seconds:
+        try:
+            waits.append(await first_token(app))
+        except (OSError, AssertionError, TimeoutError, asyncio.IncompleteReadError):
+            failed += 1
+        peak_memory = max(peak_memory, memory(pid))
+        peak_descriptors = max(peak_descriptors, descriptors(pid))
+        await asyncio.sleep(PAUSE)
+    cpu = (cpu_seconds(pid) - spent) / (time.monotonic() - began)
+    waits = sorted(waits) or [float("inf")]
+    p50, p99 = (waits[min(int(len(waits) * part), len(waits) - 1)] * 1000 for part in (0.5, 0.99))
+    return Figures(p50, p99, failed, cpu, peak_memory, int(peak_descriptors))
+
+
+async def first_token(app: App) -> float:
+    """Seconds, on a connection of its own, as a new visitor's browser."""
+    body = json.dumps({"prompt": "x", "stream": True, "maxTokens": 10}).encode()
+    asked = request(app.path, body, f"Authorization: Bearer {app.token()}", "Connection: close")
+    began = time.perf_counter()
+    async with asyncio.timeout(10):
+        reader, writer = await asyncio.open_connection("127.0.0.1", app.gateway.port)
+        try:
+            writer.write(asked)
+            line = await reader.readline()
+            assert line.startswith(b"HTTP/1.1 200 "), line
+            await reader.readuntil(b'data: {"token"')
+            waited = time.perf_counter() - began
+            await reader.readuntil(b"event: done")
+        finally:
+            writer.close()
+    return waited
+
+
+def process_of(gateway: Gateway) -> int:
+    assert gateway.process
+    return gateway.process.pid
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def memory(pid: int) -> float:
+    """MiB that are resident."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1_048_576
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@contextlib.asynccontextmanager
+async def attacked(gateway: Gateway, name: str, count: int, asked: bytes, patience: float = 60) -> AsyncIterator[None]:
+    """Attacks from a process of its own, until the block ends."""
+    command = [sys.executable, "-m", "tests.hostile.attacker", name, str(gateway.port), str(count), asked.hex()]
+    root = Path(__file__).parents[2]
+    attacker = subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert attacker.stdin
+    assert attacker.stdout
+    try:
+        async with asyncio.timeout(patience):
+            ready = asyncio.to_thread(attacker.stdout.readline)
+            assert (await ready).strip() == b"ready", "the attack did not begin"
+        yield
+    finally:
+        attacker.kill()
+        attacker.wait()
+        attacker.stdin.close()
+        attacker.stdout.close()
+
+
+def report(attack: str, before: Figures, during: Figures) -> None:
+    """Prints a row of the table in docs/security.md, and adds it to the file that HOSTILE_REPORT names."""
+    row = (
+        f"| {attack} | {before.p50:.0f} / {before.p99:.0f} ms | {during.p50:.0f} / {during.p99:.0f} ms, "
+        f"{during.failed} failed | {during.cpu:.0%} | {before.memory:.0f} → {during.memory:.0f} MiB "
+        f"| {before.descriptors} → {during.descriptors} |"
+    )
+    print(row)
+    if path := os.environ.get("HOSTILE_REPORT"):
+        with Path(path).open("a") as file:
+            file.write(row + "\n")
+
+
+def assert_unharmed(before: Figures, during: Figures, milliseconds: float = 250) -> None:
+    """Lenient, because attacker, provider, Redis and gateway may share two cores with other tests."""
+    assert during.failed == 0, during
+    assert during.p50 < before.p50 + milliseconds / 2, (before, during)
+    assert during.p99 < before.p99 + milliseconds, (before, during)
