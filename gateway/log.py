@@ -24,7 +24,7 @@ import structlog
 from gateway.settings import Settings
 
 QUEUE_BYTES = 4_194_304  # of lines that wait to be written: about ten thousand
-GATHER_SECONDS = 0.005  # from the first line to the write, so that a busy process wakes the thread rarely
+GATHER_SECONDS = 0.02  # from the first line to the write, so that a busy process wakes the thread rarely
 DRAIN_SECONDS = 2.0  # at the end of the process
 ATOMIC_BYTES = 4096  # up to this size, lines of several processes on one pipe do not mix (PIPE_BUF)
 
