@@ -1,7 +1,8 @@
 """Logging, one line per event: JSON for machines, colours for a terminal. Never log content, a token or a key.
 
-A thread writes the lines, because a write to a standard output that nobody reads blocks. The queue before it is
-bounded: beyond it lines are dropped and counted, and where they are missing a line `log.dropped` says how many.
+A file is written to at once. Into a pipe or a terminal a thread writes, because a write to a standard output that
+nobody reads blocks. The queue before it is bounded: beyond it lines are dropped and counted, and where they are missing
+a line `log.dropped` says how many.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import datetime
 import logging
 import os
 import select
+import stat
 import sys
 import threading
 import time
@@ -37,6 +39,7 @@ class LineWriter:
 
     def __init__(self) -> None:
         self._descriptor = -1
+        self._is_file = False
         self._lines: deque[bytes] = deque()
         self._bytes = 0  # of the lines that wait, and of those that are being written
         self._taken = self._written = 0  # lines, since the start
@@ -53,6 +56,7 @@ class LineWriter:
     def open(self, descriptor: int) -> None:
         """Writes to a copy of the descriptor from now on. The original may be closed, and its number used again."""
         with self._lock:
+            self._is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
             if self._thread is None:
                 self._descriptor = os.dup(descriptor)
                 self._thread = threading.Thread(target=self._run, name="log", daemon=True)
@@ -63,6 +67,11 @@ class LineWriter:
 
     def write(self, text: str | bytes) -> None:
         line = text if isinstance(text, bytes) else text.encode(errors="replace")
+        if self._is_file:
+            with self._lock:
+                if self._write_all(memoryview(line)):
+                    self.on_drop(1)
+            return
         with self._lock:
             # Once full, half of the queue must be written before it takes lines again: gaps are few and reported.
             if self._bytes + len(line) > (QUEUE_BYTES // 2 if self._full else QUEUE_BYTES):
