@@ -17,7 +17,7 @@ from gateway.settings import Settings
 from gateway.store import client as store_module
 from gateway.store import scripts
 from gateway.store.client import LUA, Store
-from gateway.store.keys import PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
+from gateway.store.keys import CHANGES, PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
 from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until
@@ -88,7 +88,7 @@ async def test_of_many_writers_over_one_record_one_wins(server_url: str) -> None
 
 
 async def test_a_change_reaches_a_subscription(server_url: str) -> None:
-    async with opened(server_url) as store, store.subscription() as subscription:
+    async with opened(server_url) as store, store.subscription(CHANGES) as subscription:
         assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
         await change(store, "app:shop", "{}")
         message = await subscription.get_message(timeout=1)
@@ -112,7 +112,7 @@ def locked(tmp_path: Path) -> Iterator[RedisServer]:
 async def test_every_way_in_uses_the_password_and_the_database(
     locked: RedisServer, tmp_path: Path, address: Callable[[RedisServer, Path], str]
 ) -> None:
-    async with opened(address(locked, tmp_path)) as store, store.subscription() as subscription:
+    async with opened(address(locked, tmp_path)) as store, store.subscription(CHANGES) as subscription:
         assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
         await change(store, "app:shop", "{}")
         assert (await subscription.get_message(timeout=1))["data"] == "app:shop"
@@ -235,7 +235,7 @@ async def test_admission_in_a_cluster(nodes: str) -> None:
 
 
 async def test_the_first_thing_a_process_does_in_a_cluster_is_to_subscribe(nodes: str) -> None:
-    async with opened(nodes) as store, store.subscription() as subscription:
+    async with opened(nodes) as store, store.subscription(CHANGES) as subscription:
         assert (await subscription.get_message(timeout=2))["type"] == "subscribe"
 
 
