@@ -42,6 +42,6 @@ async def test_garbage_tokens(honest: App, backend: FakeAppBackend, kind: str) -
         refused = await refusals(honest.gateway)
         during = await measure(honest)
         rate = (await refusals(honest.gateway) - refused) / SECONDS
-    assert rate > 500, "the attack was too slow to count"
+    assert rate > 300, "the attack was too slow to count"
     report(f"1,000 requests per second with {kind}", before, during)
     assert_unharmed(before, during)

@@ -14,6 +14,7 @@ from tests.fakes.provider import tokens
 from tests.gateway.conftest import Launch
 from tests.support.accounts import DOMAIN, App
 from tests.support.gateway_process import ENCRYPTION_KEY, OPERATOR, Gateway
+from tests.support.polling import wait_until
 from tests.support.prices import EURO, cost
 from tests.support.responses import answered, refused
 
@@ -215,6 +216,7 @@ async def test_one_log_line_a_request(gw: Gateway, app: App, provider: FakeProvi
     response = await app.ask(provider.plays(tokens("x", usage=(41, 43))))
     answered(response)
     wrong = await app.ask("")
+    await wait_until(lambda: wrong.headers["X-Request-Id"] in gw.log)
     lines = [json.loads(line) for line in gw.log.splitlines() if line.startswith("{")]
 
     def told(request_id: str) -> dict[str, Any]:
