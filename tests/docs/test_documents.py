@@ -158,8 +158,7 @@ def anchors(source: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-FOLDERS = ("gateway", "workers", "lua", "tests")
-SOURCES = [path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
+SOURCES = [path.relative_to(ROOT) for folder in ("gateway", "workers", "lua") for path in (ROOT / folder).rglob("*.*")]
 ELSEWHERE = {"receiver.py", "examples/receiver.py"}  # in docs/
 
 
