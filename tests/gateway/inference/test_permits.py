@@ -131,7 +131,8 @@ async def test_a_crowd_does_not_delay_the_others(cluster: Cluster) -> None:
     waits = [each for waits in await asyncio.gather(*(visit(n) for n in range(20))) for each in waits]
     await asyncio.gather(*many)
     assert len(waits) >= 60
-    assert quantile(waits, 0.99) < 1.2 * duration
+    # Behind the crowd's 60 they would wait 0.6 durations. The worst waits depend on the machine: see bench/fairness.py.
+    assert quantile(waits, 0.5) < 0.3 * duration
     assert provider.most == bound
 
 
