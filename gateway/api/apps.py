@@ -146,7 +146,10 @@ def check_repository(repository: Repository | None, gateway: Gateway) -> Reposit
     """Returns the record to store: user name and password leave the URL and are sealed. Raises RequestMalformed."""
     if repository is None:
         return None
-    check_branch(repository.branch, "repository.branch")
+    if not BRANCH.fullmatch(repository.branch):
+        raise RequestMalformed(
+            "repository.branch: git does not accept this as the name of a branch; use one such as main."
+        )
     if repository.credentials:
         raise RequestMalformed("repository: put user name and password into the url: https://user:password@…")
     scheme, _, rest = repository.url.partition("://")
@@ -161,12 +164,6 @@ def check_repository(repository: Repository | None, gateway: Gateway) -> Reposit
     except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
         raise RequestMalformed(f"repository.url: {error}") from None
     return msgspec.structs.replace(repository, url=url, credentials=sealed)
-
-
-def check_branch(branch: str, field: str) -> None:
-    """Raises RequestMalformed, which names the field."""
-    if not BRANCH.fullmatch(branch):
-        raise RequestMalformed(f"{field}: git does not accept this as the name of a branch; use one such as main.")
 
 
 def check_build(build: Build | None) -> Build | None:

@@ -12,7 +12,7 @@ from litestar.router import Router
 
 from gateway.accounts.records import Account
 from gateway.api.account import NewKey
-from gateway.api.apps import check_branch, require_app
+from gateway.api.apps import require_app
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.bodies import TARBALL
 from gateway.api.deploys import QueuedDeployId
@@ -109,7 +109,8 @@ async def take_in_scan(app: FromPath[str], request: Request[Any, Any, State], ga
 
 class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     kind: Kind
-    branch: Annotated[str, msgspec.Meta(min_length=1, max_length=250)] | None = None
+    # Neither an option for git nor control characters. Other names that git refuses fail with the deploy.
+    branch: Annotated[str, msgspec.Meta(max_length=250, pattern=r"^(?![\s\S]*[\x00-\x1f\x7f])[^-]")] | None = None
 
 
 @put(
@@ -144,8 +145,6 @@ async def deploy_app(app: FromPath[str], data: JSONBody[NewDeploy], gateway: Inj
     record = await require_app(app, gateway)
     if data.branch is not None and (data.kind == "live" or record.repository is None):
         raise RequestMalformed("branch: only previews of apps with a repository have a branch.")
-    if data.branch is not None:
-        check_branch(data.branch, "branch")
     return QueuedDeployId(await gateway.deploys.queue(record, "operator", kind=data.kind, branch=data.branch))
 
 

@@ -88,7 +88,7 @@ async def test_the_bound_holds_and_permits_are_used(cluster: Cluster) -> None:
     share = (provider.busy - busy) / (bound * (time.monotonic() - began))
     await asyncio.gather(*tasks)
     assert provider.most == bound
-    assert share > 0.85  # 0.99 on a machine that does nothing else
+    assert share > 0.8  # 0.99 on a machine that does nothing else
 
 
 async def test_a_freed_permit_is_used_at_once_in_another_process(cluster: Cluster) -> None:
@@ -103,7 +103,7 @@ async def test_a_freed_permit_is_used_at_once_in_another_process(cluster: Cluste
         await waiting
         delays.append(time.monotonic() - began)
     assert sorted(delays)[len(delays) // 2] < 0.05
-    assert max(delays) < 0.5
+    assert max(delays) < 2
 
 
 async def test_a_crowd_does_not_delay_the_others(cluster: Cluster) -> None:
