@@ -150,7 +150,7 @@ async def measure(provider: Provider, addresses: list[str]) -> tuple[list[float]
     """The waits of the quiet accounts, the share of the permits in use, and how many of their requests failed."""
     waits: list[float] = []
     failed = 0
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3)) as session:
         crowd = await create_app(session, addresses[0], "crowd")
         quiet = [await create_app(session, addresses[0], f"quiet-{n}") for n in range(QUIET)]
         end = time.monotonic() + SECONDS
