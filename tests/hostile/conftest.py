@@ -6,6 +6,7 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend
 from tests.gateway.conftest import Launch, backend, launch, provider  # noqa: F401
+from tests.hostile.bystander import FULL
 from tests.support.accounts import App
 
 SETTINGS = {
@@ -15,7 +16,7 @@ SETTINGS = {
     "GATEWAY_PROVIDER_CONCURRENCY": "0",
 }
 # Attacks last longer than an honest client has to wait, so the tests shorten the times that end them.
-CONSTANTS = {"gateway.server.STALL_SECONDS": 15.0}
+CONSTANTS = {"gateway.server.STALL_SECONDS": 15.0 if FULL else 8.0}
 
 
 @pytest_asyncio.fixture(loop_scope="session")
