@@ -1,11 +1,16 @@
 """Servers that every test may ask for, and the rule that no key is left behind without a reason."""
 
-from collections.abc import Iterator
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
+from tests.fakes.receiver import FakeReceiver, certificate
 from tests.support.key_leaks import unexplained
 from tests.support.redis_servers import BINARIES, RedisServer
+from tests.support.tcp_proxy import Proxy
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +47,29 @@ def server_url(server: RedisServer) -> Iterator[str]:
         yield server.url
         leaked = unexplained(client)
     assert not leaked, f"keys without expiry or reason: {leaked}"
+
+
+@pytest.fixture
+async def proxy(redis_url: str, valkey: RedisServer) -> AsyncIterator[Proxy]:
+    """A network to Redis with faults of the test's choice."""
+    async with Proxy(valkey.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
+    """A server's context for receiver.example.com and 127.0.0.1, and the file to trust it with."""
+    return certificate(tmp_path_factory.mktemp("tls"), "receiver.example.com", address="127.0.0.1")
+
+
+@pytest.fixture(scope="session")
+def bad_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
+    """A context for the same names whose certificate has expired; nobody trusts it."""
+    folder: Path = tmp_path_factory.mktemp("bad-tls")
+    return certificate(folder, "receiver.example.com", expired=True, address="127.0.0.1")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def receiver() -> AsyncIterator[FakeReceiver]:
+    async with FakeReceiver() as receiver:
+        yield receiver

@@ -11,8 +11,6 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.store.client import Store
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer
-from tests.support.tcp_proxy import Proxy
 
 KEY = "k" * 32
 
@@ -43,12 +41,6 @@ async def here(redis_url: str) -> AsyncIterator[Registry]:
 async def there(redis_url: str) -> AsyncIterator[Registry]:
     async with process(redis_url) as registry:
         yield registry
-
-
-@pytest.fixture
-async def proxy(redis_url: str, valkey: RedisServer) -> AsyncIterator[Proxy]:
-    async with Proxy(valkey.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

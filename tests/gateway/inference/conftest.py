@@ -8,7 +8,6 @@ import redis.asyncio
 from gateway.inference import admission as admission_module
 from gateway.store import client as store_module
 from tests.gateway.inference.admissions import Books, Desk, desk
-from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
 
@@ -16,12 +15,6 @@ from tests.support.tcp_proxy import Proxy
 async def here(redis_url: str) -> AsyncIterator[Desk]:
     async with desk(redis_url) as running:
         yield running
-
-
-@pytest.fixture
-async def proxy(redis_url: str, valkey: RedisServer) -> AsyncIterator[Proxy]:
-    async with Proxy(valkey.port) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -6,13 +6,10 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from gateway.outbound.client import Client
-from tests.fakes.receiver import FakeReceiver, certificate
 from tests.gateway.outbound.origins import Handler, Serve
 
 
@@ -50,22 +47,3 @@ async def serve() -> AsyncIterator[Serve]:
 async def client() -> AsyncIterator[Client]:
     async with Client(allow_private=True) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
-    """A server's context for receiver.example.com and 127.0.0.1, and the file to trust it with."""
-    return certificate(tmp_path_factory.mktemp("tls"), "receiver.example.com", address="127.0.0.1")
-
-
-@pytest.fixture(scope="session")
-def bad_tls(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, str]:
-    """A context for the same names whose certificate has expired."""
-    folder: Path = tmp_path_factory.mktemp("bad-tls")
-    return certificate(folder, "receiver.example.com", expired=True, address="127.0.0.1")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def receiver() -> AsyncIterator[FakeReceiver]:
-    async with FakeReceiver() as receiver:
-        yield receiver
