@@ -8,9 +8,9 @@ limit. `TimedReceive` bounds the time of a body and leaves the application a cha
 Connections are bounded by the descriptors of the process, so that each client's stream still finds one for the
 provider. When all are taken, those that owe us the rest of a request make room, the longest waiting first.
 
-The protocol also gives the token path two short cuts past ASGI's coroutines, as `scope["state"]["connection"]`:
-`write_chunk`, and `on_lost` instead of a task that waits for `http.disconnect`. Under another server, the token path
-works without them.
+The protocol also gives the token path short cuts past ASGI's coroutines and messages, as
+`scope["state"]["connection"]`: `take_body`, `write_chunk`, and `on_lost` instead of a task that waits for
+`http.disconnect`. Under another server, the token path works without them.
 
 `BoundedProtocol` overrides methods of a uvicorn module that is not public, so pyproject.toml pins uvicorn's minor
 version.
@@ -29,7 +29,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway.errors import BackboneUnavailable, RequestMalformed
+from gateway.errors import BackboneUnavailable, Headers, RequestMalformed
 from gateway.ids import request_id
 from gateway.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 
@@ -91,12 +91,53 @@ class BoundedProtocol(HttpToolsProtocol):
     answering: RequestResponseCycle | None = None  # the request whose answer is under way, or was the last
     on_lost: Callable[[], None] | None = None
 
-    def write_chunk(self, body: bytes) -> bool:
-        """Writes one chunk of the chunked response under way. Returns False if the client reads too slowly, or left."""
+    # -- short cuts for the token path -----------------------------------------------------------------------
+
+    def take_body(self) -> bytes | None:
+        """The body of the request that is being answered, once; None while some of it has yet to arrive."""
+        cycle = self.answering
+        if cycle is None or cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        self.flow.resume_reading()
+        return body
+
+    def write_chunk(self, body: bytes, head: Headers | None = None, last: bool = False) -> bool:
+        """Writes one chunk of a chunked response, in one write with what is before and after it.
+
+        `head` starts the response, with status 200; `last` ends it. Returns False, and writes nothing, if the client
+        reads too slowly, or left.
+        """
         if self.stalled or self.transport.is_closing():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        chunk = b"%x\r\n%b\r\n" % (len(body), body)
+        if head is not None:
+            chunk = self._start_response(head) + chunk
+        if last:
+            chunk += b"0\r\n\r\n"
+        self.transport.write(chunk)
+        if last:
+            self._end_response()
         return True
+
+    def _start_response(self, headers: Headers) -> bytes:
+        cycle = self.answering
+        assert cycle is not None
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.chunked_encoding, cycle.expected_content_length = True, 0
+        lines = [b"%b: %b\r\n" % header for header in cycle.default_headers + headers]
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        return b"HTTP/1.1 200 OK\r\n%btransfer-encoding: chunked\r\n\r\n" % b"".join(lines)
+
+    def _end_response(self) -> None:
+        cycle = self.answering
+        assert cycle is not None
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
 
     # -- the connection --------------------------------------------------------------------------------------
 

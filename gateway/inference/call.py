@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError
@@ -21,6 +22,11 @@ MEDIA_TYPES = (
     b"application/pdf",
     b"application/octet-stream",
 )
+STREAM_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
 REPEATED = b"several"  # for a header that came more than once: no copy of it can be trusted
 
 
@@ -52,6 +58,7 @@ class Call:
         "status",
         "stream",
         "wants_stream",
+        "watcher",
     )
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -66,6 +73,7 @@ class Call:
         self.account = self.app = self.model = self.format = ""
         self.nano_euro = 0
         self.stream: Stream | None = None
+        self.watcher: asyncio.Task[None] | None = None
         self.headers: Headers = [(b"x-request-id", self.request_id.encode())]
         self._read_headers(scope["headers"])
 
@@ -102,8 +110,10 @@ class Call:
         length = self.content_length
         if length is not None and (not length.isdigit() or int(length) > BODY_LIMIT):
             raise RequestTooLarge
-        if self.connection is not None and not self.connection.uploading:
-            return await self._receive_body()  # all of it has arrived, so no timer is needed
+        if self.connection is not None and (body := self.connection.take_body()) is not None:
+            if len(body) > BODY_LIMIT:
+                raise RequestTooLarge
+            return body
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 return await self._receive_body()
@@ -123,12 +133,42 @@ class Call:
             if not message.get("more_body"):
                 return body
 
+    def watch(self, fail: Callable[[Exception], None]) -> None:
+        """Calls `fail` when the client leaves: by a callback, or by a task under another server than server.py's."""
+        if (connection := self.connection) is None:
+            self.watcher = asyncio.create_task(self._wait_for_disconnect(fail))
+            return
+        connection.on_lost = lambda: fail(ClientGone())
+        if connection.transport.is_closing():
+            fail(ClientGone())
+
+    def unwatch(self) -> None:
+        if self.connection is not None:
+            self.connection.on_lost = None
+        elif self.watcher is not None:
+            self.watcher.cancel()
+
+    async def _wait_for_disconnect(self, fail: Callable[[Exception], None]) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        fail(ClientGone())
+
     async def start(self, status: int, headers: Headers) -> None:
         self.status = status
         await self.send({"type": "http.response.start", "status": status, "headers": self.headers + headers})
 
-    async def send_body(self, body: bytes, more: bool = False) -> None:
-        await self.send({"type": "http.response.body", "body": body, "more_body": more})
+    async def send_body(self, body: bytes) -> None:
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def stream_body(self, body: bytes, *, last: bool = False) -> None:
+        """Sends a part of the streamed answer, after its head if it is the first part."""
+        head = None if self.status else self.headers + STREAM_HEADERS
+        self.status = self.status or 200
+        if self.connection is not None and self.connection.write_chunk(body, head, last):
+            return
+        if head is not None:
+            await self.send({"type": "http.response.start", "status": 200, "headers": head})
+        await self.send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def answer(self, body: bytes) -> None:
         await self.start(

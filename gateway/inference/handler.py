@@ -5,7 +5,7 @@ origin, token, the app's rate, the user's rate, the reservation, the body. The s
 so the body is read before admission, but its fault is reported last.
 
 Failure policy: if a check cannot be completed, the request is refused. Money is settled once, however the request ends
-(see `Inference._settle`).
+(see `_owed`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -57,11 +56,6 @@ logger = structlog.get_logger()
 WAIT_CHECK_INTERVAL = 0.1  # seconds
 WHOLE_LIMIT = 1_048_576  # characters of an answer that is not streamed
 METHODS = {"ai": b"POST", "ai/chat/completions": b"POST", "ai/models": b"GET"}
-STREAM_HEADERS: Headers = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
 NOT_FOUND = b"Not Found"
 NOT_FOUND_HEADERS: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"9")]
 
@@ -131,12 +125,15 @@ class Inference:
         account = await self._registry.account_of(app)
         if account is None:
             raise AppNotFound
-        reservation = await self._admit(call, app, account, user, ask)
+        # A faulty request reserves nothing, but counts against the rates.
+        bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
+        admitted = await self._admission.admit(app, account, user, bound)
+        call.headers += admitted.headers
         if isinstance(ask, ServiceError):
             raise ask  # after admission, because a fault of the body must not mask a refusal
-        assert reservation is not None
+        assert admitted.reservation is not None
         call.model = ask.model
-        await self._relay(call, ask, reservation, account)
+        await self._relay(call, ask, admitted.reservation, account)
 
     # -- before the token ------------------------------------------------------------------------------------
 
@@ -176,15 +173,6 @@ class Inference:
 
     # -- from admission to settlement ------------------------------------------------------------------------
 
-    async def _admit(
-        self, call: Call, app: App, account: Account, user: str, ask: Ask | ServiceError
-    ) -> Reservation | None:
-        """Counts the request against the rates, and reserves its bound. A faulty request reserves nothing."""
-        bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
-        admitted = await self._admission.admit(app, account, user, bound)
-        call.headers += admitted.headers
-        return admitted.reservation
-
     async def _relay(self, call: Call, ask: Ask, reservation: Reservation, account: Account) -> None:
         """Relays the answer, and settles the reservation on every way out."""
         format: Format = native.NATIVE
@@ -197,21 +185,26 @@ class Inference:
         try:
             permit = self._permits.take_now() or await self._wait_for_permit(call, account)
             stream = call.stream = await self._post(ask)
-            with _on_disconnect(call, stream.fail):
-                if ask.stream:
-                    await _relay_stream(call, ask, format, stream)
-                else:
-                    text, reasoning = await _collect(stream)
+            call.watch(stream.fail)
+            if ask.stream:
+                await _relay_stream(call, ask, format, stream)
+            else:
+                text, reasoning = await _collect(stream)
         except ServiceError as error:
             failure = error
         finally:
             if stream is not None:
+                call.unwatch()
                 self._provider.close_stream(stream)
             if permit is not None:
                 self._permits.release(permit, served=stream is not None)
             self._note_signal(stream, failure)
+            owed = _owed(ask, reservation, stream, failure)
+            if owed.anomaly is not None:
+                self._metrics.anomalies.labels(owed.anomaly).inc()
+            call.nano_euro = owed.cost
             # Settled before the end is sent, so that a client who has the whole answer can read its cost.
-            await self._settle(call, ask, reservation, stream, failure)
+            await self._admission.settle(reservation, owed.cost)
         if failure is not None:
             return await self._end_with_failure(call, format, failure)
         assert stream is not None
@@ -220,15 +213,16 @@ class Inference:
         finish = finish_reason(answer.finish)
         if not ask.stream:
             return await call.answer(format.whole(text, reasoning, model, finish, answer.usage))
-        if not call.status:
-            await call.start(200, STREAM_HEADERS)
-        await call.send_body(format.end(model, finish, answer.usage))
+        await call.stream_body(format.end(model, finish, answer.usage), last=True)
 
     async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
         """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone."""
         turn = self._permits.join(account.id, call.app, self._settings.provider_weights[account.plan])
-        with _on_disconnect(call, turn.leave):
+        call.watch(turn.leave)
+        try:
             return await turn.permit()
+        finally:
+            call.unwatch()
 
     async def end_vain_waits(self) -> None:
         """Runs for the life of the process. Ends the waiting of requests that can no longer be served."""
@@ -254,32 +248,6 @@ class Inference:
             raise InferenceDisabled
         return self._provider.post(connection, ask.payload)
 
-    async def _settle(
-        self, call: Call, ask: Ask, reservation: Reservation, stream: Stream | None, failure: ServiceError | None
-    ) -> None:
-        """Settles the reservation once, at what the request owes:
-
-        - nothing, if it was not sent;
-        - the price of the usage, if the provider reported any, at most the bound;
-        - nothing, if the provider failed before it produced anything;
-        - the bound otherwise: a complete answer without usage, a client that left, a provider that failed halfway,
-          a gateway that stopped.
-        """
-        if stream is None:
-            owed = NOTHING
-        elif stream.answer.usage is not None:
-            owed = owed_for_usage(_answering_model(ask, stream), stream.answer.usage, reservation.bound)
-        elif failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted):
-            owed = NOTHING
-        elif isinstance(stream.answer.failure, ClientGone | Interrupted):
-            owed = Owed(reservation.bound)  # nobody waited for the usage
-        else:
-            owed = Owed(reservation.bound, "no usage")
-        if owed.anomaly is not None:
-            self._metrics.anomalies.labels(owed.anomaly).inc()
-        call.nano_euro = owed.cost
-        await self._admission.settle(reservation, owed.cost)
-
     def _note_signal(self, stream: Stream | None, failure: ServiceError | None) -> None:
         """Passes on what the exchange revealed about the provider."""
         if stream is None:
@@ -299,7 +267,7 @@ class Inference:
         if not call.status:
             raise failure
         call.code = failure.code
-        await call.send_body(format.error(failure))
+        await call.stream_body(format.error(failure), last=True)
 
     def _report(self, call: Call) -> None:
         """Counts the request and writes its log line, without content."""
@@ -354,6 +322,27 @@ async def _read_ask(call: Call) -> Ask | ServiceError:
         return fault
 
 
+def _owed(ask: Ask, reservation: Reservation, stream: Stream | None, failure: ServiceError | None) -> Owed:
+    """What a request owes that ended, on whatever way:
+
+    - nothing, if it was not sent;
+    - the price of the usage, if the provider reported any, at most the bound;
+    - nothing, if the provider failed before it produced anything;
+    - the bound otherwise: a complete answer without usage, a client that left, a provider that failed halfway,
+      a gateway that stopped.
+    """
+    if stream is None:
+        return NOTHING
+    usage = stream.answer.usage
+    if usage is not None:
+        return owed_for_usage(_answering_model(ask, stream), usage, reservation.bound)
+    if failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted):
+        return NOTHING
+    if isinstance(stream.answer.failure, ClientGone | Interrupted):
+        return Owed(reservation.bound)  # nobody waited for the usage
+    return Owed(reservation.bound, "no usage")
+
+
 def _answering_model(ask: Ask, stream: Stream) -> str:
     """The model that the answer names and is charged for: the provider's word counts if the model has a price."""
     model = stream.answer.model
@@ -369,12 +358,10 @@ async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) ->
             named = True
             format.name_model(_answering_model(ask, stream))
         if out := format.chunks(deltas) if deltas else format.keep_alive:
-            if not call.status:
-                await call.start(200, STREAM_HEADERS)
             if call.first_token is None and deltas:
                 call.first_token = time.perf_counter()
             stream.forward = None
-            await call.send_body(out, more=True)
+            await call.stream_body(out)
             stream.unsent = 0.0
             stream.forward = forward
 
@@ -401,31 +388,6 @@ async def _collect(stream: Stream) -> tuple[str, str]:
             if thought := delta.reasoning_content or delta.reasoning:
                 reasoning.append(thought)
     return "".join(text), "".join(reasoning)
-
-
-@contextlib.contextmanager
-def _on_disconnect(call: Call, fail: Callable[[Exception], None]) -> Iterator[None]:
-    """Calls `fail` when the client leaves: by a callback, or by a task under another server than server.py's."""
-    if (connection := call.connection) is None:
-        watcher = asyncio.create_task(_wait_for_disconnect(call, fail))
-        try:
-            yield
-        finally:
-            watcher.cancel()
-        return
-    connection.on_lost = partial(fail, ClientGone())
-    if connection.transport.is_closing():
-        fail(ClientGone())
-    try:
-        yield
-    finally:
-        connection.on_lost = None
-
-
-async def _wait_for_disconnect(call: Call, fail: Callable[[Exception], None]) -> None:
-    while (await call.receive())["type"] != "http.disconnect":
-        pass
-    fail(ClientGone())
 
 
 def _origin_of(error: BaseException) -> str:

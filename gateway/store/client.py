@@ -106,21 +106,22 @@ class Store:
         )
         # In a cluster the client runs the scripts: it knows the nodes and follows slots that move.
         self._pipeline = None if self.cluster else Pipeline(url, ATTEMPT)
+        self._call: Callable[..., Awaitable[Any]] = (
+            self.client.execute_command if self._pipeline is None else self._pipeline.call
+        )
 
     async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
         """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
+        rest = (len(script_keys), *script_keys, *args)
+        try:
+            return await self._call("EVALSHA", script.sha, *rest)
+        except ResponseError as error:
+            if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
+                raise BackboneRefused from error
+        except _FAULTS as error:
+            raise BackboneUnavailable from error
         with backbone():
-            try:
-                return await self._call("EVALSHA", script.sha, len(script_keys), *script_keys, *args)
-            except ResponseError as error:
-                if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
-                    raise
-                return await self._call("EVAL", script.source, len(script_keys), *script_keys, *args)
-
-    async def _call(self, command: str, *args: str | int) -> Any:
-        if self._pipeline is None:
-            return await getattr(self.client, command.lower())(*args)
-        return await self._pipeline.call(command, *args)
+            return await self._call("EVAL", script.source, *rest)
 
     def blocking_client(self) -> Any:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable
 from typing import Any
 
 import hiredis
@@ -107,11 +107,15 @@ class Pipeline:
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[_Connection] | None = None
 
-    async def call(self, *command: str | int | bytes) -> Any:
-        """Raises redis's ConnectionError or ResponseError, OSError, or TimeoutError."""
+    def call(self, *command: str | int | bytes) -> Awaitable[Any]:
+        """Awaiting it raises redis's ConnectionError or ResponseError, OSError, or TimeoutError."""
         connection = self._connection
         if connection is None or connection.closed:
-            connection = await self._reconnect()
+            return self._connect_and_call(command)
+        return connection.call(pack(command))
+
+    async def _connect_and_call(self, command: tuple[str | int | bytes, ...]) -> Any:
+        connection = await self._reconnect()
         return await connection.call(pack(command))
 
     async def _reconnect(self) -> _Connection:
@@ -151,17 +155,17 @@ class Pipeline:
     async def _log_in(self, connection: _Connection) -> None:
         if password := self._options.get("password"):
             user = [self._options["username"]] if self._options.get("username") else []
-            await connection.call(pack(["AUTH", *user, password]))
+            await connection.call(pack(("AUTH", *user, password)))
         if database := self._options.get("db"):
-            await connection.call(pack(["SELECT", str(database)]))
+            await connection.call(pack(("SELECT", str(database))))
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
 
 
-def pack(command: Sequence[str | int | bytes]) -> bytes:
-    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]
+def pack(command: tuple[str | int | bytes, ...]) -> bytes:
+    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]
     return packed
 
 
