@@ -81,15 +81,31 @@ def most_connections(descriptors: int) -> int:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    idle_bytes = 0  # received since the last of a head or a body
-    head_begun = False  # the head of a request is under way
-    uploading = False  # a body is under way; else a head is, or is awaited
-    since = 0.0  # when the connection began to wait for that head or body, on the loop's clock
-    stalled = False  # the client does not read
-    stalled_since = 0.0
-    closing_since: float | None = None
-    answering: RequestResponseCycle | None = None  # the request whose answer is under way, or was the last
-    on_lost: Callable[[], None] | None = None
+    # Slots keep uvicorn's own attributes below the 30 up to which instances share the keys of their dictionaries: that
+    # is a kilobyte a connection.
+    __slots__ = (
+        "answering",
+        "closing_since",
+        "head_begun",
+        "idle_bytes",
+        "on_lost",
+        "since",
+        "stalled",
+        "stalled_since",
+        "uploading",
+    )
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.idle_bytes = 0  # received since the last of a head or a body
+        self.head_begun = False  # the head of a request is under way
+        self.uploading = False  # a body is under way; else a head is, or is awaited
+        self.since = 0.0  # when the connection began to wait for that head or body, on the loop's clock
+        self.stalled = False  # the client does not read
+        self.stalled_since = 0.0
+        self.closing_since: float | None = None
+        self.answering: RequestResponseCycle | None = None  # the request whose answer is under way, or was the last
+        self.on_lost: Callable[[], None] | None = None
 
     # -- short cuts for the token path -----------------------------------------------------------------------
 
