@@ -46,6 +46,9 @@ class Wiretap:
             if address != b"lua"
         ]
 
+    def has_seen(self, command: str, times: int, *, since: int) -> bool:
+        return self.commands(since).count(command) >= times
+
     @property
     def position(self) -> int:
         return len(self._heard)

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -102,11 +103,8 @@ async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
         before = tap.position
         for _ in range(10):
             await app.ask("x")
-
-        async def settled() -> bool:  # Redis shows a command some time after its answer
-            return tap.commands(before).count(f"EVALSHA {Script('settle').sha}") >= 10
-
-        await wait_until(settled)
+        # Redis shows a command some time after its answer.
+        await wait_until(partial(tap.has_seen, f"EVALSHA {Script('settle').sha}", 10, since=before))
         await asyncio.sleep(0.2)
         commands = tap.commands(before)
         assert [commands.count(f"EVALSHA {Script(name).sha}") for name in ("admit", "settle")] == [10, 10]
