@@ -13,8 +13,7 @@ from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
 
 LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB)
-# Packages come over https. All other ports are closed, such as Redis's and port 80 of a cloud's metadata service.
-PORTS = [443]
+PORTS = [443]  # packages come over https
 STATIC_FILES, STATIC_BYTES = 20_000, 512 * MIB
 APP_FILES, APP_BYTES = 200_000, 2_048 * MIB
 

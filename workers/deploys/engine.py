@@ -175,9 +175,9 @@ class LocalEngine:
                 state = web.read_state(self._releases.folder, release.name)
                 if state.exits:
                     raise DeployError(state.last)
-                if state.port:
+                if state.socket:
                     try:
-                        await self._request_root(f"127.0.0.1:{state.port}", self._host(job))
+                        await self._request_root("localhost", self._host(job), state.socket)
                     except DeployError as error:
                         why = str(error)
                     else:
@@ -218,12 +218,13 @@ class LocalEngine:
                 return
             await asyncio.sleep(min(1.0, self._settings.canary / 10, left))
 
-    async def _request_root(self, address: str, host_name: str) -> None:
+    async def _request_root(self, address: str, host_name: str, socket: str = "") -> None:
         """Raises DeployError unless GET / is answered with 2xx or 3xx."""
         headers, url = {"Host": host_name}, f"http://{address}/"
+        connector = aiohttp.UnixConnector(socket) if socket else None
         try:
             async with (
-                aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as client,
+                aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=connector) as client,
                 client.get(url, headers=headers, allow_redirects=False) as answer,
             ):
                 status = answer.status

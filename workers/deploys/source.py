@@ -60,6 +60,7 @@ class _Remote(msgspec.Struct, frozen=True):
     url: str  # without credentials
     settings: str = ""  # more of git's configuration
     ports: list[int] = []
+    hosts: list[str] = []  # its addresses, where they need not be public
     read: list[Path] = []
     secrets: list[str] = []
 
@@ -99,6 +100,7 @@ async def clone(
         read=[configuration, *remote.read, *([Path(ca_file)] if ca_file else [])],
         write=[source],
         connect=remote.ports,
+        hosts=remote.hosts,
         limits=limits,
     )
     output = _GitOutput(remote.secrets, write_line)
@@ -174,7 +176,8 @@ async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remot
         # curl does not resolve a name that is listed here, so git connects to the checked addresses despite rebinding.
         listed = ",".join(f"[{address}]" if ":" in address else address for address, _ in found_addresses)
         settings += f"[http]\n    curloptResolve = {host}:{port}:{listed}\n"
-    return _Remote(url, settings, [port], secrets=secrets)
+    hosts = [address for address, _ in found_addresses if ":" not in address] if allow_private else []
+    return _Remote(url, settings, [port], hosts, secrets=secrets)
 
 
 def _is_address(host: str) -> bool:
