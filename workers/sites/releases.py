@@ -4,6 +4,7 @@
     releases/<app id>/<variant>/current          link to the release that is served
     releases/<app id>/<variant>/previous         link to the release that `current` replaced
     addresses/<host>                             link to releases/<app id>/<variant>
+    releases/<app id>/<variant>/noindex          in previews; nginx then asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
 
 A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request, so a swap renames
@@ -44,6 +45,10 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.app_id, self.variant = folder.parent.name, folder.name
+
+    @property
+    def is_preview(self) -> bool:
+        return self.variant != "live"
 
     @property
     def account(self) -> str:
@@ -145,6 +150,8 @@ class Releases:
     # -- addresses -------------------------------------------------------------------------------------------
 
     def serve_as(self, host: str, site: Site) -> None:
+        if site.is_preview and not (site.folder / "noindex").exists():
+            (site.folder / "noindex").touch()
         target = os.path.relpath(site.folder, self._addresses)
         if _read_link(self._addresses / host) != target:
             replace_link(self._addresses / host, target)
