@@ -18,7 +18,8 @@ from tests.support.redis_servers import free_port
 from workers.sites import nginx, web
 from workers.sites.releases import Releases, Site
 
-HOST = "shop.apps.test"
+DOMAIN = "apps.test"
+HOST = f"shop.{DOMAIN}"
 SERVERS = ("embedded", "nginx")
 
 
@@ -69,10 +70,14 @@ class Hosting:
         async with contextlib.AsyncExitStack() as stack:
             if server == "nginx":
                 needs_nginx(self.folder)
-                await stack.enter_async_context(web.serve(self.folder, socket=self.folder / "web" / "apps.sock"))
+                await stack.enter_async_context(
+                    web.serve(self.folder, apps_domain=DOMAIN, socket=self.folder / "web" / "apps.sock")
+                )
                 await stack.enter_async_context(nginx.serve(self.folder, "127.0.0.1", self.port))
             else:
-                await stack.enter_async_context(web.serve(self.folder, host="127.0.0.1", port=self.port))
+                await stack.enter_async_context(
+                    web.serve(self.folder, apps_domain=DOMAIN, host="127.0.0.1", port=self.port)
+                )
             yield self
 
     def runs(self, site: Site) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable
 from itertools import islice
@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
+from workers.sites.releases import remove_folder
 
 LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB)
 PORTS = [443]  # packages come over https
@@ -55,7 +56,7 @@ def collect_output(source: Path, output: str, release: Path, uid: int | None, *,
     """Moves the output into the release. No process of the build is left to change it meanwhile. Raises DeployError."""
     try:
         found = _find_output(source, output)
-        shutil.rmtree(found / ".git", ignore_errors=True)
+        remove_folder(found / ".git")
         _take_ownership(found, os.geteuid() if uid is None else uid, runs=runs)
     except OSError as error:  # such as too long a path
         raise DeployError(f"the output can't be read: {error.strerror}") from None
@@ -113,5 +114,10 @@ def _own(path: str, mode: int) -> None:
 
 
 def _stays_inside(link: str, top: Path) -> bool:
+    try:
+        os.stat(link)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a circle, or a chain so long that `realpath` would exhaust the stack
+            return False
     root, target = os.path.realpath(top), os.path.realpath(link)
     return not os.path.isabs(os.readlink(link)) and (target == root or target.startswith(root + os.sep))

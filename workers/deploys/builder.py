@@ -104,8 +104,10 @@ class Builder:
         while True:
             try:
                 await self._engine.tidy(self._in_progress)
-            except (BackboneUnavailable, OSError) as error:
-                logger.warning("deploys.not_tidied", error=f"{type(error).__name__}: {error}")
+            except BackboneUnavailable as error:
+                logger.warning("deploys.not_tidied", error=str(error))
+            except Exception as error:  # what one tenant made must not stop the builder
+                logger.error("deploys.not_tidied", exc_info=error)
             end_if_cancelled()
             await asyncio.sleep(TIDY_INTERVAL)
 

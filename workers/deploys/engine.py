@@ -256,13 +256,24 @@ class LocalEngine:
         await _run_in_thread(remove_folder, self._releases.builds / deploy.id)
 
     async def tidy(self, in_progress: Set[str]) -> None:
+        apps = await self._tidy_addresses()
+        await _run_in_thread(self._releases.tidy, apps, in_progress)
+
+    async def _tidy_addresses(self) -> Set[str]:
+        """Serves each app at its present addresses. Returns the ids of the apps that exist."""
         async with self._addresses_lock:
             apps: dict[str, App | None] = {}
+            unread: set[str] = set()
             addresses: dict[str, Site] = {}
             # Live sites come last and win, because an app's name may equal the host name of another app's preview.
-            for site in sorted(self._releases.sites(), key=lambda site: site.variant == "live"):
+            for site in sorted(self._releases.sites(), key=lambda site: (site.variant == "live", site.app_id)):
                 if site.app_id not in apps:
-                    apps[site.app_id] = await self._find_app(site.app_id)
+                    try:
+                        apps[site.app_id] = await self._find_app(site.app_id)
+                    except msgspec.MsgspecError as error:  # one damaged record does not stop the others
+                        logger.error("app.unreadable", app=site.app_id, exc_info=error)
+                        apps[site.app_id] = None
+                        unread.add(site.app_id)
                 app = apps[site.app_id]
                 if app is not None and app.account != site.account:
                     app = apps[site.app_id] = None
@@ -270,10 +281,9 @@ class LocalEngine:
                     addresses |= dict.fromkeys(self._hosts(app, site.variant), site)
             for name, site in addresses.items():
                 self._releases.serve_as(name, site)
-            self._releases.serve_only(addresses)
-        await _run_in_thread(
-            self._releases.tidy, [app_id for app_id, app in apps.items() if app is not None], in_progress
-        )
+            if not unread:
+                self._releases.serve_only(addresses)
+        return unread | {app_id for app_id, app in apps.items() if app is not None}
 
     # -- names -----------------------------------------------------------------------------------------------
 

@@ -66,13 +66,16 @@ async def _serve(settings: Settings, folder: Path) -> AsyncIterator[asyncio.Task
     """Serves the apps. Yields a task that ends when the web server does."""
     await nginx.stop_former(folder)
     host, port = await _find_port(settings)
+    apps_domain = settings.apps_domain.partition(":")[0]
     async with AsyncExitStack() as stack:
         ended: Coroutine[object, object, object]
         if settings.apps_server == "nginx" or (settings.apps_server == "auto" and nginx.is_usable(folder)):
-            await stack.enter_async_context(web.serve(folder, socket=folder / "web" / "apps.sock"))
+            await stack.enter_async_context(
+                web.serve(folder, apps_domain=apps_domain, socket=folder / "web" / "apps.sock")
+            )
             ended = (await stack.enter_async_context(nginx.serve(folder, host, port))).wait()
         else:
-            await stack.enter_async_context(web.serve(folder, host=host, port=port))
+            await stack.enter_async_context(web.serve(folder, apps_domain=apps_domain, host=host, port=port))
             ended = asyncio.Event().wait()
         (folder / "web" / "address").write_text(f"{_connectable_host(host)}:{port}")
         logger.info("sites.serving", address=f"http://{host}:{port}", domain=settings.apps_domain)

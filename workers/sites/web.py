@@ -8,6 +8,7 @@ get its index.html, unless they look like a file.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import mimetypes
 import os
@@ -20,9 +21,11 @@ from urllib.parse import quote, unquote
 
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpProcessingError
 
 from workers.sites.forward import Forwarder
+from workers.sites.limits import SLOW_BYTES, SLOW_SECONDS, Busy, RequestLimits
 from workers.sites.releases import Site
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
@@ -48,6 +51,8 @@ TYPES = {
 }
 DEFAULT_TYPE = "application/octet-stream"
 TEXT_TYPES = {kind for kind in TYPES.values() if kind.startswith("text/")} | {"application/json", "image/svg+xml"}
+
+IS_PREVIEW = web.RequestKey("is_preview", bool)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -76,6 +81,7 @@ class AppServer:
 
     def __init__(self, folder: Path, forwarder: Forwarder) -> None:
         self._folder, self._forwarder = folder, forwarder
+        self._limits = RequestLimits()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         if not request.raw_path.startswith("/"):
@@ -84,10 +90,20 @@ class AppServer:
         site = self._find_site(request.headers.get("Host", ""))
         if site is None or (current := site.current) is None:
             return web.Response(status=404, text="There is no app at this address.\n")
-        release = site.release(current)
+        request[IS_PREVIEW] = site.is_preview
+        try:
+            async with self._limits.take(site.app_id):
+                return await self._answer(request, site, site.release(current))
+        except Busy:
+            headers = {"Retry-After": "1"}
+            return web.Response(status=503, text="The app has too many requests in progress.\n", headers=headers)
+
+    async def _answer(self, request: web.Request, site: Site, release: Path) -> web.StreamResponse:
         if (release / "app").is_dir():
-            return await self._forwarder.forward(request, read_state(self._folder, current).port)
-        return serve_file(request, release / "files", self._previous_files(site))
+            return await self._forwarder.forward(request, read_state(self._folder, release.name).port)
+        response = serve_file(request, release / "files", self._previous_files(site))
+        await response.prepare(request)  # here, because sending belongs to the request in progress
+        return response
 
     def _find_site(self, host: str) -> Site | None:
         name = host.partition(":")[0].lower().removesuffix(".")
@@ -151,27 +167,48 @@ def _find_file(folder: Path, parts: list[str], path: str, query: str) -> web.Str
     return None
 
 
+class _File(web.FileResponse):
+    """A file that is sent once, and only as long as the visitor reads it fast enough."""
+
+    def __init__(self, path: Path, headers: dict[str, str]) -> None:
+        super().__init__(path, headers=headers)
+        self._seconds = SLOW_SECONDS + path.stat().st_size / SLOW_BYTES
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        if self.prepared:
+            return None
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await super().prepare(request)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return None
+
+
 def _not_found() -> web.Response:
     return web.Response(status=404, text="Not Found\n")
 
 
-def _file_response(path: Path) -> web.FileResponse:
+def _file_response(path: Path) -> _File:
     kind = TYPES.get(path.suffix.lower(), DEFAULT_TYPE)
     charset = "; charset=utf-8" if kind in TEXT_TYPES else ""
     # Browsers may store files, but revalidate them on each use, because the next deploy may change them.
     headers = {"Content-Type": kind + charset, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-    return web.FileResponse(path, headers=headers)
+    return _File(path, headers)
 
 
 # -- servers -------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def serve(folder: Path, *, host: str = "", port: int = 0, socket: Path | None = None) -> AsyncIterator[None]:
+async def serve(
+    folder: Path, *, apps_domain: str = "", host: str = "", port: int = 0, socket: Path | None = None
+) -> AsyncIterator[None]:
     """Serves the apps on a port, or on a Unix socket."""
     if socket is not None:
         _remove_stale(socket)
-    forwarder = Forwarder()
+    forwarder = Forwarder(apps_domain)
     try:
         async with _runner(AppServer(folder, forwarder).handle) as runner:
             if socket is not None:
@@ -205,7 +242,7 @@ async def serve_release(release: Path) -> AsyncIterator[int]:
 async def _runner(handle: Handler) -> AsyncIterator[web.AppRunner]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    app.on_response_prepare.append(_drop_server_header)
+    app.on_response_prepare.append(_set_headers)
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -234,5 +271,7 @@ _logger = logging.getLogger(__name__)
 _logger.addFilter(_DropMalformedRequests())
 
 
-async def _drop_server_header(_: web.Request, response: web.StreamResponse) -> None:
+async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.pop("Server", None)
+    if request.get(IS_PREVIEW):
+        response.headers["X-Robots-Tag"] = "noindex"

@@ -131,6 +131,26 @@ async def test_a_canary_that_fails_rolls_back(host: Host) -> None:
     await wait_until(lambda: _is(host, app, "good"), 10)
 
 
+async def test_deep_folders_stop_neither_the_worker_nor_the_next_one(host: Host) -> None:
+    app, deep = await host.app(build=BUILD), await host.app(build=BUILD)
+    worker = await host.worker("deploys", constants={TIDY: 0.2})
+    assert (await host.over(await host.publish(app, {"build.sh": "mkdir dist; echo good > dist/index.html"})))["state"]
+    nested = "for i in $(seq 1200); do mkdir d; cd -P d; done; "
+    failed = await host.over(await host.publish(deep, {"build.sh": nested + "exit 3"}))
+    assert failed["error"] == "build: the build command ended with status 3"
+    killed = await host.publish(deep, {"build.sh": nested + "echo nested; sleep 60"})
+
+    async def is_nested() -> bool:
+        return "nested" in (await host.deploy(killed))["log"]
+
+    await wait_until(is_nested, 20)
+    worker.kill()
+    await host.worker("deploys", constants={TIDY: 0.2})
+    assert (await host.over(killed))["state"] == "failed"
+    await wait_until(lambda: not list((host.gateway.folder / "data" / "builds").iterdir()), 10)
+    assert await host.page(app) == "good\n"
+
+
 async def _is(host: Host, app: str, text: str) -> bool:
     return await host.page(app) == text
 
