@@ -1,22 +1,23 @@
 """A build's folder inside the sandbox, as the deploy engine makes both."""
 
 import contextlib
+import ctypes
 import os
 import secrets
 import shutil
+import sys
+import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.sandbox import landlock
+from workers.sandbox import cgroups
 from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Outcome, Sandbox
 
 ROOT = os.geteuid() == 0
-LANDLOCK = landlock.version() > 0
-# What keeps a build in here, each of which has to do alone.
-USERS = Sandbox(development=False, users=BUILD_USERS)._root
-WAYS = [way for way, there in (("Landlock", LANDLOCK), ("users", USERS)) if there]
+# With control groups, where this user may have some, and with measured limits alone.
+WAYS = ["control groups", "measured"] if cgroups.find_parents() else ["measured"]
 
 
 class Room:
@@ -38,8 +39,8 @@ class Room:
             **more,
         )
 
-    async def run(self, script: str, *, connect: Sequence[int] = (), **limits: Any) -> Outcome:
-        command = self.command(script, Limits(**{"seconds": 20, **limits}), connect=connect)
+    async def run(self, script: str, *, connect: Sequence[int] = (), hosts: Sequence[str] = (), **limits: Any) -> Outcome:
+        command = self.command(script, Limits(**{"seconds": 20, **limits}), connect=connect, hosts=hosts)
         return await self.sandbox.run(command, self.uid, self.lines.append)
 
     def alive(self) -> list[str]:
@@ -69,15 +70,63 @@ def passable() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def room_of(*, landlock: bool = True) -> Iterator[Room]:
-    sandbox = Sandbox(development=False, users=BUILD_USERS)
-    if not landlock:
-        sandbox._landlock = 0
-    with passable() as top, sandbox.reserve_user() as uid:
-        room = Room(sandbox, uid, top)
-        for folder in (top / "builds", room.build):
-            folder.mkdir(mode=0o711)
-        room.folder.mkdir(mode=0o700)
-        sandbox.give_to_user(room.folder, uid)
-        sandbox.check(room.build)
-        yield room
+def room_of(*, measured: bool = False) -> Iterator[Room]:
+    sandbox = Sandbox(development=measured or WAYS == ["measured"], users=BUILD_USERS)
+    with passable() as top:
+        (top / "builds").mkdir(mode=0o711)
+        sandbox.check(top / "builds")
+        if measured:
+            sandbox._cgroups = []
+        with sandbox.reserve_user() as uid:
+            room = Room(sandbox, uid, top)
+            room.build.mkdir(mode=0o711)
+            room.folder.mkdir(mode=0o700)
+            sandbox.give_to_user(room.folder, uid)
+            yield room
+
+
+# -- the same as an ordinary user ----------------------------------------------------------------------------
+
+ORDINARY = 61_200  # a user that nobody else is
+REPOSITORY = Path(__file__).parents[2]
+
+
+def ordinary_python() -> tuple[list[str], dict[str, str]]:
+    """An interpreter that this user can start, and what it needs to find the tests' packages."""
+    if all(path.stat().st_mode & 1 for path in (Path(sys.base_prefix), *Path(sys.base_prefix).parents)):
+        return [sys.executable], {}
+    return ["/usr/bin/python3"], {"PYTHONPATH": sysconfig.get_path("purelib")}
+
+
+def become_ordinary() -> None:
+    """Gives up root; where this user could not read the repository, the capabilities alone."""
+    if all(path.stat().st_mode & 1 for path in (REPOSITORY, *REPOSITORY.parents)):
+        os.setgroups([])
+        os.setresgid(ORDINARY, ORDINARY, ORDINARY)
+        os.setresuid(ORDINARY, ORDINARY, ORDINARY)
+        return
+    libc = ctypes.CDLL(None)
+    for capability in range(64):
+        libc.prctl(24, capability, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def delegation() -> Iterator[Callable[[], None]]:
+    """Control groups of the ordinary user. Yields what moves a process into them."""
+    parents = cgroups.find_parents()
+    groups = [Path(parent, f"capsule-tests-{secrets.token_hex(4)}") for parent in parents]
+    for group in groups:
+        group.mkdir()
+        for path in (group, *group.glob("*procs"), *group.glob("cgroup.subtree_control")):
+            os.chown(path, ORDINARY, ORDINARY)
+
+    def enter() -> None:
+        for group in groups:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    try:
+        yield enter
+    finally:
+        for group in groups:
+            for inner in [*group.glob("*/"), group]:
+                inner.rmdir()

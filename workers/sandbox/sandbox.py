@@ -113,14 +113,16 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox:
     def __init__(self, *, development: bool, users: range) -> None:
         self._development = development
-        self._root = os.geteuid() == 0
+        capabilities = _capabilities() if os.geteuid() == 0 else 0
+        self._root = capabilities & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES
+        self._half_root = bool(capabilities) and not self._root
         self._users = users
         self._user_locks: dict[int, int] = {}  # user id → open lock file
         self._cgroups: list[str] = []
         self._filter = ""
         self._checked = False
         folders = [Path(folder) for folder in os.get_exec_path() if os.path.isabs(folder)]
-        if self._root:  # without tools that only root can start
+        if os.geteuid() == 0:  # without tools that only root can start
             folders = [folder for folder in folders if folder.is_dir() and not _closed_folders(folder.resolve())]
         self.path = os.pathsep.join(map(str, folders))
         self._python = _find_python(any_user=self._root)
@@ -131,8 +133,9 @@ class Sandbox:
             return
         if sys.platform != "linux":
             raise Unsafe("apps are built on Linux only: run the worker there, or use GATEWAY_DEPLOY_ENGINE=external")
-        if self._root and _capabilities() & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
-            raise Unsafe("root lacks capabilities: give the worker CHOWN, KILL, SETGID, SETUID and SYS_PTRACE")
+        if self._half_root:
+            needed = "CHOWN, KILL, SETGID, SETUID and SYS_PTRACE"
+            raise Unsafe(f"the worker has some of root's capabilities: give it {needed}, or none")
         folder = folder.resolve()
         if self._root and (closed := _closed_folders(folder)):
             raise Unsafe(f"builds run as separate users, which can't pass through {closed[0]}: run chmod o+x on it")

@@ -40,29 +40,26 @@ Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 
 
 class Forwarder:
-    """Create it inside a running event loop. `apps_domain`: the domain that the apps share."""
+    """`apps_domain`: the domain that the apps share."""
 
     def __init__(self, apps_domain: str = "") -> None:
         self._apps_domain = apps_domain
-        self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=TIMEOUTS,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=ADDED_BY_AIOHTTP,
-        )
 
-    async def forward(self, request: web.Request, port: int) -> web.StreamResponse:
-        """`port`: where the app listens; 0 while it does not run."""
-        if not port:
+    async def forward(self, request: web.Request, socket: str) -> web.StreamResponse:
+        """`socket`: where the app is reached; empty while it does not run."""
+        if not socket:
             return _unavailable()
-        url = URL(f"http://127.0.0.1:{port}{request.raw_path}", encoded=True)
+        async with _connect_to(socket) as client:
+            return await self._forward(request, client)
+
+    async def _forward(self, request: web.Request, client: aiohttp.ClientSession) -> web.StreamResponse:
+        url = URL(f"http://localhost{request.raw_path}", encoded=True)
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._forward_websocket(request, url)
+            return await self._forward_websocket(request, client, url)
         patience = Patience()
         body = _read_body(request, patience) if request.body_exists else None
         try:
-            answer = await self._client.request(
+            answer = await client.request(
                 request.method, url, headers=_request_headers(request), data=body, allow_redirects=False
             )
         except (aiohttp.ClientError, TimeoutError):
@@ -92,13 +89,15 @@ class Forwarder:
                 headers.add("Set-Cookie", keep_cookie_to_app(cookie, host, self._apps_domain))
         return headers
 
-    async def _forward_websocket(self, request: web.Request, url: URL) -> web.StreamResponse:
+    async def _forward_websocket(
+        self, request: web.Request, client: aiohttp.ClientSession, url: URL
+    ) -> web.StreamResponse:
         headers = _request_headers(request)
         protocols = [p.strip() for p in headers.get("Sec-WebSocket-Protocol", "").split(",") if p.strip()]
         for name in [name for name in headers if name.lower().startswith("sec-websocket-")]:
             headers.popall(name, None)
         try:
-            inner = await self._client.ws_connect(
+            inner = await client.ws_connect(
                 url, headers=headers, protocols=protocols, autoping=False, max_msg_size=MESSAGE_BYTES
             )
         except aiohttp.WSServerHandshakeError as refused:
@@ -124,8 +123,15 @@ class Forwarder:
                 await outer.close(code=_close_code(inner))
         return outer
 
-    async def close(self) -> None:
-        await self._client.close()
+
+def _connect_to(socket: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(socket, limit=0, force_close=True),
+        timeout=TIMEOUTS,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=ADDED_BY_AIOHTTP,
+    )
 
 
 def keep_cookie_to_app(cookie: str, host: str, apps_domain: str) -> str:

@@ -60,9 +60,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class AppState(msgspec.Struct, frozen=True):
     """The state of a start command. The watchdog writes it beside the link in `running`."""
 
-    port: int = 0  # 0 while it does not run
+    socket: str = ""  # of Unix, where the app is reached; empty while it does not run
     exits: int = 0
     last: str = ""  # how it ended last
+    keeper: int = 0  # the process id of its keeper, and when that started
+    began: int = 0
 
 
 def state_path(folder: Path, deploy_id: str) -> Path:
@@ -100,7 +102,7 @@ class AppServer:
 
     async def _answer(self, request: web.Request, site: Site, release: Path) -> web.StreamResponse:
         if (release / "app").is_dir():
-            return await self._forwarder.forward(request, read_state(self._folder, release.name).port)
+            return await self._forwarder.forward(request, read_state(self._folder, release.name).socket)
         response = serve_file(request, release / "files", self._previous_files(site))
         await response.prepare(request)  # here, because sending belongs to the request in progress
         return response
@@ -208,17 +210,13 @@ async def serve(
     """Serves the apps on a port, or on a Unix socket."""
     if socket is not None:
         _remove_stale(socket)
-    forwarder = Forwarder(apps_domain)
-    try:
-        async with _runner(AppServer(folder, forwarder).handle) as runner:
-            if socket is not None:
-                await web.UnixSite(runner, socket, backlog=BACKLOG).start()
-                os.chmod(socket, 0o666)  # noqa: S103 - nginx runs as another user
-            else:
-                await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
-            yield
-    finally:
-        await forwarder.close()
+    async with _runner(AppServer(folder, Forwarder(apps_domain)).handle) as runner:
+        if socket is not None:
+            await web.UnixSite(runner, socket, backlog=BACKLOG).start()
+            os.chmod(socket, 0o666)  # noqa: S103 - nginx runs as another user
+        else:
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        yield
 
 
 def _remove_stale(socket: Path) -> None:

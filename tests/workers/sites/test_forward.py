@@ -15,7 +15,6 @@ from aiohttp import web
 from tests.fakes.shop import Shop
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
 from workers.sites.web import AppState, state_path
 
 
@@ -42,10 +41,10 @@ async def shop(hosting: Hosting) -> AsyncIterator[Shop]:
         web.Server(shop.answer, handler_cancellation=True, auto_decompress=False), shutdown_timeout=0.1
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    path = str(hosting.folder / "app.sock")
+    await web.UnixSite(runner, path).start()
     state = state_path(hosting.folder, "dep_1")
-    state.write_bytes(msgspec.json.encode(AppState(runner.addresses[0][1])))
+    state.write_bytes(msgspec.json.encode(AppState(path)))
     yield shop
     state.unlink()
     shop.go_on.set()
@@ -189,8 +188,9 @@ async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes, caplog: p
         writer.close()
 
     state = state_path(hosting.folder, "dep_1")
-    async with await asyncio.start_server(talk, "127.0.0.1", 0) as app:
-        state.write_bytes(msgspec.json.encode(AppState(app.sockets[0].getsockname()[1])))
+    path = str(hosting.folder / "app.sock")
+    async with await asyncio.start_unix_server(talk, path):
+        state.write_bytes(msgspec.json.encode(AppState(path)))
         said = await hosting.ask("/")
         assert said.status in (200, 502, 999)
         state.unlink()
@@ -199,7 +199,7 @@ async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes, caplog: p
 
 async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
     state = state_path(hosting.folder, "dep_1")
-    for running in (None, AppState(0, exits=3), AppState(free_port())):
+    for running in (None, AppState(exits=3), AppState("/nowhere/app.sock")):
         if running is not None:
             state.write_bytes(msgspec.json.encode(running))
         said = await hosting.ask("/index.html")
