@@ -3,6 +3,7 @@ import contextlib
 import os
 import resource
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.polling import wait_until
-from tests.support.sandbox import ROOT, Room, become_ordinary, delegation, ordinary_python, passable
+from tests.support.sandbox import ORDINARY, ROOT, Room, as_ordinary_user, delegation, passable
 from workers.sandbox import bwrap, cgroups
 from workers.sandbox.sandbox import BUILD_USERS, LINE, Command, Limits, Sandbox, Unsafe
 
@@ -21,14 +22,16 @@ def test_everything_again_without_root(delegated: bool) -> None:
     if "CAPSULE_AGAIN" in os.environ or not ROOT:
         return
     files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("keeper", "network"))]
-    python, variables = ordinary_python()
-    command = [*python, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     with delegation() if delegated else contextlib.nullcontext(lambda: None) as enter, passable() as temporary:
-        temporary.chmod(0o1777)
+        (temporary / "shown").mkdir()
+        (temporary / "own").mkdir()
+        os.chown(temporary / "own", ORDINARY, ORDINARY)
+        own = {"CAPSULE_AGAIN": "1", "PYTHONDONTWRITEBYTECODE": "1", "SHOWN": str(temporary / "shown")}
         ended = subprocess.run(
-            command,
-            env={**os.environ, **variables, "CAPSULE_AGAIN": "1", "HOME": str(temporary), "TMPDIR": str(temporary), "PYTHONDONTWRITEBYTECODE": "1"},
-            preexec_fn=lambda: (enter(), become_ordinary()),
+            as_ordinary_user(command),
+            env={**os.environ, **own, "HOME": str(temporary / "own"), "TMPDIR": str(temporary / "own")},
+            preexec_fn=enter,
             capture_output=True,
             text=True,
             timeout=300,
@@ -136,7 +139,7 @@ async def test_the_environment_is_what_was_given(room: Room) -> None:
     environment = {"PATH": os.environ["PATH"], "ONE": "1"}
     command = Command(arguments=["env"], folder=room.folder, environment=environment, write=[room.folder])
     assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok
-    assert sorted(line.partition("=")[0] for line in room.lines) == ["ONE", "PATH"]
+    assert sorted(line.partition("=")[0] for line in room.lines) == ["ONE", "PATH", "PWD"]
 
 
 async def test_nothing_open_is_inherited_and_no_privilege_gained(each_room: Room) -> None:

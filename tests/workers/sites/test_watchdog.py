@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -22,10 +25,13 @@ USERS = range(61_184, 61_200)  # of no worker's: other tests may run meanwhile
 # What it answers is its release; the paths end it in different ways.
 SERVER = """
 const fs = require('fs'), http = require('http'), { PORT, HOST, HOME } = process.env
+const born = Math.random()
 const answers = {
   '/who': () => JSON.stringify({ uid: process.getuid?.(), pid: process.pid, home: HOME, cwd: process.cwd() }),
   '/write': () => { fs.writeFileSync(HOME + '/note', 'x'); return 'kept' },
   '/deface': () => { fs.writeFileSync('index.html', 'x'); return 'done' },
+  '/born': () => String(born),
+  '/neighbours': () => JSON.stringify(fs.readdirSync(HOME + '/..').filter(name => !name.endsWith('.scratch'))),
   '/exit': () => process.exit(3),
   '/kill': () => process.kill(process.pid, 'SIGKILL'),
   '/eat': () => { const all = []; for (;;) all.push(Buffer.alloc(1 << 24, 1)) },
@@ -177,17 +183,107 @@ async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
     watch.start()
-    pids = [eval(await watch.ask(deploy_id, "/who"))["pid"] for deploy_id in ("dep_1", "dep_2")]
+    for deploy_id in ("dep_1", "dep_2"):
+        await watch.ask(deploy_id)
+    keeper = watch.state("dep_1").keeper
     under_way = asyncio.create_task(watch.ask("dep_1", "/slow"))
     await asyncio.sleep(0.2)
     watch.hosting.releases.stop("dep_1")
     assert await under_way == "slow", "it may finish what it is doing"
-    await wait_until(lambda: not Path(f"/proc/{pids[0]}").exists())
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists())
     await wait_until(lambda: watch.state("dep_1") == AppState())
     assert await watch.ask("dep_2") == "release dep_2"
-    await watch.stop()
-    assert not Path(f"/proc/{pids[1]}").exists()
     assert watch.crashes == []
+
+
+# -- apps outlive the watchdog -------------------------------------------------------------------------------
+
+
+async def test_a_new_watchdog_goes_on_with_the_apps_of_the_former(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    watch.start()
+    assert await watch.ask("dep_1", "/write") == "kept"
+    before = await watch.ask("dep_1", "/born"), await watch.ask("dep_2", "/born")
+    await watch.stop()
+    assert await watch.get("dep_1", "/born") == before[0], "it runs without a watchdog"
+    watch.hosting.releases.stop("dep_2")
+    keeper = watch.state("dep_2").keeper
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 15)
+    watch.start()
+    await wait_until(lambda: not [*watch.hosting.releases.running.glob("dep_2*")])
+    assert await watch.ask("dep_1", "/born") == before[0]
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: watch.crashes)
+    assert watch.crashes == [("shop", "exit", 3)]
+    assert await watch.ask("dep_1", "/born") != before[0]
+
+
+async def test_a_crash_without_a_watchdog_is_told_by_the_next(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    await watch.stop()
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists())
+    watch.start()
+    assert await watch.ask("dep_1") == "release dep_1"
+    assert watch.crashes == [("shop", "exit", 3)]
+    assert watch.state("dep_1").exits == 1
+
+
+async def test_a_killed_worker_stops_no_app(watch: Watch) -> None:
+    watch.publish("dep_1")
+    script = f"""
+import asyncio
+from pathlib import Path
+from workers.sandbox.sandbox import Sandbox
+from workers.sites.watchdog import Watchdog
+
+async def crashed(*what: object) -> None: ...
+
+folder = Path({str(watch.hosting.folder)!r})
+sandbox = Sandbox(development=False, users=range({USERS.start}, {USERS.stop}))
+sandbox.check(folder)
+asyncio.run(Watchdog(folder, sandbox, crashed).run())
+"""
+    worker = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        born = await watch.ask("dep_1", "/born")
+    finally:
+        worker.kill()
+        worker.wait()
+    await asyncio.sleep(1)
+    assert await watch.get("dep_1", "/born") == born
+    watch.start()
+    keeper = watch.state("dep_1").keeper
+    assert await watch.ask("dep_1", "/born") == born
+    os.kill(keeper, signal.SIGKILL)  # the kernel kills the app with it
+    await wait_until(lambda: watch.crashes)
+    assert await watch.ask("dep_1", "/born") != born
+
+
+async def test_no_app_can_take_the_place_of_another(watch: Watch) -> None:
+    """Each has the same port, in a network of its own; and no way to the sockets of the others."""
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    watch.start()
+    for deploy_id in ("dep_1", "dep_2"):
+        assert await watch.ask(deploy_id) == f"release {deploy_id}"
+        assert await watch.ask(deploy_id, "/neighbours") == "[]"
+    sockets = [Path(watch.state(deploy_id).socket) for deploy_id in ("dep_1", "dep_2")]
+    assert [path.stat().st_mode & 0o777 for path in sockets] == [0o600, 0o600]
+    assert len({path.stat().st_uid for path in sockets} | {os.geteuid()}) == 1
+
+
+async def test_output_is_bounded_and_the_latest_is_kept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch.publish("dep_1", "seq 400000; echo last; exec node server.js")
+    watch.start()
+    await watch.ask("dep_1")
+    path = output_path(watch.hosting.folder, "dep_1")
+    await wait_until(lambda: path.read_text().endswith("last\nstarting\n"))
+    assert path.stat().st_size + Path(f"{path}.old").stat().st_size < 1_100_000
 
 
 async def test_a_start_command_that_is_lost_harms_no_other(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
