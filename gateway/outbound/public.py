@@ -1,5 +1,8 @@
-"""The table of addresses that belong to the public internet. Sandboxes judge their connections by it too, so this module
-imports nothing but `ipaddress`: it starts with every build and app."""
+"""Which addresses belong to the public internet.
+
+Sandboxes judge their connections by this table too. It is loaded with every build and app, so this module imports
+nothing but `ipaddress`.
+"""
 
 from __future__ import annotations
 

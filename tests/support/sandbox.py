@@ -37,7 +37,9 @@ class Room:
             **more,
         )
 
-    async def run(self, script: str, *, connect: Sequence[int] = (), hosts: Sequence[str] = (), **limits: Any) -> Outcome:
+    async def run(
+        self, script: str, *, connect: Sequence[int] = (), hosts: Sequence[str] = (), **limits: Any
+    ) -> Outcome:
         command = self.command(script, Limits(**{"seconds": 20, **limits}), connect=connect, hosts=hosts)
         return await self.sandbox.run(command, self.uid, self.lines.append)
 

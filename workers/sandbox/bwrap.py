@@ -1,8 +1,8 @@
 """What a sandbox sees: the arguments of bubblewrap, and the system calls that are refused.
 
-bubblewrap gives the command namespaces of its own: users, processes, IPC, host name and a file system that contains the
-tools of the machine and the folders that were asked for. The network is in `network.py`. Every process on the machine can
-see command lines, so the environment is not part of them.
+bubblewrap gives the command namespaces of its own: users, processes, IPC, host name, and a file system that contains
+the machine's tools and the folders that were asked for. The network is in `network.py`. Every process on the machine
+can see command lines, so the environment is not part of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,16 @@ def arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
     uid = os.getuid() if spec["uid"] is None else spec["uid"]
     size = str(spec["limits"]["memory"] // 2)
     words = [spec["bwrap"], "--unshare-user", "--uid", str(uid), "--gid", str(uid), "--unshare-pid", "--unshare-ipc"]
-    words += ["--unshare-uts", "--hostname", "app", "--unshare-cgroup-try", "--new-session", "--die-with-parent"]
+    words += [
+        "--unshare-uts",
+        "--hostname",
+        "app",
+        "--unshare-cgroup-try",
+        "--new-session",
+        "--die-with-parent",
+        "--cap-drop",
+        "ALL",
+    ]
     words += ["--info-fd", str(info_fd), "--seccomp", str(_memory_file(bytes.fromhex(spec["filter"])))]
     words += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - its own

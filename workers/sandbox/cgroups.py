@@ -24,7 +24,7 @@ def find_parents() -> list[str]:
 
     Empty if there are none: the worker is neither root nor in a group that was delegated to it.
     """
-    own = {}
+    own: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

@@ -34,7 +34,9 @@ BACKLOG = 4_096  # connections that wait to be accepted
 OUTPUT_BYTES = 524_288  # of an app, after which a new file begins; the one before is kept
 
 
-def enter(spec: dict[str, Any], keeper: socket.socket, listener: socket.socket | None, info: int, output: int) -> NoReturn:
+def enter(
+    spec: dict[str, Any], keeper: socket.socket, listener: socket.socket | None, info: int, output: int
+) -> NoReturn:
     """Becomes bubblewrap, in a network namespace of its own."""
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
@@ -188,7 +190,6 @@ class Keeper:
             # Adding up many files takes long: spend at most a twentieth of the time on it.
             self._disk_at = now + max(1.0, 20 * (time.monotonic() - now))
         return ""
-
 
     def _held(self, living: list[int], *, on_disk: bool) -> int:
         """Bytes of files without a name, which open descriptors and mappings keep: on the disk, or in memory."""

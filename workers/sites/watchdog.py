@@ -11,7 +11,6 @@ keeper. The next watchdog goes on with the keepers that it finds.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -193,5 +192,6 @@ def _is_running(state: AppState) -> bool:
 
 
 async def _until_ended(state: AppState) -> None:
-    while _is_running(state):
+    """Asks the kernel, because a former watchdog may have started the keeper."""
+    while _is_running(state):  # noqa: ASYNC110
         await asyncio.sleep(CHECK_INTERVAL)

@@ -150,7 +150,9 @@ async def test_what_may_be_reached_is_reached_whole(room: Room, echo: int) -> No
 
 async def test_one_sandbox_does_not_reach_another(room: Room) -> None:
     """Both may use the same port, and neither sees the other there."""
-    listening = "import socket, time; s = socket.create_server(('0.0.0.0', 8080)); print('up', flush=True); time.sleep(9)"
+    listening = (
+        "import socket, time; s = socket.create_server(('0.0.0.0', 8080)); print('up', flush=True); time.sleep(9)"
+    )
     async with room.sandbox.start(
         room.command(f'exec /usr/bin/python3 -c "{listening}"', Limits()),
         room.uid,
