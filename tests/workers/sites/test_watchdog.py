@@ -32,6 +32,7 @@ const answers = {
   '/deface': () => { fs.writeFileSync('index.html', 'x'); return 'done' },
   '/born': () => String(born),
   '/neighbours': () => JSON.stringify(fs.readdirSync(HOME + '/..').filter(name => !name.endsWith('.scratch'))),
+  '/releases': () => JSON.stringify(fs.readdirSync('../../../..')),
   '/exit': () => process.exit(3),
   '/kill': () => process.kill(process.pid, 'SIGKILL'),
   '/eat': () => { const all = []; for (;;) all.push(Buffer.alloc(1 << 24, 1)) },
@@ -272,6 +273,8 @@ async def test_no_app_can_take_the_place_of_another(watch: Watch) -> None:
     for deploy_id in ("dep_1", "dep_2"):
         assert await watch.ask(deploy_id) == f"release {deploy_id}"
         assert await watch.ask(deploy_id, "/neighbours") == "[]"
+    assert await watch.ask("dep_1", "/releases") == '["shop"]'
+    assert await watch.ask("dep_2", "/releases") == '["other"]'
     sockets = [Path(watch.state(deploy_id).socket) for deploy_id in ("dep_1", "dep_2")]
     assert [path.stat().st_mode & 0o777 for path in sockets] == [0o600, 0o600]
     assert len({path.stat().st_uid for path in sockets} | {os.geteuid()}) == 1
