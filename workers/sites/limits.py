@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-APP_REQUESTS = 256
+APP_REQUESTS = 384
 APP_WAITING = 128
 WAIT_SECONDS = 5.0
 GUARANTEED = 16
