@@ -44,7 +44,7 @@
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
-| `builder` | string | id of the data folder in use for builds | 15 s |
+| `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |

@@ -86,11 +86,11 @@ class Builder:
                         group.create_task(self._tidy_regularly())
                         group.create_task(self._consumer.run())
                 finally:
-                    await finish_despite_cancellation(self._stop(lock))
+                    await finish_despite_cancellation(self._stop())
         finally:
             await self._store.close()
 
-    async def _stop(self, lock: BuilderLock) -> None:
+    async def _stop(self) -> None:
         self._waiting.clear()
         for task in self._running:
             task.cancel()
@@ -98,7 +98,6 @@ class Builder:
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with asyncio.timeout(ATTEMPT):
                 await self._consumer.release()
-        await lock.release()
 
     async def _tidy_regularly(self) -> None:
         while True:

@@ -102,7 +102,8 @@ class AppServer:
         if (release / "app").is_dir():
             return await self._forwarder.forward(request, read_state(self._folder, release.name).port)
         response = serve_file(request, release / "files", self._previous_files(site))
-        await response.prepare(request)  # here, because sending belongs to the request in progress
+        with suppress(ConnectionError):  # the visitor has left
+            await response.prepare(request)  # here, because sending belongs to the request in progress
         return response
 
     def _find_site(self, host: str) -> Site | None:

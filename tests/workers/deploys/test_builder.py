@@ -155,6 +155,43 @@ async def _is(host: Host, app: str, text: str) -> bool:
     return await host.page(app) == text
 
 
+@pytest.mark.parametrize("former", ["still-runs", "was-stopped"])
+async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(host: Host, former: str) -> None:
+    """Visitors get an answer all the while, although the replaced app may have to start again first."""
+    app = await host.app(build=START)
+    await host.worker("sites", joined=False)
+    await host.worker("deploys")
+    good = await host.over(await host.publish(app, server("good")))
+    assert good["state"] == "live", good
+    await host.workers[-1].stop()
+    host.gateway.environment["GATEWAY_CANARY"] = "60"
+    worker = await host.worker("deploys", constants={TIDY: 0.2})
+    deploy = await host.publish(app, server("unverified"))
+    await host.in_state(deploy, "canary")
+    assert await host.page(app) == "unverified"
+    answers: list[str] = []
+
+    async def visitor() -> None:
+        while True:
+            answers.append(await host.page(app))
+            await asyncio.sleep(0.02)
+
+    visiting = asyncio.create_task(visitor())
+    worker.kill()
+    link = host.gateway.folder / "data" / "running" / good["id"]
+    if former == "was-stopped":
+        link.unlink()
+        await wait_until(lambda: not link.with_suffix(".state").exists(), 15)
+    await host.worker("deploys", constants={TIDY: 0.2})
+    await wait_until(lambda: answers[-1] == "good", 15)
+    failed = await host.over(deploy)
+    assert failed["error"] == "canary: the worker stopped during the deploy; deploy again"
+    await asyncio.sleep(1)  # for more rounds of tidying
+    visiting.cancel()
+    assert set(answers) == {"unverified", "good"}
+    assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "once, and for good"
+
+
 async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host: Host, tmp_path: Path) -> None:
     app = await host.app(build=BUILD)
     worker = await host.worker("deploys", "webhooks")

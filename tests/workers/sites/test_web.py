@@ -262,3 +262,14 @@ async def test_a_reader_that_stops_is_disconnected(filled: Hosting, monkeypatch:
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await asyncio.wait_for(reader.readexactly(30_000_000), 10)
         writer.close()
+
+
+async def test_a_visitor_who_leaves_is_no_error(filled: Hosting, caplog: pytest.LogCaptureFixture) -> None:
+    async with filled.served("embedded") as hosting:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+            writer.write(f"GET /big.bin HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+            await asyncio.sleep(0.005)
+            writer.transport.abort()
+        assert (await hosting.ask("/")).status == 200
+    assert [record for record in caplog.records if record.exc_info] == []
