@@ -25,8 +25,8 @@ from gateway.deploys.states import Deploy, host
 from gateway.settings import Settings
 from workers.deploys import build, source
 from workers.deploys.source import DeployError
-from workers.sandbox.sandbox import BUILD_USERS, Limits, Sandbox, Unsafe
-from workers.sites import sites, web
+from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, Sandbox, Unsafe
+from workers.sites import disk, sites, web
 from workers.sites.releases import Releases, Site, exclusive_lock, remove_folder
 from workers.sites.watchdog import output_path
 
@@ -126,8 +126,15 @@ class LocalEngine:
                 await _run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
+                await _run_in_thread(self._bound_disk, deploy, release)
             finally:
                 await _run_in_thread(remove_folder, folder)
+
+    def _bound_disk(self, deploy: Deploy, release: Path) -> None:
+        limit = self._settings.account_disk
+        if not disk.make_room(self._releases, deploy.account, release, limit * MIB):
+            remove_folder(release)
+            raise DeployError(f"the account's apps take more than {limit} MiB of disk; make them smaller")
 
     async def _fetch_source(self, job: Job, uid: int | None, folder: Path) -> None:
         deploy, settings = job.deploy, self._settings

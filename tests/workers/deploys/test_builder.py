@@ -111,6 +111,22 @@ async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: H
         assert await host.page(app) == "good\n"
 
 
+async def test_an_account_has_so_much_disk(host: Host) -> None:
+    host.gateway.environment["GATEWAY_ACCOUNT_DISK"] = "5"
+    app, second = await host.app(build=BUILD), await host.app(build=BUILD)
+    await host.worker("deploys")
+    page = "mkdir dist; echo {} > dist/index.html; head -c 2000000 /dev/zero > dist/more"
+    for number in range(3):
+        deploy = await host.over(await host.publish(app, {"build.sh": page.format(number)}))
+        assert deploy["state"] == "live", deploy["log"]
+    deploy = await host.over(await host.publish(second, {"build.sh": page.format("second")}))
+    assert deploy["error"] == "build: the account's apps take more than 5 MiB of disk; make them smaller"
+    assert await host.page(app) == "2\n"
+    assert await host.page(second) == "404"
+    small = await host.over(await host.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
+    assert small["state"] == "live"
+
+
 async def test_a_canary_that_fails_rolls_back(host: Host) -> None:
     app = await host.app(build=START)
     await host.worker("deploys", "webhooks")
