@@ -4,6 +4,7 @@
 | --- | --- | --- | --- |
 | `app:<name>` | string | an app's record, JSON | when the app is deleted |
 | `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
+| `domain:<name>` | string | id of the app with this custom domain, and time of its claim, s | with the app |
 | `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
@@ -86,6 +87,10 @@ def app_key(name: str) -> str:
 
 def alias_key(app_id: str) -> str:
     return f"alias:{app_id}"
+
+
+def domain_key(domain: str) -> str:
+    return f"domain:{domain}"
 
 
 def api_key_key(digest: str) -> str:

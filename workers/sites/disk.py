@@ -1,7 +1,8 @@
 """How much disk the releases of an account take.
 
-A new release makes room for itself: first among the releases of deleted apps, then among old releases of the account's
-sites, then among previews, oldest first. What is served live, what it replaced, and what is still being checked stay.
+A new release makes room for itself: first among the releases of deleted apps, then among old ones of the account's
+sites, then among previews, oldest first. What is served live, what it replaced a short time ago, and what is still
+being checked stay.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from workers.sites.releases import Releases, Site, remove_folder
+from workers.sites.releases import PREVIOUS_SECONDS, Releases, Site, remove_folder
 
 _one_at_a_time = threading.Lock()  # of two builds that end together, each must count the other's release
 
@@ -42,9 +43,11 @@ def _removable(sites: list[Site], release: Path) -> Iterator[Path]:
 
 def _replaced(site: Site) -> Iterator[Path]:
     """Releases that are older than the one that is served. Newer ones are still being checked."""
-    for path in site.releases():
-        if site.current is not None and path.name < site.current and path.name != site.read_link("previous"):
-            yield path
+    if site.current is None:
+        return
+    recent = site.unverified is not None or site.seconds_since_swap < PREVIOUS_SECONDS
+    needed = site.read_link("previous") if recent else None
+    yield from (path for path in site.releases() if path.name < site.current and path.name != needed)
 
 
 def _age(path: Path) -> str:

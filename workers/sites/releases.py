@@ -37,6 +37,7 @@ logger = structlog.get_logger()
 KEPT_RELEASES = 5  # per site
 KEPT_PREVIEWS = 20  # sites per app, besides the live one
 KEPT_AFTER_DELETION = 7 * 86_400  # seconds
+PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
 LOCK_INTERVAL = 0.5  # seconds between two attempts
 
 
@@ -72,6 +73,11 @@ class Site:
     @property
     def current(self) -> str | None:
         return self.read_link("current")
+
+    @property
+    def seconds_since_swap(self) -> float:
+        """Raises OSError when nothing is served."""
+        return time.time() - (self.folder / "current").lstat().st_mtime
 
     @property
     def unverified(self) -> str | None:

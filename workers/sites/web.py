@@ -13,7 +13,6 @@ import logging
 import mimetypes
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -26,10 +25,9 @@ from aiohttp.http import HttpProcessingError
 
 from workers.sites.forward import Forwarder
 from workers.sites.limits import SLOW_BYTES, SLOW_SECONDS, Busy, RequestLimits
-from workers.sites.releases import Site
+from workers.sites.releases import PREVIOUS_SECONDS, Site
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
 BACKLOG = 4_096  # connections that wait to be accepted
 KEEP_ALIVE = 75.0  # seconds; longer than nginx keeps connections, because nginx must be the one to close them
 # By file extension. Python's table rather than the machine's, so that every machine and server answers the same.
@@ -121,7 +119,7 @@ class AppServer:
         """The files of the release that the current one replaced, for a limited time after the swap."""
         previous = site.read_link("previous")
         with suppress(OSError):
-            if previous is not None and time.time() - (site.folder / "current").lstat().st_mtime < PREVIOUS_SECONDS:
+            if previous is not None and site.seconds_since_swap < PREVIOUS_SECONDS:
                 return site.release(previous) / "files"
         return None
 

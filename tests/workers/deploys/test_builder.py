@@ -112,15 +112,15 @@ async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: H
 
 
 async def test_an_account_has_so_much_disk(host: Host) -> None:
-    host.gateway.environment["GATEWAY_ACCOUNT_DISK"] = "5"
+    host.gateway.environment["GATEWAY_ACCOUNT_DISK"] = "7"
     app, second = await host.app(build=BUILD), await host.app(build=BUILD)
     await host.worker("deploys")
-    page = "mkdir dist; echo {} > dist/index.html; head -c 2000000 /dev/zero > dist/more"
+    page = "mkdir dist; echo {} > dist/index.html; head -c {}000000 /dev/zero > dist/more"
     for number in range(3):
-        deploy = await host.over(await host.publish(app, {"build.sh": page.format(number)}))
+        deploy = await host.over(await host.publish(app, {"build.sh": page.format(number, 2)}))
         assert deploy["state"] == "live", deploy["log"]
-    deploy = await host.over(await host.publish(second, {"build.sh": page.format("second")}))
-    assert deploy["error"] == "build: the account's apps take more than 5 MiB of disk; make them smaller"
+    deploy = await host.over(await host.publish(second, {"build.sh": page.format("second", 4)}))
+    assert deploy["error"] == "build: the account's apps take more than 7 MiB of disk; make them smaller"
     assert await host.page(app) == "2\n"
     assert await host.page(second) == "404"
     small = await host.over(await host.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))

@@ -1,12 +1,14 @@
 """The disk of one account."""
 
+import os
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.hosted_apps import Hosting, data_folder
 from workers.sites.disk import make_room, size
-from workers.sites.releases import Site
+from workers.sites.releases import PREVIOUS_SECONDS, Site
 
 MIB = 1 << 20
 
@@ -56,6 +58,19 @@ def test_a_release_makes_room_for_itself(hosting: Hosting) -> None:
     assert kept(hosting) == {"dep_03", "dep_04", "dep_05", "dep_11", "dep_12"}, (
         "live, replaced, checked, another's, new"
     )
+
+
+def test_what_was_replaced_long_ago_goes_unless_it_may_come_back(hosting: Hosting) -> None:
+    release(hosting, "dep_1", "shop")
+    site = release(hosting, "dep_2", "shop", swap=False)
+    site.swap("dep_2", canary=True)
+    long_ago = time.time() - PREVIOUS_SECONDS - 1
+    os.utime(site.folder / "current", (long_ago, long_ago), follow_symlinks=False)
+    assert not make_room(hosting.releases, "acc_1", site.release("dep_2"), MIB * 3 // 2)
+    assert kept(hosting) == {"dep_1", "dep_2"}
+    site.confirm("dep_2")
+    assert make_room(hosting.releases, "acc_1", site.release("dep_2"), MIB * 3 // 2)
+    assert kept(hosting) == {"dep_2"}
 
 
 def test_what_a_release_takes(hosting: Hosting) -> None:
