@@ -98,6 +98,10 @@ class LocalEngine:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
         self._releases.create_folders()
+        try:
+            await _run_in_thread(source.check_git, self._sandbox.environment["PATH"])
+        except DeployError as error:
+            logger.error("deploys.no_repositories", action=str(error))
         async with exclusive_lock(self._releases.folder / "deploys.lock"):
             yield self._releases.folder_id()
 

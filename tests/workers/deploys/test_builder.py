@@ -93,6 +93,25 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, tmp
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
+async def test_an_old_git_is_told_at_the_start_and_clones_nothing(host: Host, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").write_text("#!/bin/sh\necho git version 2.30.2\n")
+    (tools / "git").chmod(0o755)
+    for folder in (tools, *tools.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(0o711)  # the worker leaves out folders that builds can't enter
+    host.gateway.environment["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    worker = await host.worker("deploys")
+    assert "deploys.no_repositories" in worker.log
+    cloned = await host.app(repository={"url": f"file://{tmp_path}"}, build=BUILD)
+    deploy = await host.over(await host.trigger(await host.hook(cloned)))
+    assert deploy["error"] == "build: repositories can't be cloned: the worker needs git 2.37 or newer"
+    published = await host.app(build=BUILD)
+    files = {"build.sh": "mkdir dist; echo page > dist/index.html"}
+    assert (await host.over(await host.publish(published, files)))["state"] == "live"
+
+
 async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: Host) -> None:
     app = await host.app(build=BUILD)
     await host.worker("deploys", "webhooks")
