@@ -273,3 +273,20 @@ async def test_a_visitor_who_leaves_is_no_error(filled: Hosting, caplog: pytest.
             writer.transport.abort()
         assert (await hosting.ask("/")).status == 200
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_connections_without_a_request_make_room(filled: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "open_files", lambda: 100)
+    filled.publish("dep_7", {"big.bin": b"x" * 30_000_000}, "slow.apps.test", app_id="slow")
+    async with filled.served("embedded") as hosting:
+        reader, loading = await asyncio.open_connection("127.0.0.1", hosting.port)
+        loading.write(b"GET /big.bin HTTP/1.1\r\nHost: slow.apps.test\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        held = [await asyncio.open_connection("127.0.0.1", hosting.port) for _ in range(120)]
+        for silent, _ in held[:70]:
+            assert await asyncio.wait_for(silent.read(), 5) == b"", "the oldest are closed"
+        assert not any(silent.at_eof() for silent, _ in held[80:])
+        assert (await hosting.ask("/")).status == 200
+        assert len(await reader.readexactly(30_000_000)) == 30_000_000, "a request in progress stays"
+        for _, writer in (*held, (reader, loading)):
+            writer.close()
