@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import re
 import time
 from collections.abc import AsyncIterable, Sequence
@@ -44,6 +45,7 @@ STREAM, GROUP = "builds", "deploys"
 LOG_BYTES = 262_144  # of one deploy
 LOG_SECONDS = 90 * 86_400
 SLUG_LENGTH = 19
+LABEL_LENGTH, DIGEST_LENGTH = 63, 8  # of a host name's label; of the digest in an app's name that is too long for it
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500
@@ -90,9 +92,14 @@ def slug(branch: str) -> str:
 
 
 def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
+    """A name that is too long for a preview's label is shortened, and a digest keeps it apart from others."""
     if kind == "live":
         return f"{app}.{domain}"
-    return f"{app}-preview.{domain}" if branch is None else f"{app}--p-{slug(branch)}.{domain}"
+    suffix = "-preview" if branch is None else f"--p-{slug(branch)}"
+    if len(app) + len(suffix) > LABEL_LENGTH:
+        digest = hashlib.sha256(app.encode()).hexdigest()[:DIGEST_LENGTH]
+        app = f"{app[: LABEL_LENGTH - len(suffix) - DIGEST_LENGTH - 1].rstrip('-')}-{digest}"
+    return f"{app}{suffix}.{domain}"
 
 
 class Deploys:

@@ -4,6 +4,7 @@
 | --- | --- | --- | --- |
 | `app:<name>` | string | an app's record, JSON | when the app is deleted |
 | `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
+| `domain:<name>` | string | id of the app with this custom domain, and time of its claim, s | with the app |
 | `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
@@ -44,7 +45,7 @@
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
-| `builder` | string | id of the data folder in use for builds | 15 s |
+| `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
@@ -86,6 +87,10 @@ def app_key(name: str) -> str:
 
 def alias_key(app_id: str) -> str:
     return f"alias:{app_id}"
+
+
+def domain_key(domain: str) -> str:
+    return f"domain:{domain}"
 
 
 def api_key_key(digest: str) -> str:

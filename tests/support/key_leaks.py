@@ -10,6 +10,7 @@ import redis
 KEPT = {
     r"app:": "an app lives until it is deleted",
     r"alias:": "so does its other name",
+    r"domain:": "so does its custom domain",
     r"key:": "an API key is valid until it is revoked",
     r"\{p\d\d\}:keys(-used)?:": "the list of these, and when they were used",
     r"\{p\d\d\}:account:": "an account, and the set of its apps, have no end",

@@ -19,6 +19,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import structlog
 
 from gateway.accounts.records import App
@@ -86,11 +87,11 @@ class Builder:
                         group.create_task(self._tidy_regularly())
                         group.create_task(self._consumer.run())
                 finally:
-                    await finish_despite_cancellation(self._stop(lock))
+                    await finish_despite_cancellation(self._stop())
         finally:
             await self._store.close()
 
-    async def _stop(self, lock: BuilderLock) -> None:
+    async def _stop(self) -> None:
         self._waiting.clear()
         for task in self._running:
             task.cancel()
@@ -98,7 +99,6 @@ class Builder:
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with asyncio.timeout(ATTEMPT):
                 await self._consumer.release()
-        await lock.release()
 
     async def _tidy_regularly(self) -> None:
         while True:
@@ -273,7 +273,14 @@ class Builder:
 
     async def _find_app(self, app: str) -> App | None:
         found: App | None = await until_redis_answers(lambda: self._registry.find(app))
-        return found
+        if found is None or not found.customDomainVerified or await self._may_use_domain(found):
+            return found
+        return msgspec.structs.replace(found, customDomainVerified=False)
+
+    async def _may_use_domain(self, app: App) -> bool:
+        """An app is not served at a domain that another app claimed first."""
+        allowed: bool = await until_redis_answers(lambda: self._registry.claim_domain(app))
+        return allowed
 
     async def _find_ai_url(self, app: App) -> str | None:
         await until_redis_answers(self._availability.reload)

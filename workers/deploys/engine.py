@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
@@ -25,8 +25,8 @@ from gateway.deploys.states import Deploy, host
 from gateway.settings import Settings
 from workers.deploys import build, source
 from workers.deploys.source import DeployError
-from workers.sandbox.sandbox import BUILD_USERS, Limits, Sandbox, Unsafe
-from workers.sites import sites, web
+from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, Sandbox, Unsafe
+from workers.sites import disk, sites, web
 from workers.sites.releases import Releases, Site, exclusive_lock, remove_folder
 from workers.sites.watchdog import output_path
 
@@ -39,6 +39,7 @@ START_SECONDS = 60.0  # within which a start command must answer
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 POLL_INTERVAL = 0.2  # seconds
 DRAIN = 2.0  # seconds for requests in progress, between a swap or its undoing and the end of the replaced release
+RETURN_SECONDS = 10.0  # within which an app that is served again should answer
 OUTPUT_LINES = 100  # of a start command, copied to the log
 
 
@@ -97,6 +98,10 @@ class LocalEngine:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
         self._releases.create_folders()
+        try:
+            await _run_in_thread(source.check_git, self._sandbox.environment["PATH"])
+        except DeployError as error:
+            logger.error("deploys.no_repositories", action=str(error))
         async with exclusive_lock(self._releases.folder / "deploys.lock"):
             yield self._releases.folder_id()
 
@@ -125,8 +130,15 @@ class LocalEngine:
                 await _run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if spec.start is not None:
                     (release / "start").write_text(spec.start)
+                await _run_in_thread(self._bound_disk, deploy, release)
             finally:
                 await _run_in_thread(remove_folder, folder)
+
+    def _bound_disk(self, deploy: Deploy, release: Path) -> None:
+        limit = self._settings.account_disk
+        if not disk.make_room(self._releases, deploy.account, release, limit * MIB):
+            remove_folder(release)
+            raise DeployError(f"the account's apps take more than {limit} MiB of disk; make them smaller")
 
     async def _fetch_source(self, job: Job, uid: int | None, folder: Path) -> None:
         deploy, settings = job.deploy, self._settings
@@ -201,7 +213,7 @@ class LocalEngine:
                 owner = await self._find_app(hosts[0].partition(".")[0])
                 if owner is not None and owner.id != job.app.id:
                     raise DeployError(f"the address {hosts[0]} belongs to another app; rename one of the two")
-            site.swap(job.deploy.id)
+            site.swap(job.deploy.id, canary=job.deploy.kind == "live")
             for name in hosts:
                 self._releases.serve_as(name, site)
 
@@ -215,6 +227,7 @@ class LocalEngine:
                 self._copy_output(job, job.deploy.id)
                 raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
             if (left := ends - time.monotonic()) <= 0:
+                self._releases.site(job.deploy).confirm(job.deploy.id)
                 return
             await asyncio.sleep(min(1.0, self._settings.canary / 10, left))
 
@@ -247,15 +260,40 @@ class LocalEngine:
 
     async def undo(self, deploy: Deploy) -> None:
         site = self._releases.site(deploy)
-        if site.account == deploy.account and site.undo(deploy.id):
-            if site.current is not None and (site.release(site.current) / "start").exists():
-                self._releases.run(site.release(site.current))
-            await asyncio.sleep(DRAIN)
+        if site.account == deploy.account:
+            await self._serve_replaced(site, deploy.id, host(deploy.app, deploy.kind, deploy.branch, self._domain))
         self._releases.stop(deploy.id)
         await _run_in_thread(remove_folder, site.release(deploy.id))
         await _run_in_thread(remove_folder, self._releases.builds / deploy.id)
 
+    async def _serve_replaced(self, site: Site, deploy_id: str, host_name: str) -> None:
+        """Serves again what the deploy replaced. If that is an app, it first has to answer."""
+        replaced = site.replaced_by(deploy_id)
+        if replaced is not None and (replaced / "start").exists():
+            self._releases.run(replaced)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETURN_SECONDS):
+                    await self._until_it_answers(replaced, host_name)
+        if site.undo(deploy_id):
+            await asyncio.sleep(DRAIN)
+
+    async def _until_it_answers(self, release: Path, host_name: str) -> None:
+        while True:
+            state = web.read_state(self._releases.folder, release.name)
+            if state.port:
+                with suppress(DeployError):
+                    return await self._request_root(f"127.0.0.1:{state.port}", host_name)
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _undo_abandoned(self, in_progress: Set[str]) -> None:
+        """A builder that was killed in a canary leaves a release that nobody watches."""
+        for site in self._releases.sites():
+            if (deploy_id := site.unverified) is not None and deploy_id not in in_progress:
+                logger.warning("deploys.canary_abandoned", app=site.app_id, deploy=deploy_id)
+                await self._serve_replaced(site, deploy_id, f"{site.app_id}.{self._domain}")
+
     async def tidy(self, in_progress: Set[str]) -> None:
+        await self._undo_abandoned(in_progress)
         apps = await self._tidy_addresses()
         await _run_in_thread(self._releases.tidy, apps, in_progress)
 

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-APP_REQUESTS = 256
+APP_REQUESTS = 384
 APP_WAITING = 128
 WAIT_SECONDS = 5.0
 GUARANTEED = 16
@@ -24,6 +24,15 @@ SLOW_SECONDS = 60.0  # that a visitor may keep the server waiting for a body or 
 SLOW_BYTES = 1_024  # for which a visitor gets one second more, up to `SLOW_SECONDS`
 
 
+MOST_FILES = 65_536  # that are counted on where the machine sets no limit
+
+
+def open_files(*, hard: bool = False) -> int:
+    """How many files this process may open, or, with `hard`, allow itself and its children to open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[hard]
+    return MOST_FILES if limit == resource.RLIM_INFINITY else min(limit, MOST_FILES)
+
+
 class Busy(Exception):
     """The app has too many requests in progress."""
 
@@ -31,7 +40,7 @@ class Busy(Exception):
 class RequestLimits:
     def __init__(self, total: int = 0) -> None:
         """`total`: requests in progress of all apps; 0: what the process has descriptors for."""
-        self._total = total or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS
+        self._total = total or open_files() // DESCRIPTORS
         self._in_progress: dict[str, int] = {}
         self._sum = 0
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}

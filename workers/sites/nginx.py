@@ -12,7 +12,6 @@ import grp
 import os
 import pwd
 import re
-import resource
 import shutil
 import signal
 import stat
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import structlog
 
+from workers.sites.limits import APP_REQUESTS, APP_WAITING, open_files
 from workers.sites.web import TEXT_TYPES, TYPES
 
 logger = structlog.get_logger()
@@ -31,8 +31,8 @@ logger = structlog.get_logger()
 DRAIN = 10.0  # seconds for answers in progress at a stop
 FORMER_DRAIN = 2.0  # the same for a former nginx, while the port is not served
 START_SECONDS = 10.0
-FILES = 65_536  # descriptors of each nginx process, if the machine allows so many
-HOST_REQUESTS = 1_024  # in progress at one address, slow readers of files included; more get 503
+# In progress at one address, slow readers of files included; more get 503. What passes finds room in `web.py`.
+HOST_REQUESTS = APP_REQUESTS + APP_WAITING
 
 CONFIGURATION = """\
 daemon off;
@@ -82,6 +82,7 @@ http {{
         error_page 503 @busy;
         set $robots '';
         if (-e "{folder}/addresses/$host/noindex") {{ set $robots noindex; }}
+        if (!-e "{folder}/addresses/$host/current") {{ return 404 "There is no app at this address.\n"; }}
         if ($request !~ "^\\S+ +/") {{ return 400; }}
         location / {{
             add_header Cache-Control no-cache;
@@ -135,7 +136,7 @@ def _find_binary() -> str | None:
 def render_configuration(folder: Path, host: str, port: int) -> str:
     if any(c in str(folder) for c in '"$\\;{}\n'):
         raise ValueError(f"nginx can't use a folder with this name: {folder}")
-    files = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], FILES)
+    files = open_files(hard=True)
     return CONFIGURATION.format(
         files=files,
         connections=files // 2,  # a connection of a visitor may have a file open

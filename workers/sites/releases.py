@@ -4,6 +4,7 @@
     releases/<app id>/<variant>/current          link to the release that is served
     releases/<app id>/<variant>/previous         link to the release that `current` replaced
     addresses/<host>                             link to releases/<app id>/<variant>
+    releases/<app id>/<variant>/canary           link to the release that is served but has not passed its canary
     releases/<app id>/<variant>/noindex          in previews; nginx then asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
 
@@ -36,6 +37,7 @@ logger = structlog.get_logger()
 KEPT_RELEASES = 5  # per site
 KEPT_PREVIEWS = 20  # sites per app, besides the live one
 KEPT_AFTER_DELETION = 7 * 86_400  # seconds
+PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
 LOCK_INTERVAL = 0.5  # seconds between two attempts
 
 
@@ -72,10 +74,28 @@ class Site:
     def current(self) -> str | None:
         return self.read_link("current")
 
-    def swap(self, deploy_id: str) -> None:
+    @property
+    def seconds_since_swap(self) -> float:
+        """Raises OSError when nothing is served."""
+        return time.time() - (self.folder / "current").lstat().st_mtime
+
+    @property
+    def unverified(self) -> str | None:
+        """The id of the deploy that is served but has not passed its canary yet."""
+        in_canary = self.read_link("canary")
+        return in_canary if in_canary == self.current else None
+
+    def confirm(self, deploy_id: str) -> None:
+        """The deploy has passed its canary."""
+        if self.read_link("canary") == deploy_id:
+            (self.folder / "canary").unlink()
+
+    def swap(self, deploy_id: str, *, canary: bool = False) -> None:
         before = self.current
         if before == deploy_id:
             return
+        if canary:
+            replace_link(self.folder / "canary", deploy_id)
         if before is not None:
             replace_link(self.folder / "previous", before)
         replace_link(self.folder / "current", deploy_id)
@@ -84,12 +104,19 @@ class Site:
         """Serves again what this deploy replaced. Returns False when this deploy is not being served."""
         if self.current != deploy_id:
             return False
-        previous = self.read_link("previous")
-        if previous is not None and previous != deploy_id and self.release(previous).is_dir():
-            replace_link(self.folder / "current", previous)
+        if (previous := self.replaced_by(deploy_id)) is not None:
+            replace_link(self.folder / "current", previous.name)
         else:
             (self.folder / "current").unlink()
+        self.confirm(deploy_id)
         return True
+
+    def replaced_by(self, deploy_id: str) -> Path | None:
+        """The release that an undoing of this deploy serves again."""
+        previous = self.read_link("previous")
+        if self.current == deploy_id and previous not in (None, deploy_id) and self.release(previous).is_dir():
+            return self.release(previous)
+        return None
 
     def releases(self) -> list[Path]:
         """Newest first; an id begins with the time."""
@@ -209,8 +236,8 @@ class Releases:
         """Whether a release that has a start command must keep running. Its deploy has ended and no longer swaps."""
         site = Site(link.resolve().parent)
         needed = {site.current}
-        if site.current in in_progress:
-            needed.add(site.read_link("previous"))  # served again if the canary fails
+        if site.current in in_progress or site.unverified is not None:
+            needed.add(site.read_link("previous"))  # served again if the canary fails, or its builder was killed
         return site.app_id in apps and link.name in needed
 
     @staticmethod

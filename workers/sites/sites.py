@@ -27,13 +27,13 @@ from gateway.settings import Settings
 from gateway.store.client import Store
 from workers.sandbox.sandbox import APP_USERS, Sandbox, Unsafe
 from workers.sites import nginx, web
+from workers.sites.limits import open_files
 from workers.sites.releases import Releases, exclusive_lock
 from workers.sites.watchdog import LIMITS, Watchdog
 
 logger = structlog.get_logger()
 
 REPORT_SECONDS = 300.0  # after which a crash that can't be reported is dropped
-OPEN_FILES = 65_536  # a request takes up to three
 RETRY_INTERVAL = 1.0  # seconds
 
 
@@ -94,7 +94,8 @@ async def _running(work: Coroutine[object, object, object]) -> AsyncIterator[asy
 
 def _open_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, open_files(hard=True)), hard))
 
 
 def read_address(folder: Path) -> str:

@@ -13,9 +13,9 @@ import logging
 import mimetypes
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -25,11 +25,11 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpProcessingError
 
 from workers.sites.forward import Forwarder
-from workers.sites.limits import SLOW_BYTES, SLOW_SECONDS, Busy, RequestLimits
-from workers.sites.releases import Site
+from workers.sites.limits import SLOW_BYTES, SLOW_SECONDS, Busy, RequestLimits, open_files
+from workers.sites.releases import PREVIOUS_SECONDS, Site
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
+ROOM_INTERVAL = 0.25  # seconds between two checks of the number of connections
 BACKLOG = 4_096  # connections that wait to be accepted
 KEEP_ALIVE = 75.0  # seconds; longer than nginx keeps connections, because nginx must be the one to close them
 # By file extension. Python's table rather than the machine's, so that every machine and server answers the same.
@@ -84,8 +84,25 @@ class AppServer:
     def __init__(self, folder: Path, forwarder: Forwarder) -> None:
         self._folder, self._forwarder = folder, forwarder
         self._limits = RequestLimits()
+        self._in_use: set[object] = set()  # connections with a request in progress
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        self._in_use.add(request.protocol)
+        try:
+            return await self._handle(request)
+        finally:
+            self._in_use.discard(request.protocol)
+
+    async def make_room(self, server: web.Server, limit: int) -> None:
+        """Closes the oldest connections without a request while there are too many. Runs until it is cancelled."""
+        while True:
+            surplus = len(server.connections) - limit
+            idle = (connection for connection in server.connections if connection not in self._in_use)
+            for connection in islice(idle, max(surplus, 0)):
+                connection.force_close()
+            await asyncio.sleep(ROOM_INTERVAL)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         if not request.raw_path.startswith("/"):
             # A full URL, as sent to proxies, may name another host than the Host header.
             return web.Response(status=400, text="The request target must be a path.\n")
@@ -104,7 +121,8 @@ class AppServer:
         if (release / "app").is_dir():
             return await self._forwarder.forward(request, read_state(self._folder, release.name).socket)
         response = serve_file(request, release / "files", self._previous_files(site))
-        await response.prepare(request)  # here, because sending belongs to the request in progress
+        with suppress(ConnectionError):  # the visitor has left
+            await response.prepare(request)  # here, because sending belongs to the request in progress
         return response
 
     def _find_site(self, host: str) -> Site | None:
@@ -122,7 +140,7 @@ class AppServer:
         """The files of the release that the current one replaced, for a limited time after the swap."""
         previous = site.read_link("previous")
         with suppress(OSError):
-            if previous is not None and time.time() - (site.folder / "current").lstat().st_mtime < PREVIOUS_SECONDS:
+            if previous is not None and site.seconds_since_swap < PREVIOUS_SECONDS:
                 return site.release(previous) / "files"
         return None
 
@@ -210,13 +228,26 @@ async def serve(
     """Serves the apps on a port, or on a Unix socket."""
     if socket is not None:
         _remove_stale(socket)
-    async with _runner(AppServer(folder, Forwarder(apps_domain)).handle) as runner:
+    apps = AppServer(folder, Forwarder(apps_domain))
+    async with _runner(apps.handle) as runner, _making_room(apps, runner):
         if socket is not None:
             await web.UnixSite(runner, socket, backlog=BACKLOG).start()
             os.chmod(socket, 0o666)  # noqa: S103 - nginx runs as another user
         else:
             await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
         yield
+
+
+@asynccontextmanager
+async def _making_room(apps: AppServer, runner: web.AppRunner) -> AsyncIterator[None]:
+    """Leaves half of the descriptors to what requests open."""
+    assert runner.server is not None
+    task = asyncio.create_task(apps.make_room(runner.server, open_files() // 2))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _remove_stale(socket: Path) -> None:

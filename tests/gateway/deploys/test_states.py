@@ -209,6 +209,19 @@ def test_hosts() -> None:
     assert host("shop", "preview", None, "apps.example") == "shop-preview.apps.example"
 
 
+@pytest.mark.parametrize("length", [40, 41, 55, 56, 63])
+def test_a_preview_s_host_name_is_a_dns_label(length: int) -> None:
+    """Names that differ only at their ends keep different addresses."""
+    apps = ["a" * (length - 1) + last for last in "bc"]
+    for branch in (None, "fix", "b" * 30):
+        labels = [host(app, "preview", branch, "apps.example").partition(".")[0] for app in apps]
+        assert len({*labels}) == 2
+        for app, label in zip(apps, labels, strict=True):
+            assert re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])", label)
+            assert label.endswith("-preview" if branch is None else f"--p-{slug(branch)}")
+            assert label.startswith(app) == (len(app) <= (55 if branch is None else 59 - len(slug(branch))))
+
+
 async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)

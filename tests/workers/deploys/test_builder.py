@@ -93,6 +93,25 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, tmp
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
+async def test_an_old_git_is_told_at_the_start_and_clones_nothing(host: Host, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").write_text("#!/bin/sh\necho git version 2.30.2\n")
+    (tools / "git").chmod(0o755)
+    for folder in (tools, *tools.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(0o711)  # the worker leaves out folders that builds can't enter
+    host.gateway.environment["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    worker = await host.worker("deploys")
+    assert "deploys.no_repositories" in worker.log
+    cloned = await host.app(repository={"url": f"file://{tmp_path}"}, build=BUILD)
+    deploy = await host.over(await host.trigger(await host.hook(cloned)))
+    assert deploy["error"] == "build: repositories can't be cloned: the worker needs git 2.37 or newer"
+    published = await host.app(build=BUILD)
+    files = {"build.sh": "mkdir dist; echo page > dist/index.html"}
+    assert (await host.over(await host.publish(published, files)))["state"] == "live"
+
+
 async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: Host) -> None:
     app = await host.app(build=BUILD)
     await host.worker("deploys", "webhooks")
@@ -109,6 +128,22 @@ async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: H
         [(event, data)] = await host.events(deploy["id"])
         assert (event, data["phase"], data["reason"]) == ("deploy.failed", phase, reason)
         assert await host.page(app) == "good\n"
+
+
+async def test_an_account_has_so_much_disk(host: Host) -> None:
+    host.gateway.environment["GATEWAY_ACCOUNT_DISK"] = "7"
+    app, second = await host.app(build=BUILD), await host.app(build=BUILD)
+    await host.worker("deploys")
+    page = "mkdir dist; echo {} > dist/index.html; head -c {}000000 /dev/zero > dist/more"
+    for number in range(3):
+        deploy = await host.over(await host.publish(app, {"build.sh": page.format(number, 2)}))
+        assert deploy["state"] == "live", deploy["log"]
+    deploy = await host.over(await host.publish(second, {"build.sh": page.format("second", 4)}))
+    assert deploy["error"] == "build: the account's apps take more than 7 MiB of disk; make them smaller"
+    assert await host.page(app) == "2\n"
+    assert await host.page(second) == "404"
+    small = await host.over(await host.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
+    assert small["state"] == "live"
 
 
 async def test_a_canary_that_fails_rolls_back(host: Host) -> None:
@@ -153,6 +188,43 @@ async def test_deep_folders_stop_neither_the_worker_nor_the_next_one(host: Host)
 
 async def _is(host: Host, app: str, text: str) -> bool:
     return await host.page(app) == text
+
+
+@pytest.mark.parametrize("former", ["still-runs", "was-stopped"])
+async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(host: Host, former: str) -> None:
+    """Visitors get an answer all the while, although the replaced app may have to start again first."""
+    app = await host.app(build=START)
+    await host.worker("sites", joined=False)
+    await host.worker("deploys")
+    good = await host.over(await host.publish(app, server("good")))
+    assert good["state"] == "live", good
+    await host.workers[-1].stop()
+    host.gateway.environment["GATEWAY_CANARY"] = "60"
+    worker = await host.worker("deploys", constants={TIDY: 0.2})
+    deploy = await host.publish(app, server("unverified"))
+    await host.in_state(deploy, "canary")
+    assert await host.page(app) == "unverified"
+    answers: list[str] = []
+
+    async def visitor() -> None:
+        while True:
+            answers.append(await host.page(app))
+            await asyncio.sleep(0.02)
+
+    visiting = asyncio.create_task(visitor())
+    worker.kill()
+    link = host.gateway.folder / "data" / "running" / good["id"]
+    if former == "was-stopped":
+        link.unlink()
+        await wait_until(lambda: not link.with_suffix(".state").exists(), 15)
+    await host.worker("deploys", constants={TIDY: 0.2})
+    await wait_until(lambda: answers[-1] == "good", 15)
+    failed = await host.over(deploy)
+    assert failed["error"] == "canary: the worker stopped during the deploy; deploy again"
+    await asyncio.sleep(1)  # for more rounds of tidying
+    visiting.cancel()
+    assert set(answers) == {"unverified", "good"}
+    assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "once, and for good"
 
 
 async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host: Host, tmp_path: Path) -> None:

@@ -153,6 +153,24 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gone.folder.parent.exists()
 
 
+def test_what_an_unverified_release_replaced_keeps_running(hosting: Hosting) -> None:
+    for deploy_id in ("dep_1", "dep_2"):
+        site = hosting.build(hosting.deploy(deploy_id), {"a": "1"}, start="node a")
+        hosting.releases.run(site.release(deploy_id))
+        site.swap(deploy_id, canary=True)
+        assert site.unverified == deploy_id
+        if deploy_id == "dep_1":
+            site.confirm("dep_0")
+            assert site.unverified == "dep_1", "another one is in its canary"
+            site.confirm("dep_1")
+    hosting.releases.tidy(["shop"], set())
+    assert hosting.releases.releases_to_run().keys() == {"dep_1", "dep_2"}
+    site.confirm("dep_2")
+    assert site.unverified is None
+    hosting.releases.tidy(["shop"], set())
+    assert hosting.releases.releases_to_run().keys() == {"dep_2"}
+
+
 def test_an_app_has_so_many_previews(hosting: Hosting) -> None:
     hosting.publish("dep_0", {"index.html": "live"})
     for number in range(KEPT_PREVIEWS + 2):
