@@ -36,6 +36,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 START_SECONDS = 60.0  # within which a start command must answer
+REUSE_SECONDS = 60.0  # within which the files of a release are linked
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 POLL_INTERVAL = 0.2  # seconds
 DRAIN = 2.0  # seconds for requests in progress, between a swap or its undoing and the end of the replaced release
@@ -55,7 +56,8 @@ class Engine(Protocol):
     def open(self) -> AbstractAsyncContextManager[str]:
         """Waits until no other worker uses the data folder; yields the folder's id."""
 
-    async def build(self, job: Job) -> None: ...
+    async def build(self, job: Job) -> None:
+        """Makes the deploy's release, of its source or of an earlier release."""
 
     async def check_health(self, job: Job) -> None:
         """Checks the release before visitors see it."""
@@ -103,6 +105,32 @@ class LocalEngine:
     # -- build -----------------------------------------------------------------------------------------------
 
     async def build(self, job: Job) -> None:
+        if job.deploy.release is None:
+            await self._build(job)
+        else:
+            await self._reuse(job, job.deploy.release)
+
+    async def _reuse(self, job: Job, former: str) -> None:
+        """Links the files of a release into a new one. Files of releases never change, so both can share them."""
+        await _run_in_thread(self._releases.claim_folder, job.deploy)
+        found = await _run_in_thread(self._releases.find_release, job.app.id, former)
+        if found is None:
+            raise DeployError(f"the release of {former} is no longer kept; deploy its source again")
+        job.write_line(f"Using the release of {former}; nothing is built")
+        release = self._releases.site(job.deploy).release(job.deploy.id)
+        await _run_in_thread(remove_folder, release)  # left by a worker that was stopped
+        # As a process of its own, which no depth of folders can stop and which leaves the event loop free.
+        copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(found), str(release))
+        try:
+            status = await asyncio.wait_for(copying.wait(), REUSE_SECONDS)
+        except BaseException:
+            copying.kill()
+            await finish_despite_cancellation(copying.wait())
+            raise
+        if status:
+            raise DeployError(f"the release of {former} could not be read; deploy its source again")
+
+    async def _build(self, job: Job) -> None:
         deploy, spec = job.deploy, job.app.build or Build(output=".")
         try:
             self._sandbox.check(self._releases.builds)
