@@ -10,6 +10,8 @@ from collections.abc import Generator
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from litestar import Request
+from litestar.datastructures import State
 from litestar.dto import AbstractDTO
 from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.typing import FieldDefinition
@@ -22,6 +24,12 @@ _LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`")
 
 
 T = TypeVar("T")
+
+
+def declared_size(request: Request[Any, Any, State]) -> int | None:
+    """The bytes that the request's Content-Length declares, or None."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else None
 
 
 def decode(value: bytes, kind: type[T]) -> T:

@@ -13,7 +13,7 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.records import Account, App
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
-from gateway.api.bodies import TARBALL
+from gateway.api.bodies import TARBALL, declared_size
 from gateway.deploys.hooks import CreatedHook, ListedHook
 from gateway.deploys.states import Deploy, Trigger
 from gateway.deploys.states import State as DeployState
@@ -23,6 +23,7 @@ from gateway.errors import (
     HookRateLimited,
     NoDeployYet,
     NotFound,
+    RateLimited,
     RequestMalformed,
     RequestTooLarge,
     TarballGone,
@@ -140,7 +141,7 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Inject
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
-    errors=[RequestMalformed, NotFound, RequestTooLarge, DeployQuotaReached],
+    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached],
 )
 async def publish(
     account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected
@@ -150,7 +151,7 @@ async def publish(
     The body is a tar.gz of the app's source. The service stores it and queues a live deploy.
     """
     found = await require_own_app(app, account, gateway)
-    return QueuedDeployId(await gateway.deploys.publish(found, request.stream(), "upload"))
+    return QueuedDeployId(await gateway.deploys.publish(found, request.stream(), "upload", size=declared_size(request)))
 
 
 @post(

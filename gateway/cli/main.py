@@ -128,7 +128,7 @@ def logout() -> None:
 
 @main.command()
 def mcp() -> None:
-    """Run the MCP tool 'service_hook' over stdio.
+    """Run the MCP tools 'service_hook' and 'service_deploy' over stdio.
 
     An MCP client starts this command and talks to it over standard input and output.
     """

@@ -183,12 +183,14 @@ class Deploys:
 
     # -- stored sources --------------------------------------------------------------------------------------
 
-    async def publish(self, app: App, body: AsyncIterable[bytes], trigger: Trigger) -> str:
+    async def publish(self, app: App, body: AsyncIterable[bytes], trigger: Trigger, *, size: int | None = None) -> str:
         """Stores a tar.gz, queues a live deploy of it, and returns the deploy's id.
 
-        Nothing stays stored when the deploy is refused.
+        `size` is what the request declares. Nothing stays stored when the deploy is refused, and nothing is read of the
+        body when the day's deploys are used up already.
         """
-        source = await self._sources.receive(app.id, body)
+        await self._require_quota(app)
+        source = await self._sources.receive(app, body, size)
         try:
             deploy_id = await self.queue(app, trigger, source=source)
         except BaseException:
@@ -196,6 +198,15 @@ class Deploys:
             raise
         await self._prune_sources(app)
         return deploy_id
+
+    async def _require_quota(self, app: App) -> None:
+        """Raises DeployQuotaReached. The script that queues the deploy decides; this only spares the upload."""
+        account = await self._registry.account(app.account)
+        if account is None:
+            raise NotFound
+        day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+        if await self.count_today(account.id, day) >= self._settings.deploy_quotas[account.plan]:
+            raise self._refusal("quota", 0)
 
     def source_path(self, deploy: Deploy) -> Path:
         return self._sources.path(deploy.appId, deploy.source)

@@ -176,6 +176,37 @@ async def test_bad_sources_leave_nothing(gw: Gateway) -> None:
     assert not list((gw.folder / "data").rglob("*.tar.gz"))
 
 
+async def test_a_body_is_not_received_once_the_quota_is_used_up(gw: Gateway) -> None:
+    account = await gw.account("free")
+    app = await an_app(account)
+    for _ in range(4):
+        assert (await publish(account, app)).status_code == 202
+    parts = httpx.URL(gw.address)
+    reader, writer = await asyncio.open_connection(parts.host, parts.port)
+    writer.write(
+        f"PUT /account/apps/{app}/source HTTP/1.1\r\nHost: {parts.host}:{parts.port}\r\n"
+        f"Authorization: Bearer {account.key}\r\nContent-Length: 104857600\r\n\r\n".encode()
+    )
+    # None of the 100 MiB follows: the answer does not wait for them.
+    async with asyncio.timeout(20):
+        assert b" 429 " in await reader.readline()
+    writer.close()
+    assert len(list((gw.folder / "data").rglob("*.tar.gz"))) == 4
+
+
+async def test_a_thousand_deploys_are_read_in_few_round_trips(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    for _ in range(30):
+        await publish(account, app)
+    with gw.redis.client() as client:
+        listed = (await call(account, "GET", "/account/deploys?limit=1000")).json()
+        assert len(listed) == 30
+        reads = client.info("stats")["total_reads_processed"]
+        await call(account, "GET", "/account/deploys?limit=1000")
+        assert client.info("stats")["total_reads_processed"] - reads < 20
+
+
 async def test_registrations_end_for_the_day(gw: Gateway) -> None:
     answers = await asyncio.gather(*[gw.http.post("/register", json={"name": "x"}) for _ in range(5)])
     assert sorted(a.status_code for a in answers) == [201, 201, 429, 429, 429]
