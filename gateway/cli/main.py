@@ -15,6 +15,7 @@ import click
 
 from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.deploys import deploys
+from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
 from gateway.cli.operators import accounts, apps, inference
 from gateway.cli.processes import serve, worker
@@ -73,7 +74,7 @@ def main() -> None:
     """
 
 
-for command in (account, accounts, apps, deliveries, deploys, hook, inference, keys, serve, webhook, worker):
+for command in (account, accounts, apps, deliveries, deploys, env, hook, inference, keys, logs, serve, webhook, worker):
     main.add_command(command)
 
 

@@ -39,6 +39,7 @@
 | `{pNN}:hooks-used:<account>` | hash | hook id → time of its last use, ms | each when revoked |
 | `{pNN}:window:hook:<id>` | list | times of the hook's triggers in the last minute, µs | 60 s |
 | `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`: deploys; `source`: the stored source | with the app |
+| `{pNN}:environment:<account>:<app id>` | string | the variables, JSON; values are encrypted | with the app; 64 KiB |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
 | `{pNN}:deploy-log:<id>` | string | a deploy's log, at most 256 KiB | 90 days |
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
@@ -235,6 +236,11 @@ def site_prefix(tag: str) -> str:
 
 def site_key(account_id: str, app_id: str) -> str:
     return f"{site_prefix(tag(account_id))}:{app_id}"
+
+
+def environment_key(account_id: str, app_id: str) -> str:
+    """With the account: an app of the same id may later belong to another one."""
+    return f"{tag(account_id)}:environment:{account_id}:{app_id}"
 
 
 def probes_key(tag: str) -> str:

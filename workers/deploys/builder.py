@@ -27,6 +27,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_cancelled, finish_despite_cancellation
+from gateway.deploys.environment import Environments
 from gateway.deploys.positions import Position, write_positions
 from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
 from gateway.errors import BackboneUnavailable
@@ -69,11 +70,13 @@ class Builder:
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self._settings = settings
         self._store = Store(settings.redis_url)
-        self._registry = Registry(self._store, Vault(settings.encryption_key))
+        vault = Vault(settings.encryption_key)
+        self._registry = Registry(self._store, vault)
+        self._environments = Environments(self._store, vault)
         self._deploys = Deploys(settings, self._registry)
         provider = Provider(settings)
         self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
-        self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url)
+        self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url, self._find_variables)
         self._consumer = Consumer(self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._room)
         self._waiting: dict[str, deque[Entry]] = {}  # app id → the entries after the one in progress
         self._running: set[asyncio.Task[None]] = set()
@@ -347,6 +350,9 @@ class Builder:
     async def _find_app(self, app: str) -> App | None:
         found: App | None = await until_redis_answers(lambda: self._registry.find(app))
         return found
+
+    async def _find_variables(self, app: App) -> dict[str, str]:
+        return await until_redis_answers(lambda: self._environments.open(app))
 
     async def _find_ai_url(self, app: App) -> str | None:
         await until_redis_answers(self._availability.reload)

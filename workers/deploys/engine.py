@@ -27,6 +27,7 @@ from workers.deploys import build, source
 from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import BUILD_USERS, Limits, Sandbox, Unsafe
 from workers.sites import sites, web
+from workers.sites.environment import concealer, write_environment
 from workers.sites.releases import Releases, Site, exclusive_lock, remove_folder
 from workers.sites.watchdog import output_path
 
@@ -79,16 +80,21 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """`find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off."""
+    """`find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
+
+    `find_variables` returns an app's environment variables. It raises NoEncryptionKey.
+    """
 
     def __init__(
         self,
         settings: Settings,
         find_app: Callable[[str], Awaitable[App | None]],
         find_ai_url: Callable[[App], Awaitable[str | None]],
+        find_variables: Callable[[App], Awaitable[dict[str, str]]],
         limits: Limits = build.LIMITS,
     ) -> None:
         self._settings, self._find_app, self._find_ai_url = settings, find_app, find_ai_url
+        self._find_variables = find_variables
         self._vault = Vault(settings.encryption_key)
         self._limits = limits
         self._domain = settings.apps_domain.partition(":")[0]
@@ -129,6 +135,16 @@ class LocalEngine:
             raise
         if status:
             raise DeployError(f"the release of {former} could not be read; deploy its source again")
+        if (release / "start").exists():
+            write_environment(release, await self._open_variables(job.app), self._vault)
+
+    async def _open_variables(self, app: App) -> dict[str, str]:
+        """Raises DeployError."""
+        try:
+            return await self._find_variables(app)
+        except NoEncryptionKey as error:
+            logger.error("deploys.sealed", app=app.id, error=str(error))
+            raise DeployError("an environment variable can't be decrypted; set it again") from None
 
     async def _build(self, job: Job) -> None:
         deploy, spec = job.deploy, job.app.build or Build(output=".")
@@ -139,6 +155,9 @@ class LocalEngine:
             raise DeployError(
                 "this machine can't build apps safely yet; the worker's log tells its operator why"
             ) from None
+        variables = await self._open_variables(job.app)
+        conceal, write_line = concealer(variables), job.write_line
+        job = msgspec.structs.replace(job, write_line=lambda line: write_line(conceal(line)))
         folder = self._releases.builds / deploy.id
         await _run_in_thread(self._releases.claim_folder, deploy)
         with self._sandbox.reserve_user() as uid:
@@ -147,11 +166,14 @@ class LocalEngine:
                 await self._fetch_source(job, uid, folder)
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
-                    await build.build(self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits)
+                    await build.build(
+                        self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits, variables
+                    )
                 release, runs = self._releases.site(deploy).release(deploy.id), spec.start is not None
                 output = "." if runs else spec.output
                 await _run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if spec.start is not None:
+                    write_environment(release, variables, self._vault)
                     (release / "start").write_text(spec.start)
             finally:
                 await _run_in_thread(remove_folder, folder)

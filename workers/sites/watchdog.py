@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -19,8 +19,11 @@ from typing import Literal
 import msgspec
 import structlog
 
+from gateway.accounts.vault import Vault
 from gateway.cancellation import finish_despite_cancellation
 from workers.sandbox.sandbox import KEEPER_MODULE, MIB, Command, Limits, Outcome, Sandbox
+from workers.sites.environment import concealer, read_environment
+from workers.sites.output import Output, remove_output
 from workers.sites.releases import Releases, Site, remove_folder
 from workers.sites.web import AppState, state_path
 
@@ -32,14 +35,21 @@ CHECK_INTERVAL = 0.2  # seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
 FORMER_CHECKS = 50  # for keepers of a killed watchdog
 STABLE_SECONDS = 60.0  # of running, after which the pause starts small again
-OUTPUT_BYTES = 262_144
 # Apps may connect to https, mail servers and common databases, but not to Redis or port 80.
 PORTS = [443, 465, 587, 3306, 5432, 27017]
 LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, processes=512, nice=5, grace=10)
 
 
 class Watchdog:
-    def __init__(self, folder: Path, sandbox: Sandbox, report_crash: ReportCrash, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sandbox: Sandbox,
+        report_crash: ReportCrash,
+        limits: Limits = LIMITS,
+        vault: Vault | None = None,  # opens the variables of releases
+    ) -> None:
+        self._vault = vault or Vault("")
         self._folder, self._releases = folder, Releases(folder)
         self._sandbox, self._report, self._limits = sandbox, report_crash, limits
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -92,7 +102,7 @@ class Watchdog:
                 pause = min(2 * pause, LONGEST_PAUSE)
         finally:
             state_path(self._folder, release.name).unlink(missing_ok=True)
-            output_path(self._folder, release.name).unlink(missing_ok=True)
+            remove_output(output_path(self._folder, release.name))
 
     async def _run_once(self, release: Path, state: AppState) -> Outcome:
         scratch = self._folder / "running" / f"{release.name}.scratch"
@@ -110,32 +120,24 @@ class Watchdog:
 
     async def _run(self, release: Path, uid: int | None, scratch: Path, state: AppState) -> Outcome:
         port = free_port()
-        command = self._command(release, port, scratch)
-        path, left = output_path(self._folder, release.name), OUTPUT_BYTES
-        mode = "ab" if path.exists() and path.stat().st_size < OUTPUT_BYTES else "wb"
-        path.touch(mode=0o600)
-        with path.open(mode) as output:
-
-            def write_line(line: str) -> None:
-                nonlocal left
-                if left > 0:
-                    left -= output.write(line.encode() + b"\n")
-                    output.flush()
-
-            async with self._sandbox.start(command, uid, write_line) as ending:
+        variables = read_environment(release, self._vault)
+        command = self._command(release, port, scratch, variables)
+        with Output(output_path(self._folder, release.name), concealer(variables)) as output:
+            async with self._sandbox.start(command, uid, output.write_line) as ending:
                 self._write_state(release, AppState(port, state.exits, state.last))
                 return await asyncio.shield(ending)
 
-    def _command(self, release: Path, port: int, scratch: Path) -> Command:
+    def _command(self, release: Path, port: int, scratch: Path, variables: Mapping[str, str]) -> Command:
         return Command(
             # The shell survives SIGTERM and its children don't. If the shell ended first, they would be killed at once.
             arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
             folder=release / "app",
             environment={
                 **self._sandbox.environment,
+                "NODE_ENV": "production",
+                **variables,
                 "PORT": str(port),
                 "HOST": "127.0.0.1",
-                "NODE_ENV": "production",
                 "HOME": str(scratch),
                 "TMPDIR": str(scratch),
             },
