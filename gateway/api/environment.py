@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
@@ -79,20 +78,18 @@ async def read_logs(
         raise NotFound("This app has no start command, so it has no output; its visitors get files.")
     headers = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
     if "text/event-stream" in request.headers.get("accept", ""):
-        if _followers[account.id] >= FOLLOWERS:
+        if gateway.runtime_log.followers[account.id] >= FOLLOWERS:
             raise ViewersLimited(f"An account can follow {FOLLOWERS} logs at once; end one of them.", retry_after=60)
         return Stream(_events(found, gateway, tail), media_type="text/event-stream", headers=headers)
     live = await gateway.deploys.live_id(found)
-    lines = [] if live is None else gateway.runtime_log.tail(live, tail)
+    lines = [] if live is None else await gateway.runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)
     return Response(text, media_type="text/plain", headers=headers)
 
 
-_followers: Counter[str] = Counter()  # by account
-
-
 async def _events(app: App, gateway: Gateway, tail: int) -> AsyncGenerator[bytes]:
-    _followers[app.account] += 1
+    followers = gateway.runtime_log.followers
+    followers[app.account] += 1
     try:
         ends, spoke = time.monotonic() + STREAM_SECONDS, time.monotonic()
         lines = gateway.runtime_log.follow(
@@ -108,9 +105,9 @@ async def _events(app: App, gateway: Gateway, tail: int) -> AsyncGenerator[bytes
                     continue
                 spoke = time.monotonic()
     finally:
-        _followers[app.account] -= 1
-        if not _followers[app.account]:
-            del _followers[app.account]
+        followers[app.account] -= 1
+        if not followers[app.account]:
+            del followers[app.account]
 
 
 ROUTES: list[ControllerRouterHandler] = [

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
@@ -23,10 +24,11 @@ ATTEMPTS = 5  # to read both files while they are exchanged
 class RuntimeLog:
     def __init__(self, data_dir: str) -> None:
         self._folder = Path(data_dir) / "running"
+        self.followers: Counter[str] = Counter()  # of this process, by account
 
-    def tail(self, deploy_id: str, lines: int) -> list[str]:
+    async def tail(self, deploy_id: str, lines: int) -> list[str]:
         """The last lines, of those that are complete. Empty if nothing was written, or the app does not run here."""
-        text = self._read(self._folder / f"{deploy_id}.output")[0]
+        text, _ = await asyncio.to_thread(self._read, self._folder / f"{deploy_id}.output")
         return text.decode(errors="replace").split("\n")[:-1][-lines:]
 
     async def follow(

@@ -36,7 +36,6 @@ class Steering:
             target = await self._find_former(app, current)
         else:
             target = await self._find_live(app, deploy_id, current)
-        self._require_release(target)
         return await self._deploys.queue(app, "rollback", reuse=target)
 
     async def _find_live(self, app: App, deploy_id: str, current: str | None) -> Deploy:
@@ -49,6 +48,7 @@ class Steering:
             raise RequestMalformed(f"deployId: a deploy that is {deploy.state} has no release to go back to.")
         if deploy.id == current:
             raise RequestMalformed("deployId: this deploy is the live one already; choose an earlier one.")
+        self._require_release(deploy)
         return deploy
 
     async def _find_former(self, app: App, current: str | None) -> Deploy:
@@ -59,7 +59,7 @@ class Steering:
                 continue
             if deploy.state in IN_PROGRESS and leaving == current:
                 leaving = deploy.id
-            if deploy.state == "live" and leaving is not None and deploy.id < leaving:
+            if deploy.state == "live" and leaving is not None and deploy.id < leaving and self._may_be_kept(deploy):
                 return deploy
         raise NoDeployYet(
             "This app has no earlier live release to go back to; publish it, or trigger one of its hooks."
@@ -91,8 +91,12 @@ class Steering:
         raise BackboneUnavailable("The deploy's state keeps changing; try again.")
 
     def _require_release(self, deploy: Deploy) -> None:
+        if not self._may_be_kept(deploy):
+            raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
+
+    def _may_be_kept(self, deploy: Deploy) -> bool:
+        """False only where this process can see that the release is gone."""
         app = self._releases / deploy.appId
         release = app / address(deploy.kind, deploy.branch) / deploy.id
         # `os.path` answers False where this process may not look.
-        if self._settings.deploy_engine == "local" and os.path.isdir(app) and not os.path.isdir(release):
-            raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
+        return self._settings.deploy_engine != "local" or not os.path.isdir(app) or os.path.isdir(release)

@@ -52,10 +52,10 @@ async def test_nothing_is_lost_or_repeated_when_the_files_are_exchanged(
     await follow.aclose()
 
 
-def test_an_app_that_wrote_nothing(running: Path) -> None:
-    assert RuntimeLog(str(running.parent)).tail("dep_1", 10) == []
+async def test_an_app_that_wrote_nothing(running: Path) -> None:
+    assert await RuntimeLog(str(running.parent)).tail("dep_1", 10) == []
 
 
-def test_an_id_from_elsewhere_reads_nothing_else(running: Path) -> None:
+async def test_an_id_from_elsewhere_reads_nothing_else(running: Path) -> None:
     (running.parent / "secret.output").write_text("secret\n")
-    assert RuntimeLog(str(running.parent)).tail("dep_none", 10) == []
+    assert await RuntimeLog(str(running.parent)).tail("dep_none", 10) == []

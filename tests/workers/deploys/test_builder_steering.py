@@ -61,6 +61,17 @@ async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) 
     assert await host.page(app) == "one\n"
 
 
+async def test_a_release_that_is_gone_is_refused_at_once(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await host.worker("deploys")
+    deploys = [await live(host, app, page(f"version {n}")) for n in range(7)]
+    headers, path = {"Authorization": f"Bearer {host.account.key}"}, f"/account/apps/{app}/rollback"
+    answer = await host.gateway.http.post(path, json={"deployId": deploys[0]}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "TARBALL_GONE")
+    assert (await host.over(await roll_back(host, app, deploys[2])))["state"] == "live"
+    assert await host.page(app) == "version 2\n"
+
+
 async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     app = await host.app(build=BUILD)
     others = [await host.app(build=BUILD) for _ in range(4)]

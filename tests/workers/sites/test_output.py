@@ -20,7 +20,7 @@ def sizes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.parent.iterdir())
 
 
-def test_at_most_a_mebibyte_is_kept_and_the_newest_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_at_most_a_mebibyte_is_kept_and_the_newest_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "BYTES_PER_SECOND", 1 << 40)
     log = RuntimeLog(str(path.parents[1]))
     with Output(path) as lines:
@@ -28,16 +28,16 @@ def test_at_most_a_mebibyte_is_kept_and_the_newest_stays(path: Path, monkeypatch
             lines.write_line(f"line {number} " + "x" * 60)
             assert number % 1_000 or sizes(path) <= 1_048_576
     assert sizes(path) > 400_000
-    tail = log.tail("dep_1", 3)
+    tail = await log.tail("dep_1", 3)
     assert [line.split()[1] for line in tail] == ["39997", "39998", "39999"]
-    whole = [int(line.split()[1]) for line in log.tail("dep_1", 100_000)]
+    whole = [int(line.split()[1]) for line in await log.tail("dep_1", 100_000)]
     assert whole == list(range(whole[0], 40_000)), "the former file and the current one, in order"
     assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
     remove_output(path)
     assert not list(path.parent.iterdir())
 
 
-def test_a_flood_is_cut(path: Path) -> None:
+async def test_a_flood_is_cut(path: Path) -> None:
     with Output(path) as lines:
         for _ in range(500_000):
             lines.write_line("y")
@@ -45,7 +45,7 @@ def test_a_flood_is_cut(path: Path) -> None:
         assert written < 100_000
         lines._second = 0
         lines.write_line("afterwards")
-    tail = RuntimeLog(str(path.parents[1])).tail("dep_1", 2)
+    tail = await RuntimeLog(str(path.parents[1])).tail("dep_1", 2)
     assert "lines were left out" in tail[0]
     assert tail[1] == "afterwards"
 
