@@ -4,7 +4,7 @@ import { h, link } from "/pages/dom.js";
 import { capital, duration, moment } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { stateOf } from "./deploys.js";
-import { action, announce, badge, card, confirmed, facts, follow, heading, redraw, refusal } from "./parts.js";
+import { action, announce, badge, card, confirmed, extend, facts, follow, heading, redraw, refusal } from "./parts.js";
 
 export const title = "Deploy";
 
@@ -95,14 +95,4 @@ function phases({ kind, state, error }) {
     return h("li", { class: tone ? null : "quiet" }, badge(PHASES[name], tone), spoken);
   };
   return h("ol", { class: "phases", "aria-label": "Phases" }, names.map(item));
-}
-
-// Appends only the new text, which keeps a selection. A log that is scrolled to its end stays there.
-function extend(log, text) {
-  const before = log.textContent;
-  if (text === before) return;
-  const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
-  if (before && text.startsWith(before)) log.append(text.slice(before.length));
-  else log.textContent = text;
-  if (atEnd) log.scrollTop = log.scrollHeight;
 }
