@@ -39,13 +39,15 @@
 | `{pNN}:hooks:<account>` | hash | hook id → the hook's hash and record, JSON | each when revoked; 100 |
 | `{pNN}:hooks-used:<account>` | hash | hook id → time of its last use, ms | each when revoked |
 | `{pNN}:window:hook:<id>` | list | times of the hook's triggers in the last minute, µs | 60 s |
-| `{pNN}:site:<app id>` | hash | `live`: id of the live deploy; `source`: id of the stored source | with the app |
+| `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`: deploys; `source`: the stored source | with the app |
+| `{pNN}:environment:<account>:<app id>` | string | the variables, JSON; values are encrypted | with the app; 64 KiB |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
 | `{pNN}:deploy-log:<id>` | string | a deploy's log, at most 256 KiB | 90 days |
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
 | `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
+| `build-positions` | string | what each queued deploy waits for, by deploy id, JSON | 15 s |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
@@ -76,6 +78,7 @@ PROBE = "probe"
 WRITE_CHECK = "write-check"
 PERMITS = "permits"  # channel; `permits:<process>` is one process's
 BUILDER = "builder"
+BUILD_POSITIONS = "build-positions"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
@@ -240,6 +243,11 @@ def site_key(account_id: str, app_id: str) -> str:
     return f"{site_prefix(tag(account_id))}:{app_id}"
 
 
+def environment_key(account_id: str, app_id: str) -> str:
+    """With the account: an app of the same id may later belong to another one."""
+    return f"{tag(account_id)}:environment:{account_id}:{app_id}"
+
+
 def probes_key(tag: str) -> str:
     return f"{tag}:probes"
 
@@ -282,7 +290,11 @@ def deploy_key(account_id: str, deploy_id: str) -> str:
 
 
 def tagged_deploy_key(tag: str, deploy_id: str) -> str:
-    return f"{tag}:deploy:{deploy_id}"
+    return f"{deploy_prefix(tag)}:{deploy_id}"
+
+
+def deploy_prefix(tag: str) -> str:
+    return f"{tag}:deploy"
 
 
 def deploy_log_key(account_id: str, deploy_id: str) -> str:

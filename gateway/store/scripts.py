@@ -366,6 +366,8 @@ async def trigger(
     deploy: str,
     record: Mapping[str, str],
     *,
+    address: str,
+    now: str,
     hook: str,
     hook_limit: int,
     quota: int,
@@ -375,6 +377,7 @@ async def trigger(
     """Queues a deploy of an app, if the hook's rate (triggers in 60 seconds) and the day's quota allow it.
 
     `hook` is '' for other triggers. `source` names a stored source; '' means the repository or the live source.
+    It replaces the deploy that is queued for the same `address`, which ends as canceled at the time `now`.
     """
     tag = keys.tag(account)
     verdict, retry_in, _ = await store.run_script(
@@ -387,6 +390,7 @@ async def trigger(
             keys.deploy_key(account, deploy),
             keys.deploys_key(account),
             keys.stream_key(tag, "builds"),
+            keys.deploy_prefix(tag),
         ],
         hook,
         hook_limit,
@@ -396,6 +400,8 @@ async def trigger(
         deploy,
         account,
         app,
+        address,
+        now,
         *_flat(record),
     )
     return Triggered(verdict, int(retry_in))

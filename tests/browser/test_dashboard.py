@@ -296,6 +296,58 @@ async def test_a_failed_deploy_says_where_and_why(holder: Holder) -> None:
     await expect(phases).to_have_text(re.compile(r"Build: failed\s*Health check: to come$"))
 
 
+async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    first, second = "", ""
+    for _ in range(2):
+        first, second = second, await holder.deploy(app)
+        for phase in ("build", "health", "canary"):
+            await holder.report(second, phase)
+    waiting = await holder.deploy(app)
+    await holder.log_in("deploys")
+    await page.get_by_role("link", name=f"{app}, deploy {waiting}").click()
+    await expect(page.get_by_text("The deploy engine")).to_be_visible()
+    await holder.button("Cancel").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    await expect(page.get_by_text("Canceled on request")).to_be_visible()
+    await expect(holder.button("Cancel")).to_have_count(0)
+    await page.evaluate(f"location.hash = '#/deploys/{first}'")
+    await holder.button("Roll back to this").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Roll back to this").click()
+    await expect(page.get_by_role("link", name=first)).to_be_visible()
+    await expect(page.get_by_text("Rollback", exact=True)).to_be_visible()
+
+
+async def test_a_preview_is_promoted(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    preview = await holder.deploy(app, "preview")
+    for phase in ("build", "health"):
+        await holder.report(preview, phase)
+    await holder.log_in("deploys")
+    await page.get_by_role("link", name=f"{app}, deploy {preview}").click()
+    await holder.button("Promote").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Promote").click()
+    await expect(page.get_by_role("link", name=preview)).to_be_visible()
+
+
+async def test_variables_are_set_and_removed(holder: Holder) -> None:
+    page, app = holder.page, await holder.app(build={"start": "exec node server.js"})
+    await holder.log_in()
+    await page.get_by_role("link", name=app, exact=True).click()
+    await expect(page.get_by_text("There is no output yet.")).to_be_visible()
+    await page.get_by_label("Name").fill("lower")
+    await page.get_by_label("Value").fill("a value")
+    await holder.button("Set").click()
+    await expect(page.get_by_role("alert").filter(has_text="a name consists of")).to_be_visible()
+    await page.get_by_label("Name").fill("TOKEN")
+    await holder.button("Set").click()
+    await expect(holder.row("TOKEN")).to_be_visible()
+    await expect(page.get_by_label("Value")).to_have_value("")
+    await holder.button("Remove TOKEN").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    await expect(page.get_by_text("No variables yet")).to_be_visible()
+
+
 async def test_nobody_is_asked_for_a_page_that_cannot_be_seen_nor_for_a_deploy_that_is_over(holder: Holder) -> None:
     page, deploy = holder.page, await holder.deploy(await holder.app())
     await page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.away ?? false })")

@@ -96,3 +96,17 @@ def test_it_moves_although_its_event_finds_no_room(deploy: Deploy) -> None:
     assert deploy.record()["state"] == "live"
     assert deploy.events() == []
     assert deploy.outcomes() == {"dropped": 1, "dropped:overflow": 1}
+
+
+def test_the_site_follows_what_is_queued(deploy: Deploy) -> None:
+    deploy.client.hset(DEPLOY, mapping={"state": "queued", "id": "dep_1", "address": "live"})
+    deploy.client.hset(SITE, "queued:live", "dep_1")
+    assert deploy.advance("queued", "state", "building") == 1
+    assert deploy.site() == {}
+    assert deploy.advance("building", "state", "queued") == 1  # its worker was stopped
+    assert deploy.site() == {"queued:live": "dep_1"}
+    deploy.advance("queued", "state", "building")
+    deploy.client.hset(SITE, "queued:live", "dep_2")
+    deploy.advance("building", "state", "queued")
+    deploy.advance("queued", "state", "building")
+    assert deploy.site() == {"queued:live": "dep_2"}, "a newer one stays queued"

@@ -20,6 +20,7 @@ KEPT = {
     r"\{p\d\d\}:events$": "one stream a partition, bounded; an event leaves it with its outcome",
     r"\{p\d\d\}:builds$": "one stream a partition; a deploy leaves it when it is over",
     r"\{p\d\d\}:site:": "what is live of an app, until the app is deleted",
+    r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",
     r"\{p\d\d\}:(probes|certificates)$": "one set a partition: every app, until it is deleted",
     r"\{p\d\d\}:(health|certificate|findings):": "what the monitors know of an app, until it is deleted",
     r"\{p\d\d\}:hooks(-used)?:": "hooks are there until they are revoked",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
@@ -27,13 +27,15 @@ async def build(
     ai_url: str | None,
     write_line: Callable[[str], None],
     limits: Limits = LIMITS,
+    variables: Mapping[str, str] = {},
 ) -> None:
-    """Runs the command in the build's `source` folder. Raises DeployError."""
+    """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
         sandbox.give_to_user(folder / name, uid)
     write_line(f"$ {command}")
-    environment = {**sandbox.environment, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "CI": "true"}
+    environment = {**sandbox.environment, "CI": "true", **variables}
+    environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     if ai_url is not None:
         environment["VITE_SERVICE_AI_URL"] = ai_url
     outcome = await sandbox.run(

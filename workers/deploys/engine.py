@@ -25,8 +25,10 @@ from gateway.deploys.states import Deploy, host
 from gateway.settings import Settings
 from workers.deploys import build, source
 from workers.deploys.source import DeployError
+from workers.sandbox.output import concealer
 from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, Sandbox, Unsafe
 from workers.sites import disk, sites, web
+from workers.sites.environment import write_environment
 from workers.sites.releases import Releases, Site, exclusive_lock, remove_folder
 from workers.sites.watchdog import output_path
 
@@ -36,6 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 START_SECONDS = 60.0  # within which a start command must answer
+REUSE_SECONDS = 60.0  # within which the files of a release are linked
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 POLL_INTERVAL = 0.2  # seconds
 DRAIN = 2.0  # seconds for requests in progress, between a swap or its undoing and the end of the replaced release
@@ -56,7 +59,8 @@ class Engine(Protocol):
     def open(self) -> AbstractAsyncContextManager[str]:
         """Waits until no other worker uses the data folder; yields the folder's id."""
 
-    async def build(self, job: Job) -> None: ...
+    async def build(self, job: Job) -> None:
+        """Makes the deploy's release, of its source or of an earlier release."""
 
     async def check_health(self, job: Job) -> None:
         """Checks the release before visitors see it."""
@@ -78,16 +82,21 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """`find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off."""
+    """`find_ai_url` returns the address of managed inference for an app's builds, or None while inference is off.
+
+    `find_variables` returns an app's environment variables. It raises NoEncryptionKey.
+    """
 
     def __init__(
         self,
         settings: Settings,
         find_app: Callable[[str], Awaitable[App | None]],
         find_ai_url: Callable[[App], Awaitable[str | None]],
+        find_variables: Callable[[App], Awaitable[dict[str, str]]],
         limits: Limits = build.LIMITS,
     ) -> None:
         self._settings, self._find_app, self._find_ai_url = settings, find_app, find_ai_url
+        self._find_variables = find_variables
         self._vault = Vault(settings.encryption_key)
         self._limits = limits
         self._domain = settings.apps_domain.partition(":")[0]
@@ -108,6 +117,42 @@ class LocalEngine:
     # -- build -----------------------------------------------------------------------------------------------
 
     async def build(self, job: Job) -> None:
+        if job.deploy.release is None:
+            await self._build(job)
+        else:
+            await self._reuse(job, job.deploy.release)
+
+    async def _reuse(self, job: Job, former: str) -> None:
+        """Links the files of a release into a new one. Files of releases never change, so both can share them."""
+        await _run_in_thread(self._releases.claim_folder, job.deploy)
+        found = await _run_in_thread(self._releases.find_release, job.app.id, former)
+        if found is None:
+            raise DeployError(f"the release of {former} is no longer kept; deploy its source again")
+        job.write_line(f"Using the release of {former}; nothing is built")
+        release = self._releases.site(job.deploy).release(job.deploy.id)
+        await _run_in_thread(remove_folder, release)  # left by a worker that was stopped
+        # As a process of its own, which no depth of folders can stop and which leaves the event loop free.
+        copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(found), str(release))
+        try:
+            status = await asyncio.wait_for(copying.wait(), REUSE_SECONDS)
+        except BaseException:
+            copying.kill()
+            await finish_despite_cancellation(copying.wait())
+            raise
+        if status:
+            raise DeployError(f"the release of {former} could not be read; deploy its source again")
+        if (release / "start").exists():
+            write_environment(release, await self._open_variables(job.app), self._vault)
+
+    async def _open_variables(self, app: App) -> dict[str, str]:
+        """Raises DeployError."""
+        try:
+            return await self._find_variables(app)
+        except NoEncryptionKey as error:
+            logger.error("deploys.sealed", app=app.id, error=str(error))
+            raise DeployError("an environment variable can't be decrypted; set it again") from None
+
+    async def _build(self, job: Job) -> None:
         deploy, spec = job.deploy, job.app.build or Build(output=".")
         try:
             self._sandbox.check(self._releases.builds)
@@ -116,6 +161,9 @@ class LocalEngine:
             raise DeployError(
                 "this machine can't build apps safely yet; the worker's log tells its operator why"
             ) from None
+        variables = await self._open_variables(job.app)
+        conceal, write_line = concealer(variables), job.write_line
+        job = msgspec.structs.replace(job, write_line=lambda line: write_line(conceal(line)))
         folder = self._releases.builds / deploy.id
         await _run_in_thread(self._releases.claim_folder, deploy)
         with self._sandbox.reserve_user() as uid:
@@ -124,11 +172,14 @@ class LocalEngine:
                 await self._fetch_source(job, uid, folder)
                 if spec.command:
                     ai_url = await self._find_ai_url(job.app)
-                    await build.build(self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits)
+                    await build.build(
+                        self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits, variables
+                    )
                 release, runs = self._releases.site(deploy).release(deploy.id), spec.start is not None
                 output = "." if runs else spec.output
                 await _run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if spec.start is not None:
+                    write_environment(release, variables, self._vault)
                     (release / "start").write_text(spec.start)
                 await _run_in_thread(self._bound_disk, deploy, release)
             finally:
@@ -280,9 +331,9 @@ class LocalEngine:
     async def _until_it_answers(self, release: Path, host_name: str) -> None:
         while True:
             state = web.read_state(self._releases.folder, release.name)
-            if state.port:
+            if state.socket:
                 with suppress(DeployError):
-                    return await self._request_root(f"127.0.0.1:{state.port}", host_name)
+                    return await self._request_root("localhost", host_name, state.socket)
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _undo_abandoned(self, in_progress: Set[str]) -> None:

@@ -11,6 +11,7 @@ removed. When a keeper is killed, the kernel kills the command.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import errno
 import json
@@ -27,11 +28,12 @@ from typing import Any, NoReturn
 
 from workers.sandbox import bwrap, network
 from workers.sandbox.cgroups import Cgroup
+from workers.sandbox.output import Output, concealer
 
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
 CHECK_INTERVAL = 0.25  # seconds
 BACKLOG = 4_096  # connections that wait to be accepted
-OUTPUT_BYTES = 524_288  # of an app, after which a new file begins; the one before is kept
+CHUNK, LINE = 65_536, 4_096  # bytes per read of an app's output, characters of a line
 
 
 def enter(
@@ -74,6 +76,7 @@ class Keeper:
         self.status: int | None = None
         self._disk_at = 0.0
         self._first = self._output = 0
+        self._decoder, self._rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
         if spec["cgroups"]:
             bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
             self.cgroup = Cgroup(spec["cgroups"], **bounds)
@@ -111,7 +114,8 @@ class Keeper:
         loop.add_reader(pidfd := os.pidfd_open(self.pid), ended.set)
         if self._output:
             os.set_blocking(self._output, False)
-            loop.add_reader(self._output, self.keep_output)
+            output = Output(Path(self.spec["output"]), concealer(self.spec["secrets"]))
+            loop.add_reader(self._output, self.keep_output, output.__enter__())
         await network.Egress(self.spec["hosts"]).serve(listeners)
         ends = time.monotonic() + (self.limits["seconds"] or float("inf"))
         stopping = False
@@ -158,17 +162,19 @@ class Keeper:
         if self.cgroup is not None:
             self.cgroup.remove()
 
-    def keep_output(self) -> None:
-        """Appends to the output file what the app has written. The last half to one MiB is kept."""
-        path = Path(self.spec["output"])
-        with contextlib.suppress(OSError):  # such as a full disk, or a file that was removed with its release
-            while data := os.read(self._output, 65_536):
-                if path.exists() and path.stat().st_size + len(data) > OUTPUT_BYTES:
-                    path.replace(f"{path}.old")
-                with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as file:
-                    file.write(data)
-                if len(data) < 65_536:
-                    return
+    def keep_output(self, output: Output) -> None:
+        """Writes what the app has said to its output file, by lines."""
+        try:
+            data = os.read(self._output, CHUNK)
+        except OSError:
+            return
+        *lines, self._rest = (self._rest + self._decoder.decode(data, final=not data)).split("\n")
+        if len(self._rest) > LINE or not data:
+            lines, self._rest = [*lines, self._rest], ""
+        for line in lines:
+            for at in range(0, len(line), LINE):
+                output.write_line(line[at : at + LINE])
+        if not data:
             asyncio.get_running_loop().remove_reader(self._output)
 
     # -- limits ----------------------------------------------------------------------------------------------

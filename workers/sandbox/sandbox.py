@@ -107,6 +107,7 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path  # is connected to the port
     port: int  # of 127.0.0.1 in the sandbox
     output: Path
+    secrets: Mapping[str, str]  # variables whose values the output must not show
     report: Path  # gets the Outcome
 
 
@@ -316,7 +317,7 @@ class Sandbox:
             "report": report,
             "locks": locks,
         }
-        spec |= {name: detached and getattr(detached, name) for name in ("link", "socket", "port", "output")}
+        spec |= {name: detached and getattr(detached, name) for name in ("link", "socket", "port", "output", "secrets")}
         fd = os.memfd_create("capsule-spec", 0)
         files.callback(os.close, fd)
         os.write(fd, msgspec.json.encode(spec, enc_hook=os.fspath))

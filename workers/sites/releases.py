@@ -163,6 +163,13 @@ class Releases:
             (folder.parent / "account").write_text(deploy.account)
         return site
 
+    def find_release(self, app_id: str, deploy_id: str) -> Path | None:
+        """A release of the app that is still kept, whichever address it was made for."""
+        for folder in _subfolders(self._sites / app_id):
+            if (release := Site(folder).release(deploy_id)).is_dir():
+                return release
+        return None
+
     def claim_folder(self, deploy: Deploy) -> None:
         """Removes the releases that another account, which had this app before, left behind."""
         folder = self._sites / deploy.appId

@@ -53,7 +53,8 @@ async def run(settings: Settings) -> None:
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:
-            watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS)
+            vault = Vault(settings.encryption_key)
+            watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault)
             parts.append(await stack.enter_async_context(_running(watchdog.run())))
         parts.append(await stack.enter_async_context(_serve(settings, folder)))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -20,8 +20,10 @@ from typing import Literal
 import msgspec
 import structlog
 
+from gateway.accounts.vault import Vault
 from gateway.cancellation import finish_despite_cancellation
 from workers.sandbox.sandbox import MIB, Command, Detached, Limits, Outcome, Sandbox, read_outcome
+from workers.sites.environment import read_environment
 from workers.sites.releases import Releases, Site, remove_folder
 from workers.sites.web import AppState, read_state, state_path
 
@@ -39,7 +41,15 @@ LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, processes=512, cpus=1, nice=
 
 
 class Watchdog:
-    def __init__(self, folder: Path, sandbox: Sandbox, report_crash: ReportCrash, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sandbox: Sandbox,
+        report_crash: ReportCrash,
+        limits: Limits = LIMITS,
+        vault: Vault | None = None,  # opens the variables of releases
+    ) -> None:
+        self._vault = vault or Vault("")
         self._folder, self._releases = folder, Releases(folder)
         self._sandbox, self._report, self._limits = sandbox, report_crash, limits
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -98,12 +108,14 @@ class Watchdog:
         scratch, socket = self._path(release, "scratch"), self._path(release, "sock")
         remove_folder(scratch)
         scratch.mkdir(mode=0o700)
-        command = self._command(release, scratch)
+        variables = read_environment(release, self._vault)
+        command = self._command(release, scratch, variables)
         detached = Detached(
             link=self._releases.running / release.name,
             socket=socket,
             port=PORT,
             output=output_path(self._folder, release.name),
+            secrets=variables,
             report=self._path(release, "ended"),
         )
         with self._sandbox.reserve_user() as uid:  # the keeper keeps the reservation
@@ -137,16 +149,17 @@ class Watchdog:
     def _path(self, release: Path, kind: str) -> Path:
         return self._releases.running / f"{release.name}.{kind}"
 
-    def _command(self, release: Path, scratch: Path) -> Command:
+    def _command(self, release: Path, scratch: Path, variables: Mapping[str, str]) -> Command:
         return Command(
             # The shell survives SIGTERM and its children don't. If the shell ended first, they would be killed at once.
             arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
             folder=release / "app",
             environment={
                 **self._sandbox.environment,
+                "NODE_ENV": "production",
+                **variables,
                 "PORT": str(PORT),
                 "HOST": "127.0.0.1",
-                "NODE_ENV": "production",
                 "HOME": str(scratch),
                 "TMPDIR": str(scratch),
             },

@@ -93,7 +93,7 @@ function appRow(app) {
   return h(
     "li",
     {},
-    h("h3", {}, app.name),
+    h("h3", {}, h("a", { href: `#/apps/${app.name}` }, app.name)),
     h("p", { class: "end" }, condition(app)),
     h("p", { class: "small" }, dotted(addresses.map((address) => link(address, address.replace("https://", ""))))),
     h("p", { class: "small quiet row remarks" }, remarks),

@@ -3,6 +3,7 @@
 import { keepCurrent } from "/pages/format.js";
 import { h } from "/pages/dom.js";
 import { call, get } from "./api.js";
+import * as app from "./app.js";
 import * as deploy from "./deploy.js";
 import * as deploys from "./deploys.js";
 import * as hooks from "./hooks.js";
@@ -20,6 +21,7 @@ const ROUTES = [
   [/^\/hooks$/, hooks],
   [/^\/deploys$/, deploys],
   [/^\/deploys\/([\w-]+)$/, deploy],
+  [/^\/apps\/([\w-]+)$/, app],
 ];
 
 let leaving = new AbortController();

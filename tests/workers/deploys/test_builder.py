@@ -232,12 +232,12 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host
     worker = await host.worker("deploys", "webhooks")
     begun = "echo begun; mkdir dist; echo done > dist/index.html; "
     killed = await host.publish(app, {"build.sh": begun + "sleep 61.234"})
-    waits = await host.publish(app, {"build.sh": begun})
 
     async def builds() -> bool:
         return "begun" in (await host.deploy(killed))["log"]
 
     await wait_until(builds, 10)
+    waits = await host.publish(app, {"build.sh": begun})
     assert (await host.deploy(waits))["state"] == "queued"
     worker.kill()
     await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 61.234"], capture_output=True).stdout, 5)
@@ -267,10 +267,11 @@ async def test_a_stopped_worker_s_deploy_is_made_by_the_next(host: Host) -> None
 async def test_apps_side_by_side_and_one_app_in_order(host: Host, tmp_path: Path) -> None:
     diary = tmp_path / "data" / "diary"
     one, other = await host.app(build=BUILD), await host.app(build=BUILD)
-    first = await host.publish(one, {"build.sh": "sleep 1; mkdir dist; echo first > dist/index.html"})
+    await host.worker("deploys")
+    first = await host.publish(one, {"build.sh": "sleep 3; mkdir dist; echo first > dist/index.html"})
+    await host.in_state(first, "building")
     second = await host.publish(one, {"build.sh": "mkdir dist; echo second > dist/index.html"})
     third = await host.publish(other, {"build.sh": "mkdir dist; echo third > dist/index.html"})
-    await host.worker("deploys")
     assert (await host.over(third))["state"] == "live"
     assert (await host.deploy(second))["state"] == "queued"
     assert (await host.over(second))["state"] == "live"
@@ -372,7 +373,8 @@ async def test_a_builder_of_another_folder_stands_by(host: Host, tmp_path: Path)
     host.gateway.environment["GATEWAY_DATA_DIR"] = str(tmp_path / "elsewhere")
     other = await host.worker("deploys", joined=False)
     await wait_until(lambda: "deploys.elsewhere" in other.log, 10)
-    deploys = [await host.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"}) for _ in range(3)]
-    assert [(await host.over(deploy))["state"] for deploy in deploys] == ["live"] * 3
+    for _ in range(3):
+        deploy = await host.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"})
+        assert (await host.over(deploy))["state"] == "live"
     assert await host.page(app) == "here\n"
     assert "stream.joined" not in other.log
