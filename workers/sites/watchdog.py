@@ -80,6 +80,9 @@ class Watchdog:
             while True:
                 began = time.monotonic()
                 outcome = await self._run_once(release, state)
+                if outcome is None:  # its link was gone for a moment, as when a release is stopped and served again
+                    state = AppState(exits=state.exits, last=state.last)
+                    continue
                 state = AppState("", state.exits + 1, outcome.describe("the start command", self._limits))
                 with suppress(OSError):
                     self._write_state(release, state)
@@ -92,14 +95,16 @@ class Watchdog:
             if not (self._releases.running / release.name).is_symlink():
                 await finish_despite_cancellation(self._clean_up(release))
 
-    async def _run_once(self, release: Path, state: AppState) -> Outcome:
-        """Waits for the end of the app, which may run already. Starts it otherwise."""
+    async def _run_once(self, release: Path, state: AppState) -> Outcome | None:
+        """Waits for the end of the app, which may run already. Starts it otherwise. None: it was stopped on purpose."""
         try:
             if state.keeper == 0:
                 # In a thread, which ends although this is cancelled: a keeper that nobody knows must not be left.
                 state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
             await _until_ended(state)
-            return read_outcome(self._path(release, "ended").read_bytes())
+            report = self._path(release, "ended").read_bytes()
+            outcome = read_outcome(report)
+            return None if report and outcome.why == "stopped" else outcome
         except Exception as error:  # no user, process or disk space is left
             logger.error("app.not_started", deploy=release.name, exc_info=error)
             return Outcome(126)

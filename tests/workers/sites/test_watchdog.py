@@ -229,6 +229,20 @@ async def test_a_new_watchdog_goes_on_with_the_apps_of_the_former(watch: Watch) 
     assert await watch.ask("dep_1", "/born") != before[0]
 
 
+async def test_a_release_that_is_stopped_and_served_again_has_not_crashed(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    before = await watch.ask("dep_1", "/born")
+    keeper = watch.state("dep_1").keeper
+    release = (watch.hosting.releases.running / "dep_1").resolve()
+    watch.hosting.releases.stop("dep_1")
+    await asyncio.sleep(0.5)  # the keeper has noticed
+    watch.hosting.releases.run(release)
+    await wait_until(lambda: watch.state("dep_1").keeper not in (0, keeper), 15)
+    assert await watch.ask("dep_1", "/born") != before
+    assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
+
+
 async def test_a_crash_without_a_watchdog_is_told_by_the_next(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.start()
