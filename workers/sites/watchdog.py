@@ -103,11 +103,11 @@ class Watchdog:
                 state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
             await _until_ended(state)
             report = self._path(release, "ended").read_bytes()
-            outcome = read_outcome(report)
-            return None if report and outcome.why == "stopped" else outcome
         except Exception as error:  # no user, process or disk space is left
             logger.error("app.not_started", deploy=release.name, exc_info=error)
             return Outcome(126)
+        outcome = read_outcome(report)
+        return None if report and outcome.why == "stopped" else outcome
 
     def _start(self, release: Path, state: AppState) -> AppState:
         scratch, socket = self._path(release, "scratch"), self._path(release, "sock")
