@@ -86,6 +86,23 @@ async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     assert "building" in {(await host.deploy(deploy))["state"] for deploy in slow}
 
 
+async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await host.worker("deploys")
+    first = await live(host, app, page("one"))
+    await live(host, app, page("two"))
+    coming = await host.publish(app, page("three", "sleep 60;"))
+    await host.in_state(coming, "building")
+    back = await host.over(await roll_back(host, app, first))
+    assert back["state"] == "live"
+    assert await host.page(app) == "one\n"
+    replaced = await host.deploy(coming)
+    assert (replaced["state"], replaced["error"]) == (
+        "canceled",
+        f"replaced by {back['id']}, a rollback to an existing release",
+    )
+
+
 async def test_a_rollback_of_an_app_that_runs(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
     await host.worker("deploys")
