@@ -79,7 +79,11 @@ async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     await live(host, app, page("one"))
     await live(host, app, page("two"))
     slow = [await host.publish(other, page("x", "sleep 30;")) for other in others]
-    await host.in_state(slow[0], "building")
+
+    async def some_build() -> bool:
+        return "building" in [(await host.deploy(deploy))["state"] for deploy in slow]
+
+    await wait_until(some_build, 20)
     back = await host.over(await roll_back(host, app))
     assert back["state"] == "live", back
     assert back["durationMs"] < 15_000
@@ -235,8 +239,11 @@ async def test_one_account_s_builds_do_not_delay_another_s(host: Host) -> None:
     apps = [await host.app(build=BUILD) for _ in range(4)]
     await host.worker("deploys")
     slow = [await host.publish(app, page("x", "sleep 40;")) for app in apps]
-    for deploy in slow[:2]:
-        await host.in_state(deploy, "building")
+
+    async def two_build() -> bool:
+        return [(await host.deploy(deploy))["state"] for deploy in slow].count("building") == 2
+
+    await wait_until(two_build, 20)
     attacker, host.account = host.account, await host.gateway.account("maker")
     victim = await host.over(await host.publish(await host.app(build=BUILD), page("y")))
     assert victim["state"] == "live"
