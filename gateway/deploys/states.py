@@ -343,11 +343,11 @@ class Deploys:
         """Any state → queued, because the worker was stopped in good order."""
         return await self._move(deploy, state="queued")
 
-    async def cancel(self, deploy: Deploy) -> Deploy:
+    async def cancel(self, deploy: Deploy, reason: str) -> Deploy:
         """queued or building → canceled. The worker that builds it finds out, and ends the build."""
         if deploy.state not in ("queued", "building"):
             raise StaleDeploy
-        return await self._move(deploy, state="canceled", error="canceled on request", **self._final_timing(deploy))
+        return await self._move(deploy, state="canceled", error=reason, **self._final_timing(deploy))
 
     async def record_commit(self, deploy: Deploy, commit: str) -> Deploy:
         return await self._move(deploy, state=deploy.state, commit=commit)

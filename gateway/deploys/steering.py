@@ -8,11 +8,12 @@ Otherwise the deploy fails with this reason.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from gateway.accounts.records import App
-from gateway.deploys.states import Deploy, Deploys, StaleDeploy, address
+from gateway.deploys.states import Deploy, Deploys, StaleDeploy, Trigger, address
 from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMalformed, TarballGone
 from gateway.settings import Settings
 
@@ -36,7 +37,7 @@ class Steering:
             target = await self._find_former(app, current)
         else:
             target = await self._find_live(app, deploy_id, current)
-        return await self._deploys.queue(app, "rollback", reuse=target)
+        return await self._serve_again(app, "rollback", target)
 
     async def _find_live(self, app: App, deploy_id: str, current: str | None) -> Deploy:
         deploy = await self._deploys.get(deploy_id, app.account)
@@ -73,7 +74,19 @@ class Steering:
                 f"{deploy.state}."
             )
         self._require_release(deploy)
-        return await self._deploys.queue(app, "promote", reuse=deploy)
+        return await self._serve_again(app, "promote", deploy)
+
+    async def _serve_again(self, app: App, trigger: Trigger, release: Deploy) -> str:
+        """Queues the deploy, and ends an older build of the live address.
+
+        Deploys of an app are made in order: the build would be waited for, go live, and be replaced at once.
+        """
+        queued = await self._deploys.queue(app, trigger, reuse=release)
+        for older in await self._deploys.list(app.account, app.id, LISTED):
+            if older.kind == "live" and older.state == "building" and older.id < queued:
+                with contextlib.suppress(StaleDeploy):  # it has just been built, and goes on
+                    await self._deploys.cancel(older, f"replaced by {queued}, a {trigger} to an existing release")
+        return queued
 
     async def cancel(self, deploy: Deploy) -> Deploy:
         """Ends a deploy that is queued or building. Raises a ServiceError."""
@@ -82,7 +95,7 @@ class Steering:
                 hint = "roll back once it is live" if deploy.state in IN_PROGRESS else "it has ended"
                 raise RequestMalformed(f"deploy: one that is {deploy.state} can no longer be canceled; {hint}.")
             try:
-                return await self._deploys.cancel(deploy)
+                return await self._deploys.cancel(deploy, "canceled on request")
             except StaleDeploy:
                 found = await self._deploys.get(deploy.id, deploy.account)
                 if found is None:

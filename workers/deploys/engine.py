@@ -360,7 +360,7 @@ class LocalEngine:
                     try:
                         apps[site.app_id] = await self._find_app(site.app_id)
                     except msgspec.MsgspecError as error:  # one damaged record does not stop the others
-                        logger.error("app.unreadable", app=site.app_id, exc_info=error)
+                        logger.error("app.unreadable", app=site.app_id, error=str(error))
                         apps[site.app_id] = None
                         unread.add(site.app_id)
                 app = apps[site.app_id]

@@ -4,12 +4,13 @@
 - One more slot is kept for an account that builds nothing: an account with long builds in all shared slots delays
   nobody else's first one.
 - Among those who may build, the account with the fewest builds in progress is next, then the one whose last turn is
-  the longest ago. An account's own deploys are built in the order in which they came.
+  the longest ago. Of an account's own deploys that wait, the oldest is next; deploys' ids sort by time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 from collections import Counter, deque
 from collections.abc import AsyncIterator
@@ -27,7 +28,7 @@ class BuildTurns:
     def __init__(self, shared: int, spare: int = 1) -> None:
         self._shared, self._spare = shared, spare
         self._building: Counter[str] = Counter()  # builds in progress by account
-        self._waiting: dict[str, deque[_Waiting]] = {}  # by account; an account without any is not in it
+        self._waiting: dict[str, list[_Waiting]] = {}  # by account, oldest first; an account without any is not in it
         self._last_turn: dict[str, int] = {}  # of the accounts that build or wait
         self._turns = itertools.count(1)
 
@@ -35,7 +36,7 @@ class BuildTurns:
     async def take(self, account: str, deploy_id: str) -> AsyncIterator[None]:
         """Waits for the account's turn, and holds a slot until the context is left."""
         waiting = _Waiting(deploy_id, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(account, deque()).append(waiting)
+        bisect.insort(self._waiting.setdefault(account, []), waiting, key=lambda each: each.deploy_id)
         self._grant()
         try:
             await waiting.turn
@@ -66,7 +67,7 @@ class BuildTurns:
 
     def _grant(self) -> None:
         while (account := self._next()) is not None:
-            waiting = self._waiting[account].popleft()
+            waiting = self._waiting[account].pop(0)
             self._building[account] += 1
             self._last_turn[account] = next(self._turns)
             waiting.turn.set_result(None)

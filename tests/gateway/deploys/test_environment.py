@@ -49,7 +49,21 @@ async def test_names_are_shown_and_values_never(gw: Gateway) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["lower", "1A", "A-B", "", "A B", "É", "GATEWAY_X", "PORT", "VITE_SERVICE_AI_URL", "PATH", "LD_PRELOAD", "A\n"],
+    [
+        "lower",
+        "1A",
+        "A-B",
+        "",
+        "A B",
+        "É",
+        "GATEWAY_X",
+        "PORT",
+        "VITE_SERVICE_AI_URL",
+        "PATH",
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "A\n",
+    ],
 )
 async def test_names_that_are_refused(gw: Gateway, name: str) -> None:
     account = await gw.account("max")

@@ -227,6 +227,20 @@ async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(
     assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "once, and for good"
 
 
+async def test_a_damaged_record_stops_neither_its_app_nor_others(host: Host) -> None:
+    damaged, other = await host.app(build=BUILD), await host.app(build=BUILD)
+    worker = await host.worker("deploys", constants={TIDY: 0.2})
+    page = {"build.sh": "mkdir dist; echo page > dist/index.html"}
+    assert (await host.over(await host.publish(damaged, page)))["state"] == "live"
+    with host.gateway.redis.client() as client:
+        record = client.get(f"app:{damaged}")
+        client.set(f"app:{damaged}", "{")
+        await wait_until(lambda: worker.log.count("app.unreadable") > 2, 10)
+        assert (await host.over(await host.publish(other, page)))["state"] == "live"
+        assert [await host.page(app) for app in (damaged, other)] == ["page\n", "page\n"]
+        client.set(f"app:{damaged}", record)
+
+
 async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host: Host, tmp_path: Path) -> None:
     app = await host.app(build=BUILD)
     worker = await host.worker("deploys", "webhooks")

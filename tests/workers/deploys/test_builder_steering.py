@@ -79,11 +79,32 @@ async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     await live(host, app, page("one"))
     await live(host, app, page("two"))
     slow = [await host.publish(other, page("x", "sleep 30;")) for other in others]
-    await host.in_state(slow[0], "building")
+
+    async def some_build() -> bool:
+        return "building" in [(await host.deploy(deploy))["state"] for deploy in slow]
+
+    await wait_until(some_build, 20)
     back = await host.over(await roll_back(host, app))
     assert back["state"] == "live", back
     assert back["durationMs"] < 15_000
     assert "building" in {(await host.deploy(deploy))["state"] for deploy in slow}
+
+
+async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await host.worker("deploys")
+    first = await live(host, app, page("one"))
+    await live(host, app, page("two"))
+    coming = await host.publish(app, page("three", "sleep 60;"))
+    await host.in_state(coming, "building")
+    back = await host.over(await roll_back(host, app, first))
+    assert back["state"] == "live"
+    assert await host.page(app) == "one\n"
+    replaced = await host.deploy(coming)
+    assert (replaced["state"], replaced["error"]) == (
+        "canceled",
+        f"replaced by {back['id']}, a rollback to an existing release",
+    )
 
 
 async def test_a_rollback_of_an_app_that_runs(host: Host) -> None:
@@ -218,8 +239,11 @@ async def test_one_account_s_builds_do_not_delay_another_s(host: Host) -> None:
     apps = [await host.app(build=BUILD) for _ in range(4)]
     await host.worker("deploys")
     slow = [await host.publish(app, page("x", "sleep 40;")) for app in apps]
-    for deploy in slow[:2]:
-        await host.in_state(deploy, "building")
+
+    async def two_build() -> bool:
+        return [(await host.deploy(deploy))["state"] for deploy in slow].count("building") == 2
+
+    await wait_until(two_build, 20)
     attacker, host.account = host.account, await host.gateway.account("maker")
     victim = await host.over(await host.publish(await host.app(build=BUILD), page("y")))
     assert victim["state"] == "live"

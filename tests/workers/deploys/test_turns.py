@@ -76,6 +76,12 @@ async def test_accounts_in_turn_and_an_account_s_own_in_order() -> None:
     assert builds.started == ["a0", *predicted]
 
 
+async def test_a_deploy_that_is_queued_again_keeps_its_place() -> None:
+    builds = Builds(shared=1, spare=0)
+    await builds.queue("b0", "a3", "a1", "a2")
+    assert builds.turns.order() == ["a1", "a2", "a3"]
+
+
 async def test_one_that_leaves_gives_its_turn_on() -> None:
     builds = Builds(shared=1, spare=0)
     await builds.queue("a0", "b0", "c0")
