@@ -40,15 +40,19 @@ def find_parents() -> list[str]:
 
 
 def _prepare(group: Path) -> bool:
-    """Lets groups below this one have bounds. Its processes move into a group of their own."""
+    """Lets groups below this one have bounds. If the kernel asks for it, its processes move into a group below."""
+    control, wanted = group / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS)
     with contextlib.suppress(OSError):
-        control = group / "cgroup.subtree_control"
-        if not {*CONTROLLERS} <= {*control.read_text().split()}:
-            if group != MOUNT:
-                (group / WORKERS).mkdir(exist_ok=True)
-                for pid in (group / "cgroup.procs").read_text().split():
-                    (group / WORKERS / "cgroup.procs").write_text(pid)
-            control.write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+        if {*CONTROLLERS} <= {*control.read_text().split()}:
+            return True
+        with contextlib.suppress(OSError):
+            control.write_text(wanted)
+            return True
+        (group / WORKERS).mkdir(exist_ok=True)
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (group / WORKERS / "cgroup.procs").write_text(pid)
+        control.write_text(wanted)
         return True
     return False
 
