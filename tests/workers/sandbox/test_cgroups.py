@@ -1,4 +1,4 @@
-"""Version 2 by the files that the kernel would read, for machines that have version 1. `test_keeper.py` tests bounds."""
+"""Version 2 by the files that the kernel would read, for machines with version 1. `test_keeper.py` tests bounds."""
 
 import os
 from pathlib import Path
