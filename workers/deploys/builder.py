@@ -31,6 +31,7 @@ from gateway.events.catalogue import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
+from gateway.store import keys
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from workers.deploys.engine import Engine, Job, LocalEngine
 from workers.deploys.lock import BuilderLock
@@ -117,7 +118,10 @@ class Builder:
             await self._entry_done.wait()
 
     def _accept(self, entry: Entry) -> None:
-        app = entry.fields["app"]
+        """Raises KeyError or ValueError for an entry that no deploy has."""
+        _, account, app = (entry.fields[name] for name in ("id", "account", "app"))
+        if keys.tag(account) != entry.tag:
+            raise ValueError("the account belongs to another partition")
         if app in self._waiting:
             self._waiting[app].append(entry)
             return
@@ -136,6 +140,8 @@ class Builder:
             except Exception as error:
                 # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
                 logger.error("deploy.postponed", deploy=entry.fields["id"], exc_info=error)
+                with contextlib.suppress(BackboneUnavailable):
+                    await self._consumer.fail(entry, error)
             finally:
                 self._in_progress.discard(entry.fields["id"])
                 self._consumer.done(entry)
