@@ -43,7 +43,7 @@
 | `{pNN}:window:hook:<id>` | list | times of the hook's triggers in the last minute, µs | 60 s |
 | `{pNN}:site:<app id>` | hash | `live`: id of the live deploy; `source`: id of the stored source | with the app |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
-| `{pNN}:deploy-log:<id>` | string | a deploy's log, at most 256 KiB | 90 days |
+| `{pNN}:deploy-log:<id>` | string | the log of a deploy in progress, at most 256 KiB | at the deploy's end, or 2 days |
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |

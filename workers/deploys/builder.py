@@ -161,6 +161,8 @@ class Builder:
                 logger.warning("deploy.moved", deploy=deploy.id, action="another worker continues this deploy")
                 await self._engine.undo(deploy)
                 return
+        if deploy is not None:
+            await until_redis_answers(lambda: self._deploys.store_log(deploy))
         await until_redis_answers(lambda: self._acknowledge(entry))
 
     async def _fail_abandoned(self, deploy: Deploy) -> None:
