@@ -20,7 +20,7 @@ redis.call('XADD', KEYS[2], 'MAXLEN', BURIED, '*', 'stream', ARGV[3], 'entry', A
 redis.call('EXPIRE', KEYS[2], DAYS)
 if KEYS[3] then
   local event = {ARGV[6], ARGV[7], ARGV[8], ARGV[9]}
-  local result = {outcome = 'failed', at = now_text(), reason = 'internal'}
+  local result = {outcome = 'failed', at = string.format('%.0f', now_ms()), reason = 'internal'}
   log_outcome(KEYS[1], KEYS[3], KEYS[4], event, result)
 end
 return 1

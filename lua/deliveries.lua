@@ -30,10 +30,6 @@ local function now_ms()
   return math.floor(now_us() / 1000)
 end
 
-local function now_text()
-  return string.format('%.0f', now_ms())
-end
-
 local function size_of(fields)
   local size = OVERHEAD
   for n = 2, #fields, 2 do size = size + #tostring(fields[n]) end
@@ -62,15 +58,16 @@ local function release_body(bodies, id)
   return redis.call('HDEL', bodies, id) * (OVERHEAD + length)
 end
 
--- Removes entries of the log, the oldest first: those that are too old, or too many with `added` new ones, and as many
--- more as are needed for `bytes` to fit into the account's share. Returns whether they fit.
-local function make_room(stream, log, account, bytes, added)
-  local stored, oldest = stream .. ':stored', now_ms() - DAYS * 1000
-  local used, length = tonumber(redis.call('ZSCORE', stored, account) or 0), redis.call('XLEN', log)
+-- Removes entries of the log, the oldest first: those before `since` (ms), those that are too many with `added` new ones,
+-- and as many more as are needed for `bytes` to fit into the account's share. Returns whether they fit.
+local function make_room(stream, log, account, bytes, added, since)
+  local stored, length = stream .. ':stored', redis.call('XLEN', log)
+  local used = tonumber(redis.call('ZSCORE', stored, account) or 0)
   while length > 0 do
+    local enough = used + bytes <= SHARE and length + added <= LOGGED
+    if enough and since == 0 then return true end
     local entry = redis.call('XRANGE', log, '-', '+', 'COUNT', 1)[1]
-    local fits = used + bytes <= SHARE
-    if fits and length + added <= LOGGED and tonumber(string.match(entry[1], '^%d+')) >= oldest then return true end
+    if enough and tonumber(string.match(entry[1], '^%d+')) >= since then return true end
     local freed = size_of(entry[2])
     for n = 1, #entry[2], 2 do
       if entry[2][n] == 'id' then freed = freed + release_body(log .. ':bodies', entry[2][n + 1]) end
@@ -90,7 +87,7 @@ local function log_outcome(stream, log, outcomes, event, result)
     'durationMs', result.duration or 0, 'outcome', result.outcome, 'status', result.status or '',
     'error', result.reason or '', 'url', result.url or '', 'headers', result.headers or '', 'body', result.body or ''}
   local size = size_of(fields)
-  make_room(stream, log, event[2], size, 1)  -- if it does not fit, it is written all the same: these have a bound
+  make_room(stream, log, event[2], size, 1, 0)  -- if it does not fit, it is written all the same: these have a bound
   redis.call('XADD', log, '*', unpack(fields))
   count_bytes(stream .. ':stored', event[2], size)
   redis.call('EXPIRE', log, DAYS)
@@ -102,13 +99,14 @@ end
 -- event: {id, account, app, type, data}. Returns 'queued', or 'dropped' if the partition's stream is full or the
 -- account's share used up by events that wait; the log records that.
 local function enqueue(stream, log, outcomes, event)
-  local at, bodies, stored = now_text(), log .. ':bodies', stream .. ':stored'
+  local now, bodies, stored = now_ms(), log .. ':bodies', stream .. ':stored'
+  local at = string.format('%.0f', now)
   -- The bodies and the log expire together; what was counted of them goes with them.
   if redis.call('EXPIRE', bodies, DAYS) == 0 and redis.call('EXISTS', log) == 0 then
     redis.call('ZREM', stored, event[2])
   end
   redis.call('EXPIRE', log, DAYS)
-  local fits = make_room(stream, log, event[2], OVERHEAD + #event[5], 0)
+  local fits = make_room(stream, log, event[2], OVERHEAD + #event[5], 0, now - DAYS * 1000)
   if fits then
     count_bytes(stored, event[2], hold_body(bodies, event[1], event[5]))
     redis.call('EXPIRE', bodies, DAYS)
