@@ -101,16 +101,14 @@ end
 local function enqueue(stream, log, outcomes, event)
   local now, bodies, stored = now_ms(), log .. ':bodies', stream .. ':stored'
   local at = string.format('%.0f', now)
-  -- The bodies and the log expire together; what was counted of them goes with them.
-  if redis.call('EXPIRE', bodies, DAYS) == 0 and redis.call('EXISTS', log) == 0 then
-    redis.call('ZREM', stored, event[2])
+  -- The first write below must be one that Redis refuses when its memory is full: after any write it refuses none.
+  if redis.call('EXISTS', bodies, log) == 0 then
+    redis.call('ZADD', stored, 0, event[2])  -- both have expired, and what was counted of them goes with them
   end
-  redis.call('EXPIRE', log, DAYS)
   local fits = make_room(stream, log, event[2], OVERHEAD + #event[5], 0, now - DAYS * 1000)
-  if fits then
-    count_bytes(stored, event[2], hold_body(bodies, event[1], event[5]))
-    redis.call('EXPIRE', bodies, DAYS)
-  end
+  if fits then count_bytes(stored, event[2], hold_body(bodies, event[1], event[5])) end
+  redis.call('EXPIRE', bodies, DAYS)
+  redis.call('EXPIRE', log, DAYS)
   if not fits or redis.call('XLEN', stream) >= WAITING then
     log_outcome(stream, log, outcomes, event, {outcome = 'dropped', at = at, reason = 'overflow'})
     return 'dropped'

@@ -8,6 +8,7 @@ import pytest_asyncio
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.errors import BackboneRefused
 from gateway.events.catalogue import AppCrashed
 from gateway.events.receivers import Webhooks
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
@@ -58,6 +59,32 @@ async def test_the_newest_dead_letters_of_all_partitions(store: Store) -> None:
     for letter in letters.newest:
         assert letter.reason == f"ValueError: {letter.fields['n']}"
         assert letter.fields["long"] == "x" * 256
+
+
+@pytest.mark.parametrize("expired", [False, True])
+async def test_a_full_redis_takes_no_event(store: Store, expired: bool) -> None:
+    """Redis refuses a script before its first write only, and only for commands that may need memory."""
+    account = "acc_1"
+    webhooks, app = Webhooks(store, Vault(""), allow_private=True), App(id="a", name="a", account=account, createdAt="")
+    await webhooks.emit(app, CRASH)
+    if expired:
+        await store.client.delete(keys.bodies_key(account))
+    stream = keys.stream_key(keys.tag(account), "events")
+    await set_memory_limit(store, "1")
+    try:
+        for _ in range(3):
+            with pytest.raises(BackboneRefused):
+                await webhooks.emit(app, CRASH)
+    finally:
+        await set_memory_limit(store, "0")
+    assert await store.client.xlen(stream) == 1
+    await webhooks.emit(app, CRASH)
+    assert await store.client.xlen(stream) == 2
+
+
+async def set_memory_limit(store: Store, limit: str) -> None:
+    everywhere = {"target_nodes": "all"} if store.cluster else {}
+    await store.client.config_set("maxmemory", limit, **everywhere)
 
 
 async def test_who_stores_most(store: Store) -> None:
