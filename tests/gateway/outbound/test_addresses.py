@@ -281,7 +281,7 @@ async def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def hanging_names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
-    """Look-ups under .evil.example and .tarpit.co.uk hang until the end, all others answer; yields the names that hang."""
+    """Look-ups under .evil.example and .tarpit.co.uk hang until the end, others answer; yields the names that hang."""
     over, hanging = threading.Event(), list[str]()
 
     def getaddrinfo(name: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
