@@ -195,7 +195,7 @@ class Deploys:
             needed = {await client.hget(keys.site_key(app.account, app.id), "source")}
             waiting = await client.xrange(keys.stream_key(keys.tag(app.account), STREAM), count=SCAN_LIMIT)
             for _, entry in waiting:
-                if entry["app"] == app.id:
+                if entry.get("app") == app.id:
                     needed.add(await client.hget(keys.deploy_key(app.account, entry["id"]), "source"))
         if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
             self._sources.remove(app.id, set(old) - needed)

@@ -59,10 +59,13 @@ async def read_dead_letters(store: Store) -> DeadLetters:
     return DeadLetters(await count_dead_letters(store), [_dead_letter(*letter) for letter in letters[:NEWEST]])
 
 
-def _dead_letter(letter_id: str, fields: dict[str, str]) -> DeadLetter:
+def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
     at = now_iso(int(letter_id.partition("-")[0]) / 1000)
-    content = msgspec.json.decode(fields["fields"], type=dict[str, str])
-    return DeadLetter(fields["stream"], fields["entry"], at, fields["reason"], content)
+    try:
+        fields = msgspec.json.decode(letter.get("fields", ""), type=dict[str, str])
+    except msgspec.DecodeError:  # not ours; it must not hide the others
+        fields = {}
+    return DeadLetter(letter.get("stream", ""), letter.get("entry", ""), at, letter.get("reason", ""), fields)
 
 
 async def read_storage(store: Store, registry: Registry) -> Storage:

@@ -61,6 +61,14 @@ async def test_the_newest_dead_letters_of_all_partitions(store: Store) -> None:
         assert letter.fields["long"] == "x" * 256
 
 
+async def test_a_letter_that_is_not_ours_hides_no_other(store: Store) -> None:
+    await bury(store, "{p03}", 1)
+    await store.client.xadd(keys.dead_letters_key("{p03}"), {"fields": "[", "odd": "1"})
+    odd, whole = (await read_dead_letters(store)).newest
+    assert (odd.stream, odd.reason, odd.fields) == ("", "", {})
+    assert whole.reason == "ValueError: 1"
+
+
 @pytest.mark.parametrize("expired", [False, True])
 async def test_a_full_redis_takes_no_event(store: Store, expired: bool) -> None:
     """Redis refuses a script before its first write only, and only for commands that may need memory."""
