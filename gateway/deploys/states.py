@@ -14,6 +14,7 @@ deploy. So every deploy ends once and sends one event, whether the built-in work
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import hashlib
@@ -24,11 +25,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.deploys import positions
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
+from gateway.deploys.logs import DeployLogs
 from gateway.deploys.sources import Sources
 from gateway.errors import (
     BackboneUnavailable,
@@ -47,9 +50,11 @@ from gateway.store import keys, scripts
 from gateway.store.client import backbone
 from gateway.store.scripts import Advance
 
+logger = structlog.get_logger()
+
 STREAM, GROUP = "builds", "deploys"
 LOG_BYTES = 262_144  # of one deploy
-LOG_SECONDS = 90 * 86_400
+LOG_SECONDS = 2 * 86_400  # in Redis after the last line; at the deploy's end the log becomes a file
 SLUG_LENGTH = 19
 LABEL_LENGTH, DIGEST_LENGTH = 63, 8  # of a host name's label; of the digest in an app's name that is too long for it
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
@@ -119,6 +124,7 @@ class Deploys:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
         self._sources = Sources(Path(settings.data_dir) / "sources")
+        self._logs = DeployLogs(Path(settings.data_dir) / "logs")
 
     # -- queueing --------------------------------------------------------------------------------------------
 
@@ -228,7 +234,7 @@ class Deploys:
             needed = {await client.hget(keys.site_key(app.account, app.id), "source")}
             waiting = await client.xrange(keys.stream_key(keys.tag(app.account), STREAM), count=SCAN_LIMIT)
             for _, entry in waiting:
-                if entry["app"] == app.id:
+                if entry.get("app") == app.id:
                     needed.add(await client.hget(keys.deploy_key(app.account, entry["id"]), "source"))
         if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
             self._sources.remove(app.id, set(old) - needed)
@@ -298,7 +304,8 @@ class Deploys:
         for tag in keys.partition_tags():
             with backbone():
                 entries = await self._store.client.xrange(keys.stream_key(tag, STREAM), count=SCAN_LIMIT)
-            records += [keys.tagged_deploy_key(tag, entry["id"]) for _, entry in entries]
+            # An entry without an id is poison: a worker buries it.
+            records += [keys.tagged_deploy_key(tag, entry["id"]) for _, entry in entries if "id" in entry]
         return await self._get_all(records)
 
     async def _get_all(self, records: Sequence[str]) -> Sequence[Deploy]:
@@ -316,7 +323,27 @@ class Deploys:
     # -- log -------------------------------------------------------------------------------------------------
 
     async def read_log(self, deploy: Deploy) -> str:
-        return await self._store.get(keys.deploy_log_key(deploy.account, deploy.id)) or ""
+        # Redis first: the log leaves it only after the file is written.
+        live = await self._store.get(keys.deploy_log_key(deploy.account, deploy.id))
+        stored = await asyncio.to_thread(self._logs.read, deploy.id, deploy.createdAt[:10])
+        return stored if stored is not None else live or ""
+
+    async def store_log(self, deploy: Deploy) -> None:
+        """Moves the log of a deploy that has ended from Redis to the data folder. It may be repeated.
+
+        If the file cannot be written, the log stays in Redis until it expires there.
+        """
+        key = keys.deploy_log_key(deploy.account, deploy.id)
+        text = await self._store.get(key)
+        if text is None:
+            return
+        try:
+            await asyncio.to_thread(self._logs.write, deploy.id, deploy.createdAt[:10], text)
+        except OSError as error:
+            logger.error("deploy.log_not_stored", deploy=deploy.id, error=f"{type(error).__name__}: {error}")
+            return
+        with backbone():
+            await self._store.client.delete(key)
 
     async def append_log(self, deploy: Deploy, text: str) -> None:
         """Keeps the beginning of a log that is too long, because the first error explains the others."""

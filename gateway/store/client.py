@@ -95,6 +95,7 @@ class Store:
         # No automatic retries: a command whose answer was lost may have run, and its caller must know.
         options: dict[str, Any] = {
             "decode_responses": True,
+            "encoding_errors": "replace",
             "socket_timeout": ATTEMPT,
             "socket_connect_timeout": ATTEMPT,
             "retry": Retry(NoBackoff(), 0),
@@ -127,6 +128,7 @@ class Store:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""
         options: dict[str, Any] = {
             "decode_responses": True,
+            "encoding_errors": "replace",  # one entry that is not UTF-8 must not end the reading of all others
             "socket_timeout": None,
             "socket_connect_timeout": ATTEMPT,
             "retry": Retry(NoBackoff(), 0),

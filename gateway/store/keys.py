@@ -30,7 +30,10 @@
 | `{pNN}:usage:<account>:<hour>` | hash | `requests`, `refused`, `inputTokens` and `outputTokens` of an hour | 48 h |
 | `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
 | `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
-| `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries | 30 days |
+| `{pNN}:events:stored` | zset | account → bytes of its bodies and its log | never: one number per account |
+| `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries, each with the answer | 30 days |
+| `{pNN}:deliveries:<account>:bodies` | hash | event id → its data, JSON; with the log at most 8 MiB | 30 days |
+| `{pNN}:dead` | stream | entries that no worker could process, the last 100 | 30 days |
 | `{pNN}:window:events:<account>` | list | times of its test events and redeliveries in the last minute, µs | 60 s |
 | `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
 | `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
@@ -42,7 +45,7 @@
 | `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`: deploys; `source`: the stored source | with the app |
 | `{pNN}:environment:<account>:<app id>` | string | the variables, JSON; values are encrypted | with the app; 64 KiB |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
-| `{pNN}:deploy-log:<id>` | string | a deploy's log, at most 256 KiB | 90 days |
+| `{pNN}:deploy-log:<id>` | string | the log of a deploy in progress, at most 256 KiB | at the deploy's end, or 2 days |
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
@@ -221,6 +224,20 @@ def webhook_key(account_id: str) -> str:
 
 def deliveries_key(account_id: str) -> str:
     return f"{tag(account_id)}:deliveries:{account_id}"
+
+
+def bodies_key(account_id: str) -> str:
+    """The data of the account's events. The scripts that queue and log events append it to the log's key."""
+    return f"{deliveries_key(account_id)}:bodies"
+
+
+def stored_key(tag: str) -> str:
+    """What the accounts' bodies and logs take. The scripts append it to the key of the events."""
+    return f"{stream_key(tag, 'events')}:stored"
+
+
+def dead_letters_key(tag: str) -> str:
+    return f"{tag}:dead"
 
 
 def hook_key(digest: str) -> str:

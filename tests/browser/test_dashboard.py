@@ -210,6 +210,59 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
     assert (await holder.account.get("/account/webhook")).status_code == 404
 
 
+async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    page = holder.page
+    await holder.hurry()
+    headers = {"Authorization": f"Bearer {holder.account.key}"}
+    http = holder.gateway.http
+    secret = (await http.put("/account/webhook", json={"url": receiver.url()}, headers=headers)).json()["secret"]
+    holder.gateway.confidential.add(secret)
+    receiver.plays("/events", answer(500, b"<b>not as markup</b>", {"X-Trace": "t1"}))
+    for kind in ("app.crashed", "deploy.failed"):
+        await http.post("/account/webhook/test", json={"type": kind}, headers=headers)
+    await holder.log_in("notifications")
+    await expect(holder.row("deploy.failed")).to_have_count(1)
+    await expect(holder.row("app.crashed")).to_have_count(1)
+
+    await page.get_by_label("All events").select_option("app.crashed")
+    await expect(holder.row("deploy.failed")).to_have_count(0)
+    await expect(holder.row("app.crashed")).to_have_count(1)
+    await page.get_by_label("All outcomes").select_option("delivered")
+    await expect(page.get_by_text("No such deliveries")).to_be_visible()
+    await page.get_by_label("All outcomes").select_option("failed")
+
+    await holder.row("app.crashed").get_by_role("link").click()
+    await expect(holder.heading("app.crashed")).to_be_focused()
+    await expect(page.get_by_text(receiver.url(), exact=True)).to_be_visible()
+    await expect(holder.heading("Response, status 500", 2)).to_be_visible()
+    await expect(page.get_by_text("<b>not as markup</b>")).to_be_visible()
+    await expect(page.get_by_text("X-Trace: t1")).to_be_visible()
+    await expect(page.get_by_text("X-Service-Event: app.crashed")).to_be_visible()
+    await expect(page.get_by_text('"type":"app.crashed"')).to_be_visible()
+    assert secret not in await page.content()
+    await holder.button("Redeliver").click()
+    await wait_until(lambda: len(receiver.got()) == 3)
+    await page.get_by_role("link", name="All deliveries").click()
+    await expect(holder.row("app.crashed")).to_have_count(2)
+
+
+async def test_older_deliveries(holder: Holder) -> None:
+    key = keys.deliveries_key(holder.account.id)
+    with holder.gateway.redis.client() as client:
+        now = int(client.time()[0]) * 1000
+        for number in range(120):
+            row = {"id": f"evt_{number}", "type": "app.crashed", "app": f"app-{number:03}", "at": now}
+            client.xadd(key, {**row, "durationMs": 1, "outcome": "dropped", "status": "", "error": "no-receiver"})
+        client.expire(key, 600)
+    await holder.log_in("notifications")
+    for rows in (50, 100, 120):
+        await expect(holder.row("app-")).to_have_count(rows)
+        await expect(holder.row(f"app-{120 - rows:03}")).to_have_count(1)
+        if rows < 120:
+            await holder.button("Older").click()
+    await expect(holder.button("Older")).to_have_count(0)
+
+
 async def test_an_address_that_is_refused_is_told_beside_its_field(holder: Holder) -> None:
     await holder.log_in("notifications")
     await holder.page.get_by_label("URL").fill("ftp://example.com/")

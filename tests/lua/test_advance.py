@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.lua.deliveries import DATA, LOG, OUTCOMES, STREAM, Deliveries
+from tests.lua.deliveries import BODIES, DATA, LOG, OUTCOMES, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 DEPLOY, SITE, BUILDS = f"{TAG}:deploy:dep_1", f"{TAG}:site:shop", f"{TAG}:builds"
@@ -82,7 +82,7 @@ def test_what_is_live(deploy: Deploy) -> None:
     assert deploy.events() == ["evt_1"]
     [(_, fields)] = deploy.client.xrange(STREAM)
     assert fields[b"type"] == b"deploy.succeeded"
-    assert fields[b"data"].decode() == DATA
+    assert deploy.client.hget(BODIES, "evt_1").decode() == DATA
 
 
 def test_a_source_that_was_cleaned_up_leaves_the_one_before(deploy: Deploy) -> None:

@@ -18,6 +18,7 @@ KEPT = {
     r"provider$": "one record: what was learnt of the provider",
     r"\{p\d\d\}:webhook:": "a receiver is there until it is cleared",
     r"\{p\d\d\}:events$": "one stream a partition, bounded; an event leaves it with its outcome",
+    r"\{p\d\d\}:events:stored$": "one set a partition: a number for each account that has a delivery log",
     r"\{p\d\d\}:builds$": "one stream a partition; a deploy leaves it when it is over",
     r"\{p\d\d\}:site:": "what is live of an app, until the app is deleted",
     r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",

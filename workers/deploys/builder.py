@@ -36,6 +36,7 @@ from gateway.events.catalogue import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
+from gateway.store import keys
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from workers.deploys.engine import Engine, Job, LocalEngine
 from workers.deploys.lock import BuilderLock
@@ -132,7 +133,10 @@ class Builder:
             await self._entry_done.wait()
 
     def _accept(self, entry: Entry) -> None:
-        app = entry.fields["app"]
+        """Raises KeyError or ValueError for an entry that no deploy has."""
+        _, account, app = (entry.fields[name] for name in ("id", "account", "app"))
+        if keys.tag(account) != entry.tag:
+            raise ValueError("the account belongs to another partition")
         self._queue_changed.set()
         if app in self._waiting:
             self._waiting[app].append(entry)
@@ -153,6 +157,8 @@ class Builder:
             except Exception as error:
                 # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
                 logger.error("deploy.postponed", deploy=entry.fields["id"], exc_info=error)
+                with contextlib.suppress(BackboneUnavailable):
+                    await self._consumer.fail(entry, error)
             finally:
                 self._in_progress.discard(entry.fields["id"])
                 self._consumer.done(entry)
@@ -164,8 +170,11 @@ class Builder:
     async def _process(self, entry: Entry) -> None:
         fields = entry.fields
         deploy = await until_redis_answers(lambda: self._deploys.get(fields["id"], fields["account"]))
-        if deploy is None or await self._bring_to_end(deploy):
-            await until_redis_answers(lambda: self._acknowledge(entry))
+        if deploy is not None:
+            if not await self._bring_to_end(deploy):
+                return
+            await until_redis_answers(lambda: self._deploys.store_log(deploy))
+        await until_redis_answers(lambda: self._acknowledge(entry))
 
     async def _bring_to_end(self, deploy: Deploy) -> bool:
         """Returns False if another worker continues the deploy."""

@@ -143,6 +143,7 @@ class LocalEngine:
             raise DeployError(f"the release of {former} could not be read; deploy its source again")
         if (release / "start").exists():
             write_environment(release, await self._open_variables(job.app), self._vault)
+        await _run_in_thread(self._bound_disk, job.deploy, release)
 
     async def _open_variables(self, app: App) -> dict[str, str]:
         """Raises DeployError."""

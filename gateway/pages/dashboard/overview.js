@@ -53,12 +53,15 @@ function spend({ spend: { day, settled, reserved, cap } }) {
   );
 }
 
-function limits({ limits, deploysToday }, { managedInferenceStatus }) {
+const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
+
+function limits({ limits, deploysToday, storage }, { managedInferenceStatus }) {
   const entries = facts({
     "Managed inference": badge(...(STATUS[managedInferenceStatus] ?? [capital(managedInferenceStatus)])),
     "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
     "An app’s requests": `${count(limits.requestsPerMinutePerApp)} a minute`,
     "A user’s requests": `${count(limits.requestsPerMinutePerUser)} a minute`,
+    "Deliveries stored": `${megabytes(storage.bytes)} of ${megabytes(storage.limit)}`,
     "Each request": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
     "Each answer": `up to ${count(limits.maxOutputTokens)} tokens`,
   });

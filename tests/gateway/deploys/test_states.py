@@ -14,7 +14,7 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.states import Deploys, host, slug
 from gateway.settings import Settings
 from gateway.store.client import Store
-from gateway.store.keys import deploy_key
+from gateway.store.keys import bodies_key, deploy_key
 from tests.fakes import FakeProvider
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -69,7 +69,9 @@ def queued_events(gw: Gateway) -> list[tuple[str, str]]:
     """Type and data of the events that wait."""
     with gw.redis.client() as client:
         streams = [client.xrange(key) for key in client.scan_iter("*:events")]
-    return [(fields[b"type"].decode(), fields[b"data"].decode()) for stream in streams for _, fields in stream]
+        found = [fields for stream in streams for _, fields in stream]
+        bodies = [client.hget(bodies_key(each[b"account"].decode()), each[b"id"]) for each in found]
+    return [(each[b"type"].decode(), body.decode()) for each, body in zip(found, bodies, strict=True)]
 
 
 async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway) -> None:

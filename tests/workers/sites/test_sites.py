@@ -17,7 +17,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.store.client import Store
-from gateway.store.keys import partition_tags
+from gateway.store.keys import bodies_key, partition_tags
 from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, needs_nginx
 from tests.support.polling import wait_until
@@ -138,7 +138,7 @@ async def test_it_serves_tells_crashes_and_stops_cleanly(
         return [fields for _, fields in entries]
 
     [event] = await wait_until(told, 10)
-    data = msgspec.json.decode(event["data"])
+    data = msgspec.json.decode(await store.client.hget(bodies_key(event["account"]), event["id"]))
     assert (data["appName"], data["reason"], data["exitCode"]) == ("renamed", "exit", 3)
     second = await app_birth(hosting)
     assert second != first
