@@ -45,7 +45,7 @@ async def test_answers_come_to_who_called(redis_url: str) -> None:
 async def test_a_caller_that_leaves_does_not_shift_the_answers(redis_url: str) -> None:
     async with connected(redis_url) as pipeline:
         await pipeline.call("PING")
-        leaving = [asyncio.create_task(pipeline.call("ECHO", "gone")) for _ in range(10)]
+        leaving = [asyncio.ensure_future(pipeline.call("ECHO", "gone")) for _ in range(10)]
         await asyncio.sleep(0)
         for task in leaving:
             task.cancel()
@@ -107,7 +107,7 @@ async def test_a_server_that_stops_answering_ends_every_call(redis_url: str) -> 
     listener = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
     async with listener, connected(f"redis://127.0.0.1:{port}/0", timeout=0.5) as pipeline:
-        calls = [asyncio.create_task(pipeline.call("PING")) for _ in range(5)]
+        calls = [asyncio.ensure_future(pipeline.call("PING")) for _ in range(5)]
         ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 3)
         assert [type(e) for e in ended] == [RedisConnectionError] * 5
 
