@@ -47,7 +47,21 @@ def arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
     """bubblewrap's command line."""
     uid = os.getuid() if spec["uid"] is None else spec["uid"]
     size = str(spec["limits"]["memory"] // 2)
-    words = [spec["bwrap"], "--unshare-user", "--uid", str(uid), "--gid", str(uid), "--unshare-pid", "--unshare-ipc"]
+    # bubblewrap itself starts without the customer's variables: LD_PRELOAD would load code outside the sandbox.
+    variables = [word for name, value in spec["environment"].items() for word in ("--setenv", name, value)]
+    settings = _memory_file("".join(f"{word}\0" for word in variables).encode(errors="surrogateescape"))
+    words = [
+        spec["bwrap"],
+        "--args",
+        str(settings),
+        "--unshare-user",
+        "--uid",
+        str(uid),
+        "--gid",
+        str(uid),
+        "--unshare-pid",
+        "--unshare-ipc",
+    ]
     words += [
         "--unshare-uts",
         "--hostname",

@@ -63,7 +63,7 @@ def enter(
         if keeper.recv(8):  # it has put this process into its control group
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
                 signal.signal(number, signal.SIG_DFL)
-            os.execve(words[0], words, spec["environment"])  # noqa: S606
+            os.execve(words[0], words, {})  # noqa: S606
     except BaseException as error:
         os.write(2, f"the sandbox could not be entered: {error}\n".encode())
     os._exit(126)

@@ -151,6 +151,21 @@ async def test_the_environment_is_what_was_given(room: Room) -> None:
     assert sorted(line.partition("=")[0] for line in room.lines) == ["ONE", "PATH", "PWD"]
 
 
+async def test_variables_load_no_code_outside(room: Room) -> None:
+    (room.top / "out").mkdir()
+    (room.top / "out").chmod(0o777)
+    code = room.top / "attack.c"
+    code.write_text(
+        f'#include <fcntl.h>\n__attribute__((constructor)) void run() {{ creat("{room.top}/out/escaped", 0666); }}'
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", room.top / "attack.so", code], check=True)
+    (room.top / "attack.so").chmod(0o755)
+    command = room.command("echo ran", Limits(), {"LD_PRELOAD": f"{room.top}/attack.so"}, read=[room.top / "attack.so"])
+    assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok, room.lines
+    assert room.lines[-1] == "ran"
+    assert not (room.top / "out" / "escaped").exists()
+
+
 async def test_nothing_open_is_inherited_and_no_privilege_gained(each_room: Room) -> None:
     assert (await each_room.run("ls /proc/self/fd; grep NoNewPrivs /proc/self/status; echo shown > /dev/stdout")).ok
     assert each_room.lines == ["0", "1", "2", "3", "NoNewPrivs:\t1", "shown"]  # 3 is what `ls` reads
