@@ -87,7 +87,7 @@ async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit,
     async with visit(HOSTILE, viewport=size, color_scheme=scheme, reduced_motion="reduce") as holder:
         page, app = (
             holder.page,
-            await holder.app("w" * 50 + str(width), customDomain="a.example", customDomainVerified=True),
+            await holder.app("w" * 50 + str(width), customDomain=f"a{width}.example", customDomainVerified=True),
         )
         bearer = {"Authorization": f"Bearer {holder.account.key}"}
         for path, body in ((f"apps/{app}/hooks", {"name": HOSTILE}), ("webhook/test", {"type": "app.crashed"})):

@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -69,6 +70,8 @@ class Gateway:
         self.workers = 1
         self.tracebacks_allowed = False
         self.confidential: set[str] = {OPERATOR, ENCRYPTION_KEY, provider.key}
+        # Short, because apps are reached over Unix sockets in it, whose paths have at most 107 characters.
+        self.data_folder = Path(tempfile.mkdtemp(prefix="data-"))
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -83,7 +86,7 @@ class Gateway:
             "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
             "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.off_file),
-            "GATEWAY_DATA_DIR": str(folder / "data"),
+            "GATEWAY_DATA_DIR": str(self.data_folder),
             "GATEWAY_LOG_LEVEL": "debug",
             **settings,
         }
@@ -186,6 +189,8 @@ async def gateway(
     finally:
         await running.stop()
         await running.http.aclose()
+        # Builds may leave folders too deep for Python.
+        subprocess.run(["rm", "-rf", running.data_folder], check=False)
     running.assert_log_is_clean()
 
 

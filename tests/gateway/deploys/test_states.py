@@ -175,7 +175,7 @@ async def test_bad_sources_leave_nothing(gw: Gateway) -> None:
         refused = await publish(account, app, body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "REQUEST_MALFORMED")
     assert (await publish(await gw.account(), app)).status_code == 404
-    assert not list((gw.folder / "data").rglob("*.tar.gz"))
+    assert not list(gw.data_folder.rglob("*.tar.gz"))
 
 
 async def test_a_body_is_not_received_once_the_quota_is_used_up(gw: Gateway) -> None:
@@ -193,7 +193,7 @@ async def test_a_body_is_not_received_once_the_quota_is_used_up(gw: Gateway) -> 
     async with asyncio.timeout(20):
         assert b" 429 " in await reader.readline()
     writer.close()
-    assert len(list((gw.folder / "data").rglob("*.tar.gz"))) == 4
+    assert len(list(gw.data_folder.rglob("*.tar.gz"))) == 4
 
 
 async def test_a_thousand_deploys_are_read_in_few_round_trips(gw: Gateway) -> None:
@@ -287,7 +287,7 @@ async def test_sources_that_wait_are_kept_and_one_cleaned_up_stays_so(gw: Gatewa
     assert [deploy["id"] for deploy in (await gw.platform("GET", "deploys?state=queued")).json()] == [queued]
     for deploy in (started, queued):
         assert (await gw.platform("GET", f"deploys/{deploy}/source")).status_code == 200
-    assert len(list((gw.folder / "data").rglob("*.tar.gz"))) == 11
+    assert len(list(gw.data_folder.rglob("*.tar.gz"))) == 11
     hook = await a_hook(account, app)
     assert (await gw.platform("DELETE", f"apps/{app}/source")).status_code == 204
     for name in ("health", "canary"):

@@ -68,7 +68,7 @@ async def test_a_rollback_brings_its_source_back_to_the_hooks(gw: Gateway) -> No
     account = await gw.account("max")
     app = await an_app(account)
     await live(gw, account, app)
-    [first] = (gw.folder / "data").rglob("*.tar.gz")
+    [first] = gw.data_folder.rglob("*.tar.gz")
     await live(gw, account, app)
     await ended(gw, (await call(account, "POST", f"/account/apps/{app}/rollback")).json()["deployId"])
     deploy = (await trigger(gw, await a_hook(account, app))).json()["deployId"]

@@ -182,7 +182,7 @@ async def test_deep_folders_stop_neither_the_worker_nor_the_next_one(host: Host)
     worker.kill()
     await host.worker("deploys", constants={TIDY: 0.2})
     assert (await host.over(killed))["state"] == "failed"
-    await wait_until(lambda: not list((host.gateway.folder / "data" / "builds").iterdir()), 10)
+    await wait_until(lambda: not list((host.gateway.data_folder / "builds").iterdir()), 10)
     assert await host.page(app) == "good\n"
 
 
@@ -213,7 +213,7 @@ async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(
 
     visiting = asyncio.create_task(visitor())
     worker.kill()
-    link = host.gateway.folder / "data" / "running" / good["id"]
+    link = host.gateway.data_folder / "running" / good["id"]
     if former == "was-stopped":
         link.unlink()
         await wait_until(lambda: not link.with_suffix(".state").exists(), 15)
@@ -278,8 +278,8 @@ async def test_a_stopped_worker_s_deploy_is_made_by_the_next(host: Host) -> None
     assert await host.page(app) == "done\n"
 
 
-async def test_apps_side_by_side_and_one_app_in_order(host: Host, tmp_path: Path) -> None:
-    diary = tmp_path / "data" / "diary"
+async def test_apps_side_by_side_and_one_app_in_order(host: Host) -> None:
+    diary = host.gateway.data_folder / "diary"
     one, other = await host.app(build=BUILD), await host.app(build=BUILD)
     await host.worker("deploys")
     first = await host.publish(one, {"build.sh": "sleep 3; mkdir dist; echo first > dist/index.html"})

@@ -65,7 +65,7 @@ async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host)
     assert back["release"] == first["id"]
     assert await host.page(app) == f"{len(secret)} production false"
     # On disk the value is sealed, and the release that shares its files has none still.
-    release = host.gateway.folder / "data" / "releases" / app / "live"
+    release = host.gateway.data_folder / "releases" / app / "live"
     assert not (release / first["id"] / "environment").exists()
     assert secret not in (release / back["id"] / "environment").read_text()
     logs = await host.gateway.http.get(

@@ -30,7 +30,7 @@ async def test_a_log_leaves_redis_when_its_deploy_ends(host: Host, state: str, c
         await wait_until(lambda: not client.exists(keys.deploy_log_key(host.account.id, deploy_id)))
     shown = await host.deploy(deploy_id)
     assert "to the log" in shown["log"]
-    (file,) = (host.gateway.folder / "data" / "logs").glob(f"*/{deploy_id}.gz")
+    (file,) = (host.gateway.data_folder / "logs").glob(f"*/{deploy_id}.gz")
     assert file.parent.name == shown["createdAt"][:10]
 
 
@@ -44,7 +44,7 @@ async def test_a_log_whose_worker_died_before_it_was_stored(host: Host) -> None:
     with host.gateway.redis.client() as client:
         await wait_until(lambda: not client.exists(key))
         await worker.stop()
-        for file in (host.gateway.folder / "data" / "logs").glob("*/*.gz"):
+        for file in (host.gateway.data_folder / "logs").glob("*/*.gz"):
             file.unlink()
         client.set(key, "as it was\n", ex=600)
         fields = {

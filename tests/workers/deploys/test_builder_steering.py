@@ -122,7 +122,7 @@ async def test_a_rollback_whose_canary_fails_leaves_what_was_served(host: Host) 
     one = await live(host, app, page("one"))
     await live(host, app, page("two"))
     # The former release is damaged: the check fails, as it would for any deploy.
-    [index] = (host.gateway.folder / "data").glob(f"releases/{app}/live/{one}/files/index.html")
+    [index] = (host.gateway.data_folder).glob(f"releases/{app}/live/{one}/files/index.html")
     index.unlink()
     back = await host.over(await roll_back(host, app))
     assert (back["state"], back["error"]) == ("failed", "health: GET / was answered with 404")
@@ -157,9 +157,9 @@ async def test_a_build_is_canceled_with_all_it_started(host: Host) -> None:
     canceled = await host.call("POST", f"/account/deploys/{deploy}/cancel")
     assert canceled["state"] == "canceled"
     await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 64.321"], capture_output=True).stdout, 10)
-    builds, release = host.gateway.folder / "data" / "builds", f"releases/{app}/live/{deploy}"
+    builds, release = host.gateway.data_folder / "builds", f"releases/{app}/live/{deploy}"
     await wait_until(lambda: not [*builds.iterdir()], 10)
-    assert not (host.gateway.folder / "data" / release).exists()
+    assert not (host.gateway.data_folder / release).exists()
     # The next one is made, its event is the only one, and nothing is left in the queue.
     after = await live(host, app, page("three"))
     await host.events(after)
