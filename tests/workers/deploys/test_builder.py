@@ -4,7 +4,7 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tests.fakes import FakeProvider
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host, hosting
 from tests.support.polling import wait_until
+from tests.support.sandbox import passable
 
 BUILD = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}
@@ -50,9 +51,14 @@ def commit(folder: Path, text: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, tmp_path: Path) -> None:
-    repository = tmp_path / "repository"
-    repository.mkdir()
+@pytest.fixture
+def repository() -> Iterator[Path]:
+    with passable() as folder:
+        (folder / "repository").mkdir()
+        yield folder / "repository"
+
+
+async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, repository: Path) -> None:
     git(repository, "init")
     first = commit(repository, "one")
     app = await host.app(repository={"url": f"file://{repository}"}, build=BUILD)
@@ -60,7 +66,8 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, tmp
     await host.worker("deploys", "webhooks")
 
     deploy = await host.over(await host.trigger(hook))
-    assert (deploy["state"], deploy["commit"], deploy["trigger"]) == ("live", first, "hook"), deploy
+    assert deploy["state"] == "live", (deploy.get("error"), deploy.get("log"))
+    assert (deploy["commit"], deploy["trigger"]) == (first, "hook")
     ai_url = f"{host.gateway.address}/capsule/{app}/ai"
     assert await host.page(app) == f"one {ai_url}\n"
     [(event, data)] = await host.events(deploy["id"])
