@@ -16,13 +16,10 @@ import msgspec
 from litestar import Request
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.server.mcpserver.tools import Tool
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp.types import ToolAnnotations
-from pydantic import PlainValidator, WithJsonSchema
 
 from gateway.api.agent_deploys import AccountDeploys, LocalDeploys, deploy_tool
+from gateway.api.agent_tools import ANYTHING, answer, make_tool, parse_arguments, text
 from gateway.api.authentication import require_account
 from gateway.deploys.hooks import Hooks
 from gateway.errors import MethodNotAllowed, ServiceError
@@ -37,6 +34,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     "list": {},
     "revoke": {"id": "the hook's id, as 'list' shows it"},
 }
+CHOICES = "action must be 'create' (with app and name), 'list', or 'revoke' (with id)."
 INSTRUCTIONS = (
     "Deploy hooks are secret URLs: a POST to one rebuilds its app. Whoever has the URL can deploy the app, and it "
     "shows only once, when the hook is created; hand it to the user and do not repeat it. A rollback serves an earlier "
@@ -55,43 +53,16 @@ class AccountHooks(Protocol):
     async def revoke(self, hook_id: str) -> None: ...
 
 
-# Accepts any value: `parse_arguments` refuses wrong ones with messages that agents can act on.
-ANYTHING = PlainValidator(lambda value: value)
 Action = Annotated[
     str,
     ANYTHING,
-    WithJsonSchema(
-        {
-            "type": "string",
-            "enum": list(ACTIONS),
-            "description": "create: a hook for `app`, called `name`. list: all hooks. revoke: the hook with this `id`.",
-        }
+    text(
+        "create: a hook for `app`, called `name`. list: all hooks. revoke: the hook with this `id`.", enum=list(ACTIONS)
     ),
 ]
-AppName = Annotated[str, ANYTHING, WithJsonSchema({"type": "string", "description": "For create: the app's name."})]
-HookName = Annotated[
-    str,
-    ANYTHING,
-    WithJsonSchema({"type": "string", "maxLength": 100, "description": "For create: what the hook is for."}),
-]
-HookId = Annotated[
-    str, ANYTHING, WithJsonSchema({"type": "string", "description": "For revoke: the hook's id, as list shows it."})
-]
-
-
-def parse_arguments(action: Any, given: dict[str, Any]) -> list[str]:
-    """Returns the action's arguments, in order. Raises ToolError, which says how to correct the call."""
-    if not isinstance(action, str) or action not in ACTIONS:
-        raise ToolError("action must be 'create' (with app and name), 'list', or 'revoke' (with id).")
-    needed = ACTIONS[action]
-    for name, meaning in needed.items():
-        if not isinstance(given[name], str) or not given[name].strip():
-            raise ToolError(f"action '{action}' needs {name}: {meaning}.")
-    # Agents fill in arguments that they do not need with empty values.
-    surplus = [name for name, value in given.items() if name not in needed and value not in ("", None)]
-    if surplus:
-        raise ToolError(f"action '{action}' takes no {' and no '.join(surplus)}; leave it out.")
-    return [given[name].strip() for name in needed]
+AppName = Annotated[str, ANYTHING, text("For create: the app's name.")]
+HookName = Annotated[str, ANYTHING, text("For create: what the hook is for.", maxLength=100)]
+HookId = Annotated[str, ANYTHING, text("For revoke: the hook's id, as list shows it.")]
 
 
 async def perform(hooks: AccountHooks, action: str, arguments: list[str]) -> dict[str, Any]:
@@ -115,25 +86,15 @@ def tool_server(
         context: Context[Any], action: Action = "", app: AppName = "", name: HookName = "", id: HookId = ""
     ) -> dict[str, Any]:
         """Create, list or revoke deploy hooks. A hook is a secret URL; a POST to it rebuilds one app."""
-        arguments = parse_arguments(action, {"app": app, "name": name, "id": id})
-        try:
-            return await perform(hooks_of(context), action, arguments)
-        except ServiceError as error:
-            raise ToolError(f"{error.message} ({error.code})") from None
+        arguments = parse_arguments(action, {"app": app, "name": name, "id": id}, ACTIONS, CHOICES)
+        return await answer(perform(hooks_of(context), action, arguments))
 
-    tool = Tool.from_function(
-        service_hook,
-        title="Deploy hooks",
-        annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False),
-        structured_output=True,
-    )
-    tool.parameters["required"] = ["action"]
     return MCPServer(
         "capsule",
         title="Capsule",
         instructions=INSTRUCTIONS,
         version=version("capsule-gateway"),
-        tools=[tool, deploy_tool(deploys_of)],
+        tools=[make_tool(service_hook, "Deploy hooks"), deploy_tool(deploys_of)],
         log_level="ERROR",
         subscriptions=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -90,6 +91,17 @@ async def require_deploy(deploy_id: str, account: Account, gateway: Gateway) -> 
     return deploy
 
 
+async def view_deploys(deploys: Sequence[Deploy], gateway: Gateway) -> list[DeployView]:
+    """With what the queued ones wait for."""
+    waits = await gateway.deploys.positions_of(deploys)
+    return [DeployView.of(deploy, **waits.get(deploy.id, {})) for deploy in deploys]
+
+
+async def view_with_log(deploy: Deploy, gateway: Gateway) -> DeployWithLog:
+    waits = await gateway.deploys.positions_of([deploy])
+    return DeployWithLog.of(deploy, log=await gateway.deploys.read_log(deploy), **waits.get(deploy.id, {}))
+
+
 @post("/account/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
 async def create_hook(account: Caller, app: FromPath[str], data: JSONBody[NewHook], gateway: Injected) -> CreatedHook:
     """Create a deploy hook.
@@ -124,16 +136,12 @@ async def list_deploys(
 
     The list keeps the last 1,000 deploys for 90 days.
     """
-    deploys = await gateway.deploys.list(account.id, app, limit)
-    waits = await gateway.deploys.positions_of(deploys)
-    return [DeployView.of(deploy, **waits.get(deploy.id, {})) for deploy in deploys]
+    return await view_deploys(await gateway.deploys.list(account.id, app, limit), gateway)
 
 
 @get("/account/deploys/{deploy_id:str}", summary="One deploy, with its log", errors=[NotFound])
 async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> DeployWithLog:
-    deploy = await require_deploy(deploy_id, account, gateway)
-    waits = await gateway.deploys.positions_of([deploy])
-    return DeployWithLog.of(deploy, log=await gateway.deploys.read_log(deploy), **waits.get(deploy.id, {}))
+    return await view_with_log(await require_deploy(deploy_id, account, gateway), gateway)
 
 
 @put(

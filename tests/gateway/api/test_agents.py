@@ -49,15 +49,15 @@ def connect(request: pytest.FixtureRequest) -> Connect:
     return request.param
 
 
-async def call(client: Client, **arguments: Any) -> dict[str, Any]:
-    result = await client.call_tool("service_hook", arguments)
+async def call(client: Client, tool: str = "service_hook", /, **arguments: Any) -> dict[str, Any]:
+    result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
     assert result.structured_content is not None
     return result.structured_content
 
 
-async def refused(client: Client, **arguments: Any) -> str:
-    result = await client.call_tool("service_hook", arguments)
+async def refused(client: Client, tool: str = "service_hook", /, **arguments: Any) -> str:
+    result = await client.call_tool(tool, arguments)
     assert result.is_error, result.structured_content
     (content,) = result.content
     return content.text  # type: ignore[union-attr]
