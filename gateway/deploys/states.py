@@ -234,7 +234,7 @@ class Deploys:
             needed = {await client.hget(keys.site_key(app.account, app.id), "source")}
             waiting = await client.xrange(keys.stream_key(keys.tag(app.account), STREAM), count=SCAN_LIMIT)
             for _, entry in waiting:
-                if entry.get("app") == app.id:
+                if entry.get("app") == app.id and "id" in entry:
                     needed.add(await client.hget(keys.deploy_key(app.account, entry["id"]), "source"))
         if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
             self._sources.remove(app.id, set(old) - needed)
@@ -285,14 +285,8 @@ class Deploys:
             return {deploy_id: {"waitsFor": positions.ENGINE} for deploy_id in queued}
         known = await positions.read_positions(self._store)
         missing = positions.NO_WORKER if known is None else positions.BEING_TAKEN
-        found: dict[str, dict[str, int | str]] = {}
-        for deploy_id in queued:
-            position = (known or {}).get(deploy_id)
-            if position is None:
-                found[deploy_id] = {"waitsFor": missing}
-            else:
-                found[deploy_id] = {"position": position.position, "waitsFor": position.waitsFor}
-        return found
+        found = {name: msgspec.structs.asdict(position) for name, position in (known or {}).items()}
+        return {deploy_id: found.get(deploy_id, {"waitsFor": missing}) for deploy_id in queued}
 
     async def list_queued(self) -> Sequence[Deploy]:
         """The queued deploys of all accounts, oldest first within each partition."""

@@ -14,7 +14,7 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.states import Deploys, host, slug
 from gateway.settings import Settings
 from gateway.store.client import Store
-from gateway.store.keys import bodies_key, deploy_key
+from gateway.store.keys import bodies_key, deploy_key, stream_key, tag
 from tests.fakes import FakeProvider
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -275,6 +275,19 @@ async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -
     assert failed["error"] == "health: the engine reported no result within 2 hours; deploy again"
     assert [event for event, _ in queued_events(gw)] == ["deploy.failed"]
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+
+
+async def test_an_entry_without_an_id_refuses_no_publish(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    assert (await publish(account, app)).status_code == 202
+    with gw.redis.client() as client:
+        site = next(client.scan_iter(match="*:site:*"))
+        key = stream_key(tag(account.id), "builds")
+        client.xadd(key, {"account": account.id, "app": site.decode().rpartition(":")[2]})
+    for _ in range(12):
+        assert (await publish(account, app)).status_code == 202
+    assert (await gw.platform("GET", "deploys?state=queued")).status_code == 200
 
 
 async def test_sources_that_wait_are_kept_and_one_cleaned_up_stays_so(gw: Gateway) -> None:
