@@ -26,8 +26,8 @@ ATTEMPTS = 10  # to change a record that others change too
 NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 # The service sets these itself.
 RESERVED = {"PORT", "HOST", "HOME", "PATH", "TMPDIR", "VITE_SERVICE_AI_URL"}
-# The dynamic loader, the C library and OpenSSL read these in every process. One that confines a build, and so starts
-# with the build's variables, must not load a customer's code because of them.
+# The dynamic loader, the C library and OpenSSL read these in every process. The processes that confine a build start
+# without its variables; should one of them get these all the same, it must not load a customer's code.
 UNSAFE = re.compile(
     r"LD_.*|GLIBC_TUNABLES|GCONV_PATH|GETCONF_DIR|HOSTALIASES|LOCALDOMAIN|LOCPATH|MALLOC_.*|NIS_PATH|NLSPATH"
     r"|RESOLV_HOST_CONF|RES_OPTIONS|TZDIR|OPENSSL_(CONF|ENGINES|MODULES)"

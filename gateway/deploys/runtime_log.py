@@ -29,7 +29,7 @@ class RuntimeLog:
     async def tail(self, deploy_id: str, lines: int) -> list[str]:
         """The last lines, of those that are complete. Empty if nothing was written, or the app does not run here."""
         text, _ = await asyncio.to_thread(self._read, self._folder / f"{deploy_id}.output")
-        return text.decode(errors="replace").split("\n")[:-1][-lines:]
+        return _lines(text)[-lines:]
 
     async def follow(
         self, find_deploy: Callable[[], Awaitable[str | None]], lines: int, until: Callable[[], bool]
@@ -46,7 +46,7 @@ class RuntimeLog:
                 if now != deploy_id and now is not None:
                     text, position = await asyncio.to_thread(self._read, self._folder / f"{now}.output")
                     reader = _Reader(self._folder / f"{now}.output", position)
-                    yield text.decode(errors="replace").split("\n")[:-1][-lines if deploy_id is None else 0 :]
+                    yield _lines(text)[-lines if deploy_id is None else 0 :]
                     deploy_id = now
             yield await asyncio.to_thread(reader.read)
             await asyncio.sleep(POLL_INTERVAL)
@@ -59,7 +59,7 @@ class RuntimeLog:
             former_inode, former = _read_file(path.with_name(path.name + FORMER))
             if inode == 0 or former_inode != inode:  # else they were exchanged in between
                 break
-        complete = text[: text.rfind(b"\n") + 1]
+        complete = _complete(text)
         return former + complete, (inode, len(complete))
 
 
@@ -71,19 +71,25 @@ class _Reader:
         self._inode, self._offset = position
 
     def read(self) -> list[str]:
-        inode, text = _read_file(self._path, self._offset, expected=self._inode)
+        before, (inode, text) = b"", _read_file(self._path, self._offset, expected=self._inode)
         if inode != self._inode:
-            former_inode, rest = _read_file(
-                self._path.with_name(self._path.name + FORMER), self._offset, expected=self._inode
-            )
-            before = rest if former_inode == self._inode and self._inode else b""
+            former = self._path.with_name(self._path.name + FORMER)
+            former_inode, rest = _read_file(former, self._offset, expected=self._inode)
+            if self._inode and former_inode == self._inode:
+                before = rest
             self._inode, self._offset = inode, 0
-            text = text[: text.rfind(b"\n") + 1]
-            self._offset = len(text)
-            return (before + text).decode(errors="replace").split("\n")[:-1]
-        text = text[: text.rfind(b"\n") + 1]
+        text = _complete(text)
         self._offset += len(text)
-        return text.decode(errors="replace").split("\n")[:-1]
+        return _lines(before + text)
+
+
+def _complete(text: bytes) -> bytes:
+    """Without a last line that is still being written."""
+    return text[: text.rfind(b"\n") + 1]
+
+
+def _lines(text: bytes) -> list[str]:
+    return text.decode(errors="replace").split("\n")[:-1]
 
 
 def _read_file(path: Path, offset: int = 0, expected: int = 0) -> tuple[int, bytes]:

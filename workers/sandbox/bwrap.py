@@ -50,28 +50,9 @@ def arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
     # bubblewrap itself starts without the customer's variables: LD_PRELOAD would load code outside the sandbox.
     variables = [word for name, value in spec["environment"].items() for word in ("--setenv", name, value)]
     settings = _memory_file("".join(f"{word}\0" for word in variables).encode(errors="surrogateescape"))
-    words = [
-        spec["bwrap"],
-        "--args",
-        str(settings),
-        "--unshare-user",
-        "--uid",
-        str(uid),
-        "--gid",
-        str(uid),
-        "--unshare-pid",
-        "--unshare-ipc",
-    ]
-    words += [
-        "--unshare-uts",
-        "--hostname",
-        "app",
-        "--unshare-cgroup-try",
-        "--new-session",
-        "--die-with-parent",
-        "--cap-drop",
-        "ALL",
-    ]
+    words = [spec["bwrap"], "--args", str(settings), "--new-session", "--die-with-parent", "--cap-drop", "ALL"]
+    words += ["--unshare-user", "--uid", str(uid), "--gid", str(uid), "--unshare-pid", "--unshare-ipc"]
+    words += ["--unshare-uts", "--hostname", "app", "--unshare-cgroup-try"]
     words += ["--info-fd", str(info_fd), "--seccomp", str(_memory_file(bytes.fromhex(spec["filter"])))]
     words += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - its own

@@ -11,7 +11,6 @@ removed. When a keeper is killed, the kernel kills the command.
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import errno
 import json
@@ -28,12 +27,12 @@ from typing import Any, NoReturn
 
 from workers.sandbox import bwrap, network
 from workers.sandbox.cgroups import Cgroup
-from workers.sandbox.output import Output, concealer
+from workers.sandbox.output import LineSplitter, Output, concealer
 
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
 CHECK_INTERVAL = 0.25  # seconds
 BACKLOG = 4_096  # connections that wait to be accepted
-CHUNK, LINE = 65_536, 4_096  # bytes per read of an app's output, characters of a line
+CHUNK = 65_536  # bytes per read of an app's output
 
 
 def enter(
@@ -76,7 +75,7 @@ class Keeper:
         self.status: int | None = None
         self._disk_at = 0.0
         self._first = self._output = 0
-        self._decoder, self._rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+        self._splitter = LineSplitter()
         if spec["cgroups"]:
             bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
             self.cgroup = Cgroup(spec["cgroups"], **bounds)
@@ -168,12 +167,8 @@ class Keeper:
             data = os.read(self._output, CHUNK)
         except OSError:
             return
-        *lines, self._rest = (self._rest + self._decoder.decode(data, final=not data)).split("\n")
-        if len(self._rest) > LINE or not data:
-            lines, self._rest = [*lines, self._rest], ""
-        for line in lines:
-            for at in range(0, len(line), LINE):
-                output.write_line(line[at : at + LINE])
+        for line in self._splitter.split(data):
+            output.write_line(line)
         if not data:
             asyncio.get_running_loop().remove_reader(self._output)
 

@@ -1,11 +1,13 @@
-"""The output of a start command: at most 1 MiB on disk, of which the newest stays.
+"""The output of commands: its lines, and, of a start command, at most 1 MiB on disk, of which the newest stays.
 
-It is two files (`gateway/deploys/runtime_log.py` reads them). When the current one is full, it replaces the former one.
-They belong to the owner of the data folder, so that the gateway may read them; no other app may.
+The output of a start command is in two files (`gateway/deploys/runtime_log.py` reads them). When the current one is
+full, it replaces the former one. They belong to the owner of the data folder, so that the gateway may read them; no
+other app may.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -15,12 +17,32 @@ from typing import Self
 
 from gateway.deploys.runtime_log import FORMER
 
+LINE = 4_096  # characters; longer lines are cut
 FILE_BYTES = 524_288  # of each of the two files
 # A flood of output costs no more than this.
 BYTES_PER_SECOND = 65_536
 LINE_BYTES = 64  # that a line counts at least
 CONCEALED_LENGTH = 8  # characters; to hide shorter values, such as "1", would hide half of a log
 CONCEALED = "***"
+
+
+class LineSplitter:
+    """Cuts what a command writes into lines of at most LINE characters."""
+
+    def __init__(self) -> None:
+        self._decoder, self._rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+
+    def split(self, data: bytes) -> list[str]:
+        """The lines that the data completes. No data means the end, and gives what is left."""
+        *lines, rest = (self._rest + self._decoder.decode(data, final=not data)).split("\n")
+        found = [piece for line in lines for piece in _cut(line.removesuffix("\r"))]
+        whole = len(rest) - len(rest) % LINE if data else len(rest)
+        self._rest = rest[whole:]
+        return [*found, *_cut(rest[:whole])] if whole else found
+
+
+def _cut(line: str) -> list[str]:
+    return [line[at : at + LINE] for at in range(0, len(line) or 1, LINE)]
 
 
 class Output:
@@ -70,11 +92,6 @@ class Output:
             self._size += self._file.write(text) or 0
         except (OSError, ValueError):  # the disk is full, or was when the file was exchanged: the app itself goes on
             self._dropped += 1
-
-
-def remove_output(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    _former(path).unlink(missing_ok=True)
 
 
 def _former(path: Path) -> Path:

@@ -12,7 +12,6 @@ Failure policy: closed. A machine without the means for this runs nothing. Only 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import fcntl
 import os
@@ -29,6 +28,7 @@ import structlog
 
 from gateway.cancellation import finish_despite_cancellation
 from workers.sandbox import bwrap, cgroups, unpack
+from workers.sandbox.output import LineSplitter
 
 logger = structlog.get_logger()
 
@@ -38,7 +38,6 @@ BUILD_USERS, APP_USERS = range(60_578, 60_594), range(60_594, 61_184)
 # One file per user, locked while a worker on this machine uses it.
 USERS = Path("/run/capsule/users")
 MIB = 1 << 20
-LINE = 4_096  # characters; longer lines of output are split
 CHUNK, LINES, PAUSE = 16_384, 256, 0.01  # bytes per read, lines per turn, seconds between turns: others get theirs
 KILL_SECONDS = 5.0  # within which a keeper kills what is left
 PIPE_SECONDS = 2.0  # for output that is still in the pipe after its keeper has ended
@@ -401,26 +400,15 @@ async def _follow(
 
 
 async def _read_lines(reader: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
-    decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+    splitter = LineSplitter()
     while chunk := await reader.read(CHUNK):
-        *lines, rest = (rest + decoder.decode(chunk)).split("\n")
-        for number, line in enumerate(lines):
-            _split_line(line.removesuffix("\r"), on_line)
+        for number, line in enumerate(splitter.split(chunk)):
+            on_line(line)
             if number % LINES == LINES - 1:
                 await asyncio.sleep(PAUSE)
-        whole = len(rest) - len(rest) % LINE
-        if whole:
-            _split_line(rest[:whole], on_line)
-            rest = rest[whole:]
         await asyncio.sleep(PAUSE)
-    rest += decoder.decode(b"", final=True)
-    if rest:
-        on_line(rest)
-
-
-def _split_line(line: str, on_line: Callable[[str], None]) -> None:
-    for at in range(0, len(line) or 1, LINE):
-        on_line(line[at : at + LINE])
+    for line in splitter.split(b""):
+        on_line(line)
 
 
 async def _end(keeper: asyncio.subprocess.Process, ending: asyncio.Task[Outcome], seconds: float) -> None:

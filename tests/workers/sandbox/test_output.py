@@ -6,7 +6,7 @@ import pytest
 
 from gateway.deploys.runtime_log import RuntimeLog
 from workers.sandbox import output
-from workers.sandbox.output import Output, concealer, remove_output
+from workers.sandbox.output import LineSplitter, Output, concealer
 
 
 @pytest.fixture
@@ -32,8 +32,22 @@ async def test_at_most_a_mebibyte_is_kept_and_the_newest_stays(path: Path, monke
     whole = [int(line.split()[1]) for line in await log.tail("dep_1", 100_000)]
     assert whole == list(range(whole[0], 40_000)), "the former file and the current one, in order"
     assert {file.stat().st_mode & 0o777 for file in path.parent.iterdir()} == {0o600}
-    remove_output(path)
-    assert not list(path.parent.iterdir())
+
+
+def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LINE", 4)
+    splitter = LineSplitter()
+    assert splitter.split("one\r\n\ntwo\né".encode()[:-1]) == ["one", "", "two"], "an empty line is a line"
+    assert splitter.split("é".encode()[1:] + b"\nlonger than four\nrest of") == [
+        "é",
+        "long",
+        "er t",
+        "han ",
+        "four",
+        "rest",
+    ]
+    assert splitter.split(b"") == [" of"]
+    assert splitter.split(b"") == []
 
 
 async def test_a_flood_is_cut(path: Path) -> None:
