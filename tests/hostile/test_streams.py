@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import flood
+from tests.fakes.provider import flood, joined
 from tests.hostile.bystander import assert_unharmed, attacked, descriptors, measure, process_of, report, scaled
 from tests.support.accounts import App
 from tests.support.polling import wait_until
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 async def test_streams_whose_readers_stop(honest: App, backend: FakeAppBackend, provider: FakeProvider) -> None:
     count = scaled(5000)
     hostile = await honest.gateway.app(backend)
-    body = json.dumps({"prompt": provider.plays(flood(2000, 1000)), "stream": True, "maxTokens": 2000}).encode()
+    # In large writes: the provider shares the test's loop, and has the bystander to answer meanwhile.
+    prompt = provider.plays([joined(flood(50, 1000)[:-3])] * 40, flood(0, 0))
+    body = json.dumps({"prompt": prompt, "stream": True, "maxTokens": 2000}).encode()
     asked = request(hostile.path, body, f"Authorization: Bearer {hostile.token()}")
     before = await measure(honest)
     async with attacked(honest.gateway, "stall", count, asked, patience=120):
