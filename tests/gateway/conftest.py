@@ -73,3 +73,10 @@ def launch(provider: FakeProvider, tmp_path: Path) -> Launch:
 async def app(gw: Gateway, backend: FakeAppBackend) -> App:
     """An app of its own, of an account of its own, on the largest plan."""
     return await gw.app(backend)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def hosted(launch: Launch, backend: FakeAppBackend) -> AsyncIterator[App]:
+    """An app whose deploys an outside engine builds, which is the test."""
+    async with launch(GATEWAY_DEPLOY_ENGINE="external") as gw:
+        yield await gw.app(backend)

@@ -8,7 +8,8 @@ import pytest
 import pytest_asyncio
 
 from tests.hostile.bystander import FULL, attacked, scaled
-from tests.support.hosted_apps import SERVERS, Hosting, data_folder, needs_nginx
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.workers.sites.test_sites import Sites
@@ -33,7 +34,7 @@ ATTACKS = {
 
 @pytest_asyncio.fixture(params=SERVERS, loop_scope="session")
 async def hosting(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         if request.param == "nginx":
             needs_nginx(folder)
         hosting = Hosting(folder)

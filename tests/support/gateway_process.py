@@ -13,7 +13,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ import httpx
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import COMPLETIONS
 from tests.support.accounts import DOMAIN, Account, App
+from tests.support.folders import passable_folder
 from tests.support.key_leaks import unexplained
 from tests.support.redis_monitor import Wiretap
 from tests.support.redis_servers import RedisServer, free_port
@@ -70,8 +70,6 @@ class Gateway:
         self.workers = 1
         self.tracebacks_allowed = False
         self.confidential: set[str] = {OPERATOR, ENCRYPTION_KEY, provider.key}
-        # Short, because apps are reached over Unix sockets in it, whose paths have at most 107 characters.
-        self.data_folder = Path(tempfile.mkdtemp(prefix="data-"))
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
@@ -86,7 +84,7 @@ class Gateway:
             "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
             "GATEWAY_ENCRYPTION_KEY": ENCRYPTION_KEY,
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.off_file),
-            "GATEWAY_DATA_DIR": str(self.data_folder),
+            "GATEWAY_DATA_DIR": str(folder / "data"),
             "GATEWAY_LOG_LEVEL": "debug",
             **settings,
         }
@@ -100,6 +98,10 @@ class Gateway:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=50),
             trust_env=False,
         )
+
+    @property
+    def data_folder(self) -> Path:
+        return Path(self.environment["GATEWAY_DATA_DIR"])
 
     async def start(self) -> Self:
         command = [*self.prefix, *python("gateway.cli", self.constants), "serve", "--port", str(self.port)]
@@ -182,15 +184,14 @@ async def gateway(
     redis_url: str, provider: FakeProvider, folder: Path, constants: Mapping[str, float] = {}, **settings: str
 ) -> AsyncIterator[Gateway]:
     """A gateway process with these settings, by their full names. An empty setting is left out."""
-    running = Gateway(redis_url, provider, folder, constants, **settings)
-    try:
-        await running.start()
-        yield running
-    finally:
-        await running.stop()
-        await running.http.aclose()
-        # Builds may leave folders too deep for Python.
-        subprocess.run(["rm", "-rf", running.data_folder], check=False)
+    with passable_folder() as data:
+        running = Gateway(redis_url, provider, folder, constants, **{"GATEWAY_DATA_DIR": str(data), **settings})
+        try:
+            await running.start()
+            yield running
+        finally:
+            await running.stop()
+            await running.http.aclose()
     running.assert_log_is_clean()
 
 

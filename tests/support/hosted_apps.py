@@ -3,9 +3,7 @@
 import asyncio
 import contextlib
 import os
-import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -125,17 +123,6 @@ def needs_nginx(folder: Path) -> None:
         if os.environ.get("CI"):
             raise RuntimeError("nginx is missing, and CI must run every test")
         pytest.skip("nginx is not installed")
-
-
-@contextlib.contextmanager
-def data_folder() -> Iterator[Path]:
-    """One that other users can pass, as an operator's; pytest's own folders are closed to them."""
-    folder = Path(tempfile.mkdtemp(prefix="hosting-"))
-    folder.chmod(0o711)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["rm", "-rf", folder], check=False)  # `shutil.rmtree` recurses
 
 
 async def swapped_under_load(

@@ -3,13 +3,12 @@
 import contextlib
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.folders import passable_folder
 from workers.sandbox import cgroups
 from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Outcome, Sandbox
 
@@ -59,20 +58,9 @@ def marked(mark: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def passable() -> Iterator[Path]:
-    """A folder that a build's user can pass, unlike pytest's own."""
-    top = Path(tempfile.mkdtemp(prefix="capsule-"))
-    top.chmod(0o711)
-    try:
-        yield top
-    finally:
-        shutil.rmtree(top)
-
-
-@contextlib.contextmanager
 def room_of(*, measured: bool = False) -> Iterator[Room]:
     sandbox = Sandbox(development=measured or WAYS == ["measured"], users=BUILD_USERS)
-    with passable() as top:
+    with passable_folder() as top:
         (top / "builds").mkdir(mode=0o711)
         sandbox.check(top / "builds")
         if measured:

@@ -3,28 +3,17 @@
 import asyncio
 import re
 import tarfile
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from tests.fakes import FakeAppBackend
 from tests.fakes.server import Exchange, FakeServer, Script, answer
-from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.command_line import Run, Tool, run_in_terminal
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def hosted(launch: Launch, backend: FakeAppBackend) -> AsyncIterator[App]:
-    """An app whose deploys an outside engine builds, which is the test."""
-    async with launch(GATEWAY_DEPLOY_ENGINE="external") as gw:
-        yield await gw.app(backend)
 
 
 @pytest.fixture

@@ -1,25 +1,15 @@
 """`capsule deploys rollback`, `promote` and `cancel`, against a running gateway whose deploy engine is the test."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from tests.fakes import FakeAppBackend
 from tests.gateway.cli.test_deploys import report
-from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.command_line import Tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def hosted(launch: Launch, backend: FakeAppBackend) -> AsyncIterator[App]:
-    async with launch(GATEWAY_DEPLOY_ENGINE="external") as gw:
-        yield await gw.app(backend)
 
 
 @pytest.fixture

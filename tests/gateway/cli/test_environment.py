@@ -5,24 +5,14 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
-from tests.fakes import FakeAppBackend
-from tests.gateway.conftest import Launch
 from tests.support.accounts import App
 from tests.support.command_line import Tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def hosted(launch: Launch, backend: FakeAppBackend) -> AsyncIterator[App]:
-    async with launch(GATEWAY_DEPLOY_ENGINE="external") as gw:
-        yield await gw.app(backend)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from tests.fakes import FakeProvider
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host, hosting
+from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
-from tests.support.sandbox import passable
 
 BUILD = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}
@@ -53,7 +53,7 @@ def commit(folder: Path, text: str) -> str:
 
 @pytest.fixture
 def repository() -> Iterator[Path]:
-    with passable() as folder:
+    with passable_folder() as folder:
         (folder / "repository").mkdir()
         yield folder / "repository"
 

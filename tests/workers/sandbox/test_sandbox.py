@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
-from tests.support.sandbox import ORDINARY, ROOT, Room, as_ordinary_user, delegation, passable
+from tests.support.sandbox import ORDINARY, ROOT, Room, as_ordinary_user, delegation
 from workers.sandbox import bwrap, cgroups
 from workers.sandbox.sandbox import BUILD_USERS, LINE, Command, Limits, Sandbox, Unsafe
 
@@ -23,7 +24,7 @@ def test_everything_again_without_root(delegated: bool) -> None:
         return
     files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("keeper", "network"))]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
-    with delegation() if delegated else contextlib.nullcontext(lambda: None) as enter, passable() as temporary:
+    with delegation() if delegated else contextlib.nullcontext(lambda: None) as enter, passable_folder() as temporary:
         (temporary / "shown").mkdir()
         (temporary / "own").mkdir()
         os.chown(temporary / "own", ORDINARY, ORDINARY)
@@ -193,7 +194,7 @@ def unsafe(folder: Path, *, development: bool = False) -> str:
 
 
 def test_a_machine_without_the_means_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with passable() as folder:
+    with passable_folder() as folder:
         with monkeypatch.context() as patch:
             patch.setattr(cgroups, "find_parents", list)
             assert "memory and processes can't be bounded: delegate" in unsafe(folder)

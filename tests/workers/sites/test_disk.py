@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.hosted_apps import Hosting, data_folder
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import Hosting
 from workers.sites.disk import make_room, size
 from workers.sites.releases import PREVIOUS_SECONDS, Site
 
@@ -15,7 +16,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def hosting() -> Iterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         yield Hosting(folder)
 
 

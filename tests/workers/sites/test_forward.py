@@ -14,7 +14,8 @@ import pytest_asyncio
 from aiohttp import web
 
 from tests.fakes.shop import Shop
-from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, SERVERS, Hosting
 from tests.support.polling import wait_until
 from workers.sites import limits
 from workers.sites.web import AppState, state_path
@@ -22,7 +23,7 @@ from workers.sites.web import AppState, state_path
 
 @pytest.fixture(scope="module")
 def hosted() -> Iterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         hosting = Hosting(folder)
         site = hosting.build(hosting.deploy("dep_1"), {"index.html": "not to be served"}, start="any")
         site.swap("dep_1")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hosted_apps import Hosting, data_folder, needs_nginx
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import Hosting, needs_nginx
 from tests.support.redis_servers import free_port
 from workers.sites import nginx
 
@@ -18,7 +19,7 @@ BIG = b"GET /big HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n"
 
 @pytest.fixture
 def hosting() -> Iterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         needs_nginx(folder)
         hosting = Hosting(folder)
         hosting.publish("dep_1", {"index.html": "served"})
@@ -79,7 +80,7 @@ async def test_one_left_behind_that_still_sends_gets_a_moment(
 
 async def test_anothers_nginx_is_left_alone(hosting: Hosting) -> None:
     async with left_behind(hosting) as process:
-        with data_folder() as folder:
+        with passable_folder() as folder:
             (folder / "web").mkdir()
             for stale in (str(process.pid), str(os.getpid()), "nonsense", ""):
                 (folder / "web" / "nginx.pid").write_text(stale)

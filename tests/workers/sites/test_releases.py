@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hosted_apps import Hosting, data_folder
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import Hosting
 from workers.sites.releases import (
     KEPT_AFTER_DELETION,
     KEPT_PREVIEWS,
@@ -26,7 +27,7 @@ from workers.sites.releases import (
 
 @pytest.fixture
 def hosting() -> Iterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         yield Hosting(folder)
 
 
@@ -231,7 +232,7 @@ def test_a_deep_folder_is_removed(tmp_path: Path, depth: int, name: str) -> None
 
 
 def test_an_ordinary_user_removes_what_a_build_closed() -> None:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         folder.chmod(0o777)
         if (child := os.fork()) == 0:
             ended = 1

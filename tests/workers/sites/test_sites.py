@@ -18,8 +18,9 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.store.client import Store
 from gateway.store.keys import bodies_key, partition_tags
+from tests.support.folders import passable_folder
 from tests.support.gateway_process import ENCRYPTION_KEY
-from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, needs_nginx
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from workers.sites import sites
@@ -76,7 +77,7 @@ class Sites:
 
 @pytest.fixture
 def hosting() -> Iterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         hosting = Hosting(folder)
         hosting.port = free_port()
         hosting.publish("dep_1", {"index.html": "files"})

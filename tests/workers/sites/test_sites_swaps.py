@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.support.hosted_apps import SERVERS, Hosting, data_folder, swapped_under_load
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import SERVERS, Hosting, swapped_under_load
 
 
 @pytest_asyncio.fixture(params=SERVERS)
 async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         async with Hosting(folder).served(request.param) as hosting:
             yield hosting
 

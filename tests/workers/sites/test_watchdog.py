@@ -18,7 +18,8 @@ import pytest_asyncio
 
 from gateway.accounts.vault import Vault
 from gateway.deploys.runtime_log import FORMER
-from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, swapped_under_load
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, swapped_under_load
 from tests.support.polling import wait_until
 from tests.support.sandbox import marked
 from workers.sandbox.sandbox import MIB, Sandbox
@@ -56,7 +57,7 @@ server.listen(PORT, HOST)
 
 @pytest.fixture
 def hosting() -> Iterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         yield Hosting(folder)
 
 

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, SERVERS, Hosting
 from workers.sites import web
 
 FILES: dict[str, str | bytes] = {
@@ -30,7 +31,7 @@ PAGE = {"cache-control": "no-cache", "x-content-type-options": "nosniff", "conte
 
 @pytest.fixture(scope="module")
 def filled() -> Iterator[Hosting]:
-    with data_folder() as folder:
+    with passable_folder() as folder:
         hosting = Hosting(folder)
         site = hosting.publish("dep_1", FILES)
         hosting.releases.serve_as("shop.example.com", site)  # its own domain
