@@ -140,15 +140,8 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json:
     with _open_screen("packing") as screen, pack(folder) as source:
         screen.set_status(f"uploading {format_size(source.size)}")
         queued = service.upload(path("account", "apps", app, "source"), source.read_chunks(), source.size)
-    deploy_id = str(queued["deployId"])
-    if as_json and not follow:
-        return show_json(queued)
-    if not as_json:
-        count = f"{source.files} file{'s' if source.files > 1 else ''}"
-        click.echo(f"Published {count} ({format_size(source.size)} packed) as {deploy_id}.")
-    if follow:
-        return _follow(service, deploy_id, timeout, as_json)
-    click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
+    count = f"{source.files} file{'s' if source.files > 1 else ''}"
+    _show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout, as_json)
 
 
 @deploys.command("rollback")
@@ -162,8 +155,9 @@ def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_js
 
     It is the release of deploy ID, or the one before the live one.
     """
-    body = {"deployId": deploy_id} if deploy_id else {}
-    _show_queued("POST", path("account", "apps", app, "rollback"), body, follow, timeout, as_json)
+    service, body = open_service(), {"deployId": deploy_id} if deploy_id else {}
+    queued = service.fields("POST", path("account", "apps", app, "rollback"), body, having="deployId")
+    _show_queued(service, queued, "Queued", follow, timeout, as_json)
 
 
 @deploys.command("promote")
@@ -173,20 +167,21 @@ def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_js
 @as_json
 def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
     """Make the release of preview ID live, without building it."""
-    _show_queued("POST", path("account", "deploys", deploy_id, "promote"), None, follow, timeout, as_json)
-
-
-def _show_queued(method: str, address: str, body: Any, follow: bool, timeout: int, as_json: bool) -> None:
     service = open_service()
-    queued = service.fields(method, address, body, having="deployId")
+    queued = service.fields("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
+    _show_queued(service, queued, "Queued", follow, timeout, as_json)
+
+
+def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int, as_json: bool) -> None:
+    """Says what was `done`, under which id, and follows that deploy or tells how to."""
     if as_json and not follow:
         return show_json(queued)
-    deploy_id = str(queued["deployId"])
+    deploy_id = strip_controls(str(queued["deployId"]))
     if not as_json:
-        click.echo(f"Queued as {strip_controls(deploy_id)}.")
+        click.echo(f"{done} as {deploy_id}.")
     if follow:
         return _follow(service, deploy_id, timeout, as_json)
-    click.echo(f"Follow it with: capsule deploys show {strip_controls(deploy_id)} --follow")
+    click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
 @deploys.command("cancel")

@@ -55,7 +55,7 @@ class Backlog(msgspec.Struct):
 
 
 async def read_backlog(store: Store, now: int) -> Backlog:
-    """`now`: Redis's clock, ms. Raises one of store.FAULTS."""
+    """`now`: Redis's clock, ms. Raises the Redis client's errors."""
     tags = keys.partition_tags()
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in tags:

@@ -42,7 +42,7 @@ class Storage(msgspec.Struct):
 
 
 async def count_dead_letters(store: Store) -> int:
-    """Raises one of store.FAULTS."""
+    """Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in keys.partition_tags():
             pipe.xlen(keys.dead_letters_key(tag))
@@ -50,7 +50,7 @@ async def count_dead_letters(store: Store) -> int:
 
 
 async def read_dead_letters(store: Store) -> DeadLetters:
-    """Raises one of store.FAULTS."""
+    """Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in keys.partition_tags():
             pipe.xrevrange(keys.dead_letters_key(tag), count=NEWEST)
@@ -69,7 +69,7 @@ def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
 
 
 async def read_storage(store: Store, registry: Registry) -> Storage:
-    """Raises one of store.FAULTS, or BackboneUnavailable."""
+    """Raises the Redis client's errors, or BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in keys.partition_tags():
             pipe.zrevrange(keys.stored_key(tag), 0, TOP - 1, withscores=True)

@@ -114,7 +114,7 @@ class Store:
     async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
         """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
         rest = (len(script_keys), *script_keys, *args)
-        try:
+        try:  # what `backbone` does, without its cost: each request to a model runs two scripts
             return await self._call("EVALSHA", script.sha, *rest)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):

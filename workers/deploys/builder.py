@@ -79,7 +79,9 @@ class Builder:
         provider = Provider(settings)
         self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
         self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url, self._find_variables)
-        self._consumer = Consumer(self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._room)
+        self._consumer = Consumer(
+            self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
+        )
         self._waiting: dict[str, deque[Entry]] = {}  # app id → the entries after the one in progress
         self._running: set[asyncio.Task[None]] = set()
         self._in_progress: set[str] = set()  # deploy ids
@@ -127,7 +129,7 @@ class Builder:
 
     # -- entries of the stream -------------------------------------------------------------------------------
 
-    async def _room(self) -> None:
+    async def _wait_for_space(self) -> None:
         while self._consumer.holding >= MAX_ENTRIES:
             self._entry_done.clear()
             await self._entry_done.wait()

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import structlog
 
-from gateway.deploys.states import Deploy, slug
+from gateway.deploys.states import Deploy, address
 
 logger = structlog.get_logger()
 
@@ -154,8 +154,7 @@ class Releases:
         return path.read_text()
 
     def site(self, deploy: Deploy) -> Site:
-        variant = deploy.kind if deploy.branch is None else f"p-{slug(deploy.branch)}"
-        folder = self._sites / deploy.appId / (variant if deploy.kind == "preview" else "live")
+        folder = self._sites / deploy.appId / address(deploy.kind, deploy.branch)
         for missing in (folder.parent, folder):
             missing.mkdir(mode=0o711, exist_ok=True)
         site = Site(folder)
@@ -191,8 +190,8 @@ class Releases:
             replace_link(self._addresses / host, target)
 
     def serve_only(self, hosts: Iterable[str]) -> None:
-        for address in {path.name for path in self._addresses.iterdir()} - set(hosts):
-            (self._addresses / address).unlink(missing_ok=True)
+        for host in {path.name for path in self._addresses.iterdir()} - set(hosts):
+            (self._addresses / host).unlink(missing_ok=True)
 
     # -- apps that run ---------------------------------------------------------------------------------------
 
