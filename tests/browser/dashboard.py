@@ -14,6 +14,8 @@ from tests.support.gateway_process import Gateway
 VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "notifications": "Notifications"}
 # The browser itself reports every refused request; what the page makes of it is what tests look at.
 EXPECTED = "Failed to load resource"
+# Values that a page shows only by mistake.
+SLIPS = {"false", "null", "undefined", "NaN", "[object Object]"}
 
 
 class Holder:
@@ -86,6 +88,7 @@ async def visiting(browser: Browser, gateway: Gateway, name: str = "", **options
     page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
     page.set_default_timeout(8_000)
     yield Holder(page, account)
+    assert not SLIPS & set((await page.inner_text("body")).splitlines())
     cookies = await context.cookies()
     gateway.confidential |= {cookie["value"] for cookie in cookies if cookie["value"]}
     await context.close()

@@ -210,7 +210,7 @@ export function redraw(element, data, draw) {
   if (drawn.get(element) === text) return;
   drawn.set(element, text);
   const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
-  element.replaceChildren(...[draw(data)].flat());
+  element.replaceChildren(...[draw(data)].flat().filter(Boolean));
   if (focus) element.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
 }
 

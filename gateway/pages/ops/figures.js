@@ -175,7 +175,7 @@ function outcomes(counts) {
       ["failed", "failed", roughly(counts.failed ?? 0)],
       ["dropped", "dropped", roughly(counts.dropped ?? 0)],
     ]),
-    reasons.length > 0 && h("p", { class: "small quiet" }, reasons.map(([name, often]) => `${name.split(":")[1]} ${roughly(often)}`).join(" · ")),
+    reasons.length > 0 && h("p", { class: "small quiet" }, "Failures by reason: ", reasons.map(([name, often]) => `${name.split(":")[1]} ${roughly(often)}`).join(", "), "."),
   ];
 }
 
