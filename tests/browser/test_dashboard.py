@@ -276,6 +276,7 @@ async def test_an_address_that_is_refused_is_told_beside_its_field(holder: Holde
 
 async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
+    await holder.hurry()
     await holder.log_in("hooks")
     await expect(page.get_by_text("No hooks yet")).to_be_visible()
     await page.get_by_label("Name").fill("Content system")
@@ -289,8 +290,9 @@ async def test_a_hook_from_its_creation_to_its_revocation(holder: Holder) -> Non
 
     async with httpx.AsyncClient(trust_env=False) as http:
         assert (await http.post(url)).status_code == 202
-        await page.reload()
         await expect(holder.row("Content system")).not_to_contain_text("Never")
+        await page.reload()
+        await expect(holder.row("Content system")).to_be_visible()
         assert url not in await page.content()
 
         await holder.button("Revoke Content system").click()

@@ -1,6 +1,8 @@
 """The dashboard for everybody and in bad times: keyboard, phone, hostile names, a service that fails."""
 
+import os
 import re
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -145,6 +147,21 @@ async def test_a_service_that_fails_is_told_and_asked_again(holder: Holder, stat
     await page.unroute("**/account/deploys*")
     await page.clock.run_for(6_100)
     await expect(late).to_be_hidden()
+
+
+async def test_a_gateway_that_stands_still_is_told(holder: Holder) -> None:
+    await holder.hurry()
+    await holder.log_in("hooks")
+    assert holder.gateway.process
+    os.kill(holder.gateway.process.pid, signal.SIGSTOP)
+    try:
+        await expect(holder.page.get_by_text("Not current: the service does not answer.")).to_be_visible()
+        await holder.page.get_by_role("link", name="Deploys").click()
+        await expect(holder.page.get_by_role("alert")).to_contain_text("No connection")
+    finally:
+        os.kill(holder.gateway.process.pid, signal.SIGCONT)
+    await holder.button("Try again").click()
+    await expect(holder.heading("Deploys")).to_be_visible()
 
 
 async def test_a_start_without_the_service(holder: Holder) -> None:

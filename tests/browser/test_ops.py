@@ -79,6 +79,17 @@ async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: F
     await expect(inside.locator("#workers")).to_contain_text("No worker lives")
 
 
+async def test_what_the_switch_refused_is_not_the_callers_fault(
+    inside: Page, gw: Gateway, backend: FakeAppBackend
+) -> None:
+    app = await gw.app(backend)
+    await gw.platform("PUT", "inference", {"enabled": False})
+    assert (await app.ask("x")).status_code == 503
+    await gw.platform("PUT", "inference", {"enabled": True})
+    refused = inside.locator("#requests .key li").filter(has_text="refused while off")
+    await expect(refused).to_have_text("1refused while off", timeout=15_000)
+
+
 async def test_dead_letters_and_storage(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
     await expect(inside.get_by_role("heading", name="Dead letters")).to_be_hidden()
     app = await gw.app(backend)

@@ -1,5 +1,8 @@
 // Calls the account API, with the session's cookie.
 
+const DEADLINE = 6_000; // ms for an answer
+const UPLOAD_DEADLINE = 600_000;
+
 export class Refused extends Error {
   constructor(status, { code = "", message = "", requestId = "" } = {}, retryAfter = null) {
     super(message);
@@ -12,15 +15,17 @@ export async function call(method, path, options) {
   return parsed(await send(method, path, options));
 }
 
-async function send(method, path, { body, signal } = {}) {
+async function send(method, path, { body, signal: left } = {}) {
   const json = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   const headers = json === body ? {} : { "Content-Type": "application/json" };
+  const deadline = AbortSignal.timeout(body instanceof Blob ? UPLOAD_DEADLINE : DEADLINE);
+  const signal = left ? AbortSignal.any([left, deadline]) : deadline;
   let response, text;
   try {
     response = await fetch(path, { method, headers, body: json, signal, cache: "no-store" });
     text = await response.text();
   } catch (error) {
-    throw error.name === "AbortError" ? error : new Refused(0);
+    throw left?.aborted ? error : new Refused(0);
   }
   if (response.ok) return text;
   throw new Refused(response.status, parsed(text)?.error, Number(response.headers.get("Retry-After")) || null);

@@ -11,6 +11,7 @@ import {
   confirmed,
   empty,
   field,
+  follow,
   form,
   heading,
   once,
@@ -25,6 +26,7 @@ export async function draw(signal) {
   const list = h("div");
   const refresh = async () => redraw(list, await get("/account/hooks", signal), (hooks) => listed(hooks, refresh));
   const [apps] = await Promise.all([get("/account/apps", signal), refresh()]);
+  follow(5_000, signal, refresh);
   const created = h("div", { class: "view" });
   const none = empty("No apps yet", "A hook rebuilds an app, and this account has none.");
   return [

@@ -34,7 +34,7 @@ export async function draw(signal) {
     redraw(apps, owned, appList);
   };
   await refresh();
-  follow(10_000, signal, refresh);
+  follow(5_000, signal, refresh);
   return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), today, traffic, apps];
 }
 

@@ -7,25 +7,27 @@ const WIDTH = 600;
 const HEIGHT = 120;
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 
-const LIMITS = new Set(["APP_RATE_LIMITED", "USER_RATE_LIMITED", "SPEND_CAP_REACHED"]);
+const LIMIT = /_(RATE_LIMITED|CAP_REACHED)$/;
 const OURS = /^(PROVIDER_|BACKBONE_|APP_BACKEND_|INTERNAL)/;
 
 export const KINDS = [
   ["answered", "answered"],
   ["faulty", "faulty or without permission"],
   ["limited", "over a limit"],
+  ["off", "refused while off"],
   ["failed", "failed"],
   ["left", "left by the caller"],
 ];
 
 export function kindOf(code) {
   if (code === "CLIENT_GONE") return "left";
-  if (LIMITS.has(code)) return "limited";
+  if (code === "INFERENCE_DISABLED") return "off";
+  if (LIMIT.test(code)) return "limited";
   return OURS.test(code) ? "failed" : "faulty";
 }
 
 export function byKind({ requests, codes }) {
-  const sums = { answered: requests, faulty: 0, limited: 0, failed: 0, left: 0 };
+  const sums = { answered: requests, faulty: 0, limited: 0, off: 0, failed: 0, left: 0 };
   for (const [code, often] of Object.entries(codes)) {
     sums[kindOf(code)] += often;
     sums.answered -= often;
