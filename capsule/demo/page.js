@@ -1,4 +1,5 @@
 import { AiError, streamComplete } from "../lib/ai.js";
+import { show } from "./markdown.js";
 import { explain } from "./words.js";
 
 /** @template {Element} E @param {string} selector @param {new () => E} kind @returns {E} */
@@ -22,10 +23,12 @@ const adviceText = find("#trouble p", HTMLElement);
 const waitAnnouncement = find("#trouble p.unseen", HTMLElement);
 const again = find("#again", HTMLButtonElement);
 const status = find("#status", HTMLElement);
+const copy = find("#copy", HTMLButtonElement);
 
 /** @type {AbortController | undefined} */
 let running;
 let countdown = 0;
+let text = ""; // of the answer, as the model wrote it
 
 /** @param {"asking" | "answering" | "done" | "stopped" | "failed"} state */
 function setState(state) {
@@ -43,11 +46,13 @@ function setState(state) {
 async function run(prompt) {
   running?.abort();
   const { signal } = (running = new AbortController());
-  const text = document.createTextNode("");
   const clock = stopwatch();
+  let cut = false;
   promptHeading.textContent = prompt;
   if (question.value.trim() === prompt) question.value = "";
-  answer.replaceChildren(text);
+  text = "";
+  answer.replaceChildren();
+  copy.hidden = true;
   figures.textContent = "Waiting for the first token";
   status.textContent = "Asking";
   article.hidden = false;
@@ -58,27 +63,51 @@ async function run(prompt) {
       prompt,
       (token) => {
         if (main.dataset["state"] === "asking") setState("answering");
-        const following = figures.getBoundingClientRect().top < innerHeight;
-        text.appendData(token);
-        figures.textContent = clock.tick();
-        if (following) figures.scrollIntoView({ block: "nearest" });
+        text += token;
+        clock.tick();
+        drawSoon(clock);
       },
-      { signal },
+      { signal, onDone: ({ finishReason }) => (cut = finishReason === "length") },
     );
-    finish("done", "Answered", clock.summary());
+    const summary = clock.summary();
+    if (cut) finish("done", "The answer was cut at its limit", `Cut at the limit of an answer’s length · ${summary}`);
+    else finish("done", "Answered", summary);
   } catch (error) {
     // A newer question has taken over the page.
     if (running?.signal !== signal) return;
-    if (signal.aborted) finish("stopped", "Stopped", `Stopped · ${clock.summary()}`);
+    if (signal.aborted) finish("stopped", "Stopped", `Stopped, charged as the longest answer · ${clock.summary()}`);
     else fail(error, clock.summary());
   }
 }
 
+let drawing = 0;
+
+/**
+ * Draws once a frame, however many tokens arrive.
+ * @param {ReturnType<typeof stopwatch>} clock
+ */
+function drawSoon(clock) {
+  drawing ||= requestAnimationFrame(() => {
+    const following = figures.getBoundingClientRect().top < innerHeight;
+    drawNow();
+    figures.textContent = clock.count();
+    if (following) figures.scrollIntoView({ block: "nearest" });
+  });
+}
+
+function drawNow() {
+  cancelAnimationFrame(drawing);
+  drawing = 0;
+  show(answer, text);
+}
+
 /** @param {"done" | "stopped"} state @param {string} label @param {string} summary */
 function finish(state, label, summary) {
+  drawNow();
   setState(state);
   status.textContent = label;
   figures.textContent = summary;
+  copy.hidden = !text;
 }
 
 /** @param {unknown} error @param {string} summary */
@@ -86,16 +115,17 @@ function fail(error, summary) {
   if (!(error instanceof AiError)) console.error(error);
   const known = error instanceof AiError ? error : new AiError("", "Something on this page failed.");
   const { heading, advice, retry } = explain(known);
+  drawNow();
   setState("failed");
   status.textContent = "";
-  figures.textContent = answer.textContent ? summary : "";
-  article.hidden = !answer.textContent;
+  figures.textContent = text ? summary : "";
+  copy.hidden = article.hidden = !text;
   trouble.hidden = false;
   find("#trouble h2", HTMLElement).textContent = heading;
   adviceText.textContent = advice;
   waitAnnouncement.textContent = known.retryAfter ? `You can ask again in ${duration(known.retryAfter)}.` : "";
   again.hidden = !retry;
-  if (!answer.textContent) question.value ||= promptHeading.textContent ?? "";
+  if (!text) question.value ||= promptHeading.textContent ?? "";
   if (known.retryAfter && retry) countDown(known.retryAfter);
 }
 
@@ -141,8 +171,8 @@ function stopwatch() {
     tick() {
       tokens += 1;
       first ||= performance.now() - start;
-      return count();
     },
+    count,
     summary() {
       const writing = (performance.now() - start - first) / 1000;
       if (!tokens) return "no token yet";
@@ -170,6 +200,17 @@ addEventListener("keydown", (event) => {
 });
 
 stop.addEventListener("click", () => running?.abort());
+copy.addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText(text);
+    status.textContent = "Copied";
+    copy.textContent = "Copied";
+    setTimeout(() => (copy.textContent = "Copy"), 2000);
+  } catch {
+    getSelection()?.selectAllChildren(answer);
+    status.textContent = "Selected; copy it with your keyboard";
+  }
+});
 again.addEventListener("click", () => {
   run(promptHeading.textContent ?? "");
   question.focus();

@@ -8,12 +8,22 @@ export function complete(prompt: string): Promise<string>;
  * returned promise rejects with the same error. An abort rejects with the signal's reason, by default an
  * `AbortError`. All other failures are an {@link AiError}. An answer that breaks off rejects with code
  * `STREAM_CUT`; the promise never resolves to an incomplete answer.
+ *
+ * `onDone` is called once, after the last token, with how the answer ended: `finishReason` is `length` if the limit of
+ * output tokens cut it. If it throws, the returned promise rejects with the same error.
  */
 export function streamComplete(
   prompt: string,
   onToken: (token: string) => void | PromiseLike<void>,
-  options?: { signal?: AbortSignal | undefined },
+  options?: { signal?: AbortSignal | undefined; onDone?: ((end: AnswerEnd) => void) | undefined },
 ): Promise<string>;
+
+export interface AnswerEnd {
+  model: string;
+  finishReason: "stop" | "length" | (string & {});
+  /** In tokens. Null if the provider did not report them. */
+  usage: { inputTokens: number; outputTokens: number } | null;
+}
 
 export class AiError extends Error {
   constructor(code: AiErrorCode, message: string, details?: AiErrorDetails);
@@ -49,6 +59,8 @@ export type AiErrorCode =
   | "APP_RATE_LIMITED"
   | "USER_RATE_LIMITED"
   | "SPEND_CAP_REACHED"
+  | "APP_CAP_REACHED"
+  | "USER_CAP_REACHED"
   | "REQUEST_MALFORMED"
   | "REQUEST_TOO_LARGE"
   | "MODEL_NOT_ALLOWED"

@@ -35,7 +35,7 @@ export async function complete(prompt) {
 }
 
 /** @type {typeof import("./ai.d.ts").streamComplete} */
-export async function streamComplete(prompt, onToken, { signal } = {}) {
+export async function streamComplete(prompt, onToken, { signal, onDone } = {}) {
   const response = await ask({ prompt, stream: true }, "text/event-stream", signal);
   let text = "";
   for await (const { type, data } of events(response, signal)) {
@@ -44,6 +44,7 @@ export async function streamComplete(prompt, onToken, { signal } = {}) {
       text += event.token;
       await unlessAborted(onToken(event.token), signal);
     } else if (type === "done") {
+      onDone?.({ model: event?.model ?? "", finishReason: event?.finishReason ?? "", usage: event?.usage ?? null });
       return text;
     } else if (type === "error") {
       throw serviceError(event?.error, response) ?? unexpectedAnswer(response);
@@ -200,7 +201,7 @@ async function unlessAborted(work, signal) {
 
 /**
  * @typedef {{ code?: string, message?: string, requestId?: string }} ErrorBody
- * @typedef {{ text?: string, token?: string, error?: ErrorBody }} AnswerBody
+ * @typedef {Partial<import("./ai.d.ts").AnswerEnd> & { text?: string, token?: string, error?: ErrorBody }} AnswerBody
  * @param {string} json
  * @returns {AnswerBody | undefined}
  */

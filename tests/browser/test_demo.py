@@ -5,6 +5,7 @@ Screenshots go to the folder that SCREENSHOTS names, for a look at them.
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -157,6 +158,78 @@ async def test_the_page_streams(browser: Browser, run: Run, scheme, width: int, 
         await shoot("limited")
 
 
+def played(*tokens: str, finish: str = "stop") -> str:
+    """A whole answer of the gateway, in one piece."""
+    end = {"model": "m", "finishReason": finish, "usage": {"inputTokens": 1, "outputTokens": len(tokens)}}
+    return "".join(f"data: {json.dumps({'token': token})}\n\n" for token in tokens) + (
+        f"event: done\ndata: {json.dumps(end)}\n\n"
+    )
+
+
+async def ask(page: Page, answer: str) -> None:
+    headers = {"Content-Type": "text/event-stream", "Access-Control-Allow-Origin": "*"}
+    await page.route("**/ai", lambda route: route.fulfill(body=answer, headers=headers))
+    await page.get_by_label("Your question").fill("Why?")
+    await page.keyboard.press("Enter")
+
+
+async def test_markdown_shows_and_markup_stays_text(browser: Browser, run: Run) -> None:
+    hostile = "<img src=x onerror='window.hit = 1'> [a](javascript:alert(1)) [b](https://example.com/b)"
+    text = (
+        "# Rivers\n\n- **Seine**, *slow*\n- `Loire`\n\n2. two\n3. three\n\n```js\n<b>1 * 2 * 3</b>\n\n```\n\n"
+        f"{hostile}\na * b * c\n\nשלום"
+    )
+    async with visiting(browser, run) as page:
+        await ask(page, played(*text))
+        await state(page, "done")
+        answer = page.locator("#answer")
+        await expect(answer.get_by_role("heading", name="Rivers")).to_be_visible()
+        await expect(answer.locator("ul > li")).to_have_text(["Seine, slow", "Loire"])
+        await expect(answer.locator("li strong")).to_have_text("Seine")
+        await expect(answer.locator("li em")).to_have_text("slow")
+        await expect(answer.locator("ol")).to_have_attribute("start", "2")
+        await expect(answer.locator("pre code")).to_have_text("<b>1 * 2 * 3</b>")
+        await expect(answer.get_by_role("link")).to_have_text(["b"])
+        await expect(answer.locator("p").first).to_have_text(
+            "<img src=x onerror='window.hit = 1'> [a](javascript:alert(1)) b\na * b * c", use_inner_text=True
+        )
+        assert await page.evaluate("window.hit") is None
+        assert await answer.locator("p").last.evaluate("(p) => getComputedStyle(p).direction") == "rtl"
+
+
+async def test_an_answer_is_copied_as_the_model_wrote_it(browser: Browser, run: Run) -> None:
+    async with visiting(browser, run, permissions=["clipboard-read", "clipboard-write"]) as page:
+        await ask(page, played("**One**", "\n\n", "two"))
+        await page.get_by_role("button", name="Copy").click()
+        await expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert await page.evaluate("navigator.clipboard.readText()") == "**One**\n\ntwo"
+
+
+async def test_a_cut_answer_says_so(browser: Browser, run: Run) -> None:
+    async with visiting(browser, run) as page:
+        await ask(page, played("One", finish="length"))
+        await expect(page.locator("#figures")).to_contain_text("Cut at the limit of an answer’s length · 1 token")
+
+
+async def test_two_thousand_tokens_at_once_keep_the_page_responsive(browser: Browser, run: Run) -> None:
+    async with visiting(browser, run) as page:
+        await page.evaluate(
+            """() => {
+                window.tasks = [];
+                const note = (list) => tasks.push(...list.getEntries().map((entry) => entry.duration));
+                new PerformanceObserver(note).observe({ type: "longtask" });
+            }"""
+        )
+        await ask(page, played(*(f"word{n} **strong** \n\n" if n % 20 == 0 else f"word{n} " for n in range(2000))))
+        await state(page, "done")
+        await expect(page.locator("#figures")).to_contain_text("2000 tokens")
+        await page.wait_for_timeout(200)
+        # 50 ms is the bound on a machine with nothing else to do.
+        assert await page.evaluate("Math.max(0, ...tasks)") < 400
+        await page.evaluate("setTimeout(() => { for (const end = Date.now() + 500; Date.now() < end; ); })")
+        await page.wait_for_function("Math.max(0, ...tasks) > 400", timeout=5_000)  # the observer sees what is long
+
+
 async def test_stopping_with_the_keyboard_alone(browser: Browser, run: Run) -> None:
     async with visiting(browser, run) as page:
         await page.keyboard.type("Who are you?")
@@ -164,7 +237,7 @@ async def test_stopping_with_the_keyboard_alone(browser: Browser, run: Run) -> N
         await state(page, "answering")
         await page.keyboard.press("Escape")
         await state(page, "stopped")
-        await expect(page.locator("#figures")).to_contain_text("Stopped · ")
+        await expect(page.locator("#figures")).to_contain_text("Stopped, charged as the longest answer · ")
         await expect(page.get_by_label("Your question")).to_be_focused()
 
 

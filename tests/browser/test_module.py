@@ -34,6 +34,19 @@ async def test_a_stream_hands_over_each_token_when_it_comes(visitor: Visitor, pr
     assert (answer.text, answer.tokens) == ("Bonjour", ["Bon", "jour"])
 
 
+async def test_how_an_answer_ended_is_told(visitor: Visitor, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, chunk("Bon"), chunk(finish="length"), chunk(usage=(5, 1)), DONE)
+    await visitor.page.evaluate("window.ends = []")
+    answer = await visitor.ask(prompt, "{ onDone: (end) => void ends.push([end, tokens.length]) }")
+    assert answer.text == "Bon"
+    [[end, tokens_before]] = await visitor.page.evaluate("window.ends")
+    usage = {"inputTokens": 5, "outputTokens": 1}
+    assert (end, tokens_before) == ({"model": end["model"], "finishReason": "length", "usage": usage}, 1)
+    answer = await visitor.ask(prompt, "{ onDone: () => { throw new RangeError('mine') } }")
+    assert answer.error
+    assert answer.error["name"] == "RangeError"
+
+
 async def _has(visitor: Visitor, tokens: list[str]) -> bool:
     return await visitor.tokens() == tokens
 

@@ -7,6 +7,13 @@ const whole: string = await streamComplete("Why?", (token) => void parts.push(to
 await streamComplete("Why?", async (token) => void parts.push(token), { signal: AbortSignal.timeout(1000) });
 await streamComplete("Why?", () => {}, { signal: undefined });
 await streamComplete("Why?", () => {}, {});
+await streamComplete("Why?", () => {}, {
+  onDone: ({ finishReason, usage }) => {
+    const cut: boolean = finishReason === "length";
+    const output: number | undefined = usage?.outputTokens;
+    console.log(cut, output);
+  },
+});
 
 try {
   await complete(answer + whole);

@@ -25,12 +25,12 @@ QUIET = [
 
 # `ask` tells a test all of a call: what it resolved to, or what it was rejected with.
 SCRIPT = """
-window.ask = async (prompt, { stop, onToken, whole } = {}) => {
+window.ask = async (prompt, { stop, onToken, onDone, whole } = {}) => {
   window.tokens = [];
   const { AiError, complete, streamComplete } = await import("/lib/ai.js");
   try {
     const seen = onToken ?? ((token) => void window.tokens.push(token));
-    const text = whole ? complete(prompt) : streamComplete(prompt, seen, { signal: stop?.signal });
+    const text = whole ? complete(prompt) : streamComplete(prompt, seen, { signal: stop?.signal, onDone });
     return { text: await text, tokens: window.tokens };
   } catch (error) {
     const { name, message, code, status, retryAfter, requestId } = error;
