@@ -66,7 +66,7 @@ async def test_webhook(account: Caller, data: JSONBody[EventType], gateway: Inje
     Its data has `"sample": true`. Samples and redeliveries together are limited to 30 per minute.
     """
     apps = await gateway.registry.apps_of(account.id)
-    return EventId(await gateway.webhooks.test(account.id, data.type, apps[0] if apps else None))
+    return EventId(await gateway.webhooks.test(account, data.type, apps[0] if apps else None))
 
 
 @get("/deliveries", errors=[RequestMalformed])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from gateway.cli.service import Refused, open_service, path
+from gateway.cli.service import Refused, Service, open_service, path
 from gateway.cli.show import (
     Cell,
     Row,
@@ -128,15 +128,19 @@ def webhook() -> None:
 @as_json
 def webhook_show(as_json: bool) -> None:
     """Show the URL that receives events."""
+    record = _require_webhook(open_service())
+    if as_json:
+        return show_json(record)
+    show_fields({"url": text_of("url")(record), "set": age_of("createdAt")(record)})
+
+
+def _require_webhook(service: Service) -> Row:
     try:
-        record = open_service().fields("GET", "/account/webhook", having="url")
+        return service.fields("GET", "/account/webhook", having="url")
     except Refused as refused:
         if refused.status == 404:
             raise Refused("no webhook is set; set one with: capsule webhook set URL") from None
         raise
-    if as_json:
-        return show_json(record)
-    show_fields({"url": text_of("url")(record), "set": age_of("createdAt")(record)})
 
 
 @webhook.command("set")
@@ -172,7 +176,9 @@ def webhook_test(event: str, as_json: bool) -> None:
     TYPE is one of deploy.succeeded, deploy.failed, app.crashed, app.unhealthy, app.recovered, domain.expiring and
     security.finding.
     """
-    record = open_service().fields("POST", "/account/webhook/test", {"type": event})
+    service = open_service()
+    _require_webhook(service)
+    record = service.fields("POST", "/account/webhook/test", {"type": event})
     if as_json:
         return show_json(record)
     click.echo(f"Queued a sample of {event} as {record.get('id')}. See the outcome with: capsule deliveries list")

@@ -58,7 +58,10 @@ def deploys() -> None:
 @as_json
 def deploys_list(app: str | None, limit: int, as_json: bool) -> None:
     """List deploys, newest first."""
-    rows = open_service().rows("/account/deploys", app=app, limit=limit)
+    service = open_service()
+    rows = service.rows("/account/deploys", app=app, limit=limit)
+    if app and not rows:
+        _require_app(service, app)
     if as_json:
         return show_json(rows)
     show_table(
@@ -77,6 +80,13 @@ def deploys_list(app: str | None, limit: int, as_json: bool) -> None:
         prose="result",
         empty="No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
     )
+
+
+def _require_app(service: Service, name: str) -> None:
+    names = [text_of("name")(app) for app in service.rows("/account/apps")]
+    if name not in names:
+        yours = f"; yours are {', '.join(names)}" if names else ""
+        raise Refused(f"you have no app called {strip_controls(name)}{yours}")
 
 
 def _waiting(row: Row) -> str:

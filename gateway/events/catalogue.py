@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from gateway.ids import now_iso
 from gateway.store.scripts import QueuedEvent
 
 Kind = Literal["live", "preview"]
@@ -82,30 +83,19 @@ class SecurityFinding(Event, frozen=True, kw_only=True):
     findings: list[Finding]
 
 
-_AT = "2026-01-01T00:00:00.000Z"
+DAY = 86_400  # seconds
 
-SAMPLES: dict[str, Event] = {
-    event.type: event
-    for event in (
-        DeploySucceeded(
-            deployId="dep_sample",
-            url="https://sample.invalid",
-            durationMs=42_000,
-            kind="live",
-            plan="free",
-            sample=True,
-        ),
-        DeployFailed(
-            deployId="dep_sample",
-            kind="live",
-            phase="build",
-            reason="the build command ended with status 1",
-            sample=True,
-        ),
-        AppCrashed(reason="exit", exitCode=1, at=_AT, sample=True),
-        AppUnhealthy(url="https://sample.invalid/", failures=3, reason="timeout", sample=True),
-        AppRecovered(url="https://sample.invalid/", downSince=_AT, downMs=180_000, sample=True),
-        DomainExpiring(domain="app.example.com", expiresAt=_AT, daysLeft=6, sample=True),
+
+def samples(plan: str, now: float) -> dict[str, Event]:
+    """A sample of each event, as an account of this plan would get it at `now`, in seconds since the epoch."""
+    at = now_iso(now)
+    events = (
+        DeploySucceeded(deployId="dep_sample", url="https://sample.invalid", durationMs=42_000, kind="live", plan=plan),
+        DeployFailed(deployId="dep_sample", kind="live", phase="build", reason="the build command ended with status 1"),
+        AppCrashed(reason="exit", exitCode=1, at=at),
+        AppUnhealthy(url="https://sample.invalid/", failures=3, reason="timeout"),
+        AppRecovered(url="https://sample.invalid/", downSince=now_iso(now - 180), downMs=180_000),
+        DomainExpiring(domain="app.example.com", expiresAt=now_iso(now + 6.5 * DAY), daysLeft=6),
         SecurityFinding(
             findings=[
                 Finding(
@@ -114,13 +104,15 @@ SAMPLES: dict[str, Event] = {
                     severity="critical",
                     fixedIn="1.0.1",
                     tier="red",
-                    deadlineAt=_AT,
+                    deadlineAt=now_iso(now + 7 * DAY),
                 )
-            ],
-            sample=True,
+            ]
         ),
     )
-}
+    return {event.type: msgspec.structs.replace(event, sample=True) for event in events}
+
+
+SAMPLES = samples("free", 1_767_225_600)  # as the documentation shows them, of 2026-01-01
 
 
 def queued_event(event: Event, event_id: str, account: str, app_id: str, app_name: str) -> QueuedEvent:

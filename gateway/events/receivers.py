@@ -11,11 +11,12 @@ import base64
 import hashlib
 import hmac
 import secrets
+import time
 
 import msgspec
 import structlog
 
-from gateway.accounts.records import App
+from gateway.accounts.records import Account, App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable, NotFound, RateLimited, RequestMalformed, ServiceError
 from gateway.events import catalogue
@@ -126,14 +127,14 @@ class Webhooks:
         await scripts.emit(self._store, queued, once=bool(event_id))
         return queued.id
 
-    async def test(self, account_id: str, event_type: str, app: App | None) -> str:
+    async def test(self, account: Account, event_type: str, app: App | None) -> str:
         """Queues a sample and returns its id. Raises RateLimited."""
-        sample = catalogue.SAMPLES.get(event_type)
+        sample = catalogue.samples(account.plan, time.time()).get(event_type)
         if sample is None:
             raise RequestMalformed(f"type: choose one of {', '.join(catalogue.SAMPLES)}.")
         app_id, name = (app.id, app.name) if app is not None else ("app_sample", "sample")
-        queued = catalogue.queued_event(sample, new_id("evt"), account_id, app_id, name)
-        await self._request(account_id, queued.id, queued)
+        queued = catalogue.queued_event(sample, new_id("evt"), account.id, app_id, name)
+        await self._request(account.id, queued.id, queued)
         return queued.id
 
     async def redeliver(self, account_id: str, event_id: str) -> None:

@@ -52,7 +52,7 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
     headings, row = (await capsule("deploys", "list")).rows
     assert [cell.strip() for cell in headings] == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED", "RESULT"]
     assert [cell.strip() for cell in row if cell.strip()][:5] == [published[1], hosted.name, "queued", "live", "upload"]
-    assert (await capsule("deploys", "list", "--app", "another")).line.startswith("No deploys yet.")
+    assert "you have no app called anothr; yours are " in await capsule.refused("deploys", "list", "--app", "anothr")
     shown = (await capsule("deploys", "show", published[1])).out
     assert published[1] in shown
     assert shown.endswith("\n\nNo log yet.\n")

@@ -94,7 +94,8 @@ async def test_the_webhook(capsule: Tool, app: App) -> None:
     assert again.line == "Events already go to this URL. The signing secret is unchanged."
     assert "http://127.0.0.1:9/events" in (await capsule("webhook", "show")).out
     assert (await capsule("webhook", "clear")).line == "Cleared. Events are dropped until you set a webhook."
-    assert "no webhook is set" in await capsule.refused("webhook", "show")
+    for command in (["webhook", "show"], ["webhook", "test", "app.crashed"]):
+        assert "no webhook is set; set one with: capsule webhook set URL" in await capsule.refused(*command)
     assert "http" in await capsule.refused("webhook", "set", "ftp://example.com")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -60,6 +61,21 @@ def test_the_data_of_a_sample(name: str) -> None:
     for finding in sample.get("findings", []):
         assert finding.keys() == FINDING.keys()
         assert all(is_of(finding[field], kind) for field, kind in FINDING.items())
+
+
+def test_a_sample_fits_its_account_and_its_time() -> None:
+    now = 1_790_000_000.0
+    samples = catalogue.samples("maker", now)
+    assert data(samples["deploy.succeeded"])["plan"] == "maker"
+    expiring = data(samples["domain.expiring"])
+    assert expiring["daysLeft"] == int((when(expiring["expiresAt"]) - now) / 86_400)
+    recovered = data(samples["app.recovered"])
+    assert when(recovered["downSince"]) + recovered["downMs"] / 1000 == now
+    assert when(data(samples["security.finding"])["findings"][0]["deadlineAt"]) > now
+
+
+def when(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def is_of(value: Any, kind: Any) -> bool:
