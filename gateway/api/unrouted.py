@@ -106,10 +106,17 @@ STREAMED_EVENT = {
 }
 
 
+ELSEWHERE = (
+    "In a browser, only the app's own pages may call this: “Try it out” on this page gets 403 `ORIGIN_NOT_ALLOWED`. "
+    "Calls without an `Origin`, such as curl's, are accepted."
+)
+
+
 def _inference_operation(path: str, summary: str, answer: Any, errors: tuple[type[e.ServiceError], ...]) -> Schema:
     return {
         "operationId": path.replace("/", "-"),
         "summary": summary,
+        "description": ELSEWHERE,
         "tags": ["Inference"],
         "security": [{"userToken": []}],
         "parameters": [

@@ -22,6 +22,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from tests.browser.axe import assert_accessible
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -195,6 +196,20 @@ async def test_markdown_shows_and_markup_stays_text(browser: Browser, run: Run) 
         )
         assert await page.evaluate("window.hit") is None
         assert await answer.locator("p").last.evaluate("(p) => getComputedStyle(p).direction") == "rtl"
+
+
+async def test_the_page_is_accessible(browser: Browser, run: Run) -> None:
+    async with visiting(browser, run) as page:
+        await assert_accessible(page)
+        await ask(page, played("# Rivers\n\n- [one](https://example.com)\n\n```\n1 * 2\n```\n\nend"))
+        await state(page, "done")
+        await assert_accessible(page)
+        await page.unroute("**/ai")
+        await page.route("**/ai", lambda route: route.abort())
+        await page.get_by_label("Your question").fill("Why?")
+        await page.keyboard.press("Enter")
+        await state(page, "failed")
+        await assert_accessible(page)
 
 
 async def test_an_answer_is_copied_as_the_model_wrote_it(browser: Browser, run: Run) -> None:

@@ -1,3 +1,9 @@
+// Swagger's dark style hangs on a class.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const dress = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", dress);
+dress();
+
 const ORDER = ["Inference", "Account", "Deploy hooks", "Agents", "Platform", "Operation", "Pages"];
 
 SwaggerUIBundle({

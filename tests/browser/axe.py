@@ -1,0 +1,28 @@
+"""axe-core in a page: what of WCAG 2.2 AA a program can check."""
+
+from typing import Any
+
+from playwright.async_api import Page
+
+from tests.browser.packages import require
+
+SIZES = [{"width": 1280, "height": 860}, {"width": 390, "height": 780}]
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+FAULTS = """async (tags) => {
+    const { violations } = await axe.run(document, { runOnly: tags });
+    const about = ({ target, failureSummary }) => `${target}: ${failureSummary}`;
+    return violations.map(({ id, nodes }) => [id, ...nodes.map(about)]);
+}"""
+
+
+async def assert_accessible(page: Page) -> None:
+    """In both schemes, on a desktop and on a phone."""
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        for size in SIZES:
+            await page.set_viewport_size(size)
+            await page.evaluate("Promise.all(document.getAnimations().map((each) => each.finished))")
+            if not await page.evaluate("typeof axe === 'object'"):
+                await page.evaluate(require("axe-core/axe.min.js").read_text())
+            faults: list[Any] = await page.evaluate(FAULTS, TAGS)
+            assert not faults, (page.url, scheme, size["width"], faults)

@@ -1,0 +1,26 @@
+"""The npm packages that tests use: `package.json` names them, and the first test that needs one installs all."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def require(path: str) -> Path:
+    """The file at `path` of node_modules."""
+    wanted = HERE / "node_modules" / path
+    with (HERE / "package.json").open() as lock:  # tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not wanted.exists() and (npm := shutil.which("npm")):
+            command = [npm, "ci", "--no-audit", "--no-fund"]
+            subprocess.run(command, cwd=HERE, capture_output=True, check=False, timeout=180)
+    if not wanted.exists():
+        if os.environ.get("CI"):
+            raise RuntimeError(f"{path} cannot be installed, and CI must run every test")
+        pytest.skip(f"{path} is not installed and cannot be: no npm, or no network")
+    return wanted
