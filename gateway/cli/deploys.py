@@ -23,6 +23,7 @@ from gateway.cli.show import (
     console,
     duration_of,
     format_size,
+    print_note,
     show_fields,
     show_json,
     show_table,
@@ -237,8 +238,12 @@ def _open_screen(status: str) -> Iterator[Screen]:
 
 def _follow(service: Service, deploy_id: str, timeout: int, as_json: bool) -> None:
     """Raises Refused if the deploy fails, or has not ended after `timeout` seconds."""
-    with _open_screen("queued") as screen:
-        deploy = _wait_for_end(service, deploy_id, timeout, None if as_json else screen)
+    try:
+        with _open_screen("queued") as screen:
+            deploy = _wait_for_end(service, deploy_id, timeout, None if as_json else screen)
+    except KeyboardInterrupt:
+        print_note(f"The deploy goes on. Follow it again with: capsule deploys show {deploy_id} --follow")
+        raise
     if as_json:
         show_json(deploy)
     if deploy["state"] != "live":

@@ -7,6 +7,7 @@ import { stateOf } from "./deploys.js";
 import { action, announce, badge, card, confirmed, extend, facts, follow, heading, redraw, refusal } from "./parts.js";
 
 export const title = "Deploy";
+export const titled = true; // by itself, with the state
 
 const OVER = ["live", "failed", "canceled"];
 const CANCELABLE = ["queued", "building"];
@@ -24,6 +25,7 @@ export async function draw(signal, id) {
     const { log: text, ...rest } = await get(`/account/deploys/${encodeURIComponent(id)}`, signal);
     deploy = rest;
     if (before && before !== deploy.state) announce(`The deploy is ${deploy.state}.`);
+    if (before !== deploy.state) document.title = `${capital(deploy.state)}: deploy of ${deploy.app} · Capsule`;
     redraw(state, deploy, stateOf);
     redraw(details, deploy, about);
     redraw(buttons, [deploy.state, deploy.kind], () => steering(deploy, line, refresh));

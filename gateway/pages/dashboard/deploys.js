@@ -48,7 +48,7 @@ function listed(deploys) {
 
 function publishing(apps) {
   const names = apps.map(({ name }) => name);
-  const app = choice("app", names);
+  const app = choice("app", names, "Choose an app");
   const source = h("input", { id: "source", type: "file", accept: ".tgz,.gz,application/gzip", required: true });
   const publish = async () => {
     const body = source.files[0];

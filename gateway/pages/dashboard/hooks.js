@@ -42,7 +42,7 @@ export async function draw(signal) {
 
 function creation(apps, created, refresh) {
   const names = apps.map(({ name }) => name);
-  const app = choice("app", names);
+  const app = choice("app", names, "Choose an app");
   const name = h("input", {
     id: "name",
     required: true,

@@ -2,7 +2,7 @@
 
 import { keepCurrent } from "/pages/format.js";
 import { h } from "/pages/dom.js";
-import { call, get } from "./api.js";
+import { Refused, call, get } from "./api.js";
 import * as app from "./app.js";
 import * as delivery from "./delivery.js";
 import * as deploy from "./deploy.js";
@@ -26,6 +26,13 @@ const ROUTES = [
   [/^\/apps\/([\w-]+)$/, app],
 ];
 
+const nothing = {
+  title: "Not found",
+  draw() {
+    throw new Refused(404);
+  },
+};
+
 let leaving = new AbortController();
 let inside = false;
 
@@ -39,7 +46,7 @@ function leave() {
 async function show({ focus = true } = {}) {
   const path = location.hash.slice(1);
   const signal = leave();
-  const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? ROUTES[0];
+  const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
   mark(path);
   document.title = `${view.title} · Capsule`;
   const slow = setTimeout(() => main.replaceChildren(loading(view.title)), 150);
@@ -48,6 +55,7 @@ async function show({ focus = true } = {}) {
     const drawn = await view.draw(signal, path.match(route)?.[1]);
     if (signal.aborted) return;
     main.replaceChildren(h("div", { class: "view" }, drawn));
+    if (!view.titled) document.title = `${main.querySelector("h1").textContent} · Capsule`;
     if (focus) main.querySelector("h1").focus();
   } catch (error) {
     if (!signal.aborted) fail(error);

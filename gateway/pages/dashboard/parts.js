@@ -88,7 +88,10 @@ export function explained({ status, message, retryAfter }) {
 
 export function trouble(error, again) {
   const [title, text] = explained(error);
-  const button = h("button", { type: "button", class: "main", onclick: () => again() }, "Try again");
+  const button =
+    error.status === 404
+      ? h("a", { class: "button", href: "#/" }, "To the overview")
+      : h("button", { type: "button", class: "main", onclick: () => again() }, "Try again");
   return h(
     "section",
     { class: "card trouble", role: "alert" },
@@ -108,10 +111,12 @@ export const refusal = () => h("p", { class: "refusal", role: "alert" });
 
 export const field = (label, control) => h("div", { class: "field" }, h("label", { for: control.id }, label), control);
 
-export const choice = (id, options) =>
+// With a prompt, none of several options is preselected, because the first one may be the wrong one.
+export const choice = (id, options, prompt = "") =>
   h(
     "select",
-    { id },
+    { id, required: true },
+    prompt && options.length > 1 && h("option", { value: "", disabled: true, selected: true }, prompt),
     options.map((option) => h("option", {}, option)),
   );
 

@@ -175,6 +175,26 @@ async def test_ctrl_c(odd: Odd, capsule: Tool) -> None:
     assert out + err.strip() == b""
 
 
+async def test_ctrl_c_while_following_says_that_the_deploy_goes_on(odd: Odd, capsule: Tool) -> None:
+    odd.given = answer(200, {"id": "dep_1", "state": "queued", "log": ""})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway.cli",
+        *("deploys", "show", "dep_1", "--follow"),
+        env={"PATH": os.environ["PATH"], "CAPSULE_URL": odd.address, "CAPSULE_API_KEY": "csk_key"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while not odd.exchanges:
+        await asyncio.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 10)
+    assert process.returncode == 130
+    expected = "The deploy goes on. Follow it again with: capsule deploys show dep_1 --follow"
+    assert err.decode().strip() == expected
+
+
 async def test_a_reader_that_leaves(odd: Odd, capsule: Tool) -> None:
     odd.given = answer(200, [{"name": "n" * 100, "id": str(i)} for i in range(20_000)])
     line = f"{sys.executable} -m gateway.cli hook list --json | head -c 10"
