@@ -196,8 +196,9 @@ def _url(text: str) -> str:
 
 
 def _redis_url(text: str) -> str:
-    if urlsplit(text).scheme not in ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"):
-        raise ValueError("must begin with redis://, rediss://, unix:// or redis+cluster://")
+    from gateway.store import servers  # late, because the command line reads settings and needs no Redis client
+
+    servers.parse(text)
     return text
 
 
