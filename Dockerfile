@@ -12,9 +12,10 @@ RUN python -m venv /opt/capsule \
     && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock .
 
 FROM python:${PYTHON}
-# git, Node.js and npm are for builds; nginx serves the apps.
+# git, Node.js and npm are for builds; nginx serves the apps; bubblewrap, iproute2 and libseccomp2 confine both.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates git nginx-light nodejs npm \
+    && apt-get install -y --no-install-recommends bubblewrap ca-certificates git iproute2 libseccomp2 nginx-light \
+        nodejs npm \
     && rm -rf /var/lib/apt/lists/*
 RUN groupadd --gid 10001 capsule \
     && useradd --uid 10001 --gid capsule --no-create-home --home-dir /var/lib/capsule --shell /usr/sbin/nologin capsule \

@@ -19,7 +19,20 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
-from gateway.api import account, apps, deploys, engine, keys, openapi, operators, ops, pages, webhooks
+from gateway.api import (
+    account,
+    apps,
+    deploys,
+    engine,
+    environment,
+    keys,
+    openapi,
+    operators,
+    ops,
+    pages,
+    steering,
+    webhooks,
+)
 from gateway.api.agents import AgentEndpoint
 from gateway.api.bodies import Body
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
@@ -77,6 +90,8 @@ ROUTES: list[ControllerRouterHandler] = [
     *keys.ROUTES,
     *webhooks.ROUTES,
     *deploys.ROUTES,
+    *steering.ROUTES,
+    *environment.ROUTES,
 ]
 
 

@@ -19,8 +19,11 @@ from gateway import log
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
+from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
+from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.states import Deploys
+from gateway.deploys.steering import Steering
 from gateway.events.receivers import Webhooks
 from gateway.inference.admission import Admission
 from gateway.inference.availability import Availability
@@ -59,6 +62,9 @@ class Gateway:
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
         self.deploys = Deploys(settings, self.registry)
+        self.steering = Steering(settings, self.deploys)
+        self.environments = Environments(self.store, self.vault)
+        self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)
         self.provider = Provider(settings)
         self.permits = Permits(

@@ -94,6 +94,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deploy_engine: str = "local"
     canary: float = 30  # seconds
     data_dir: str = "./.capsule"
+    account_disk: int = 10_240  # MiB that the releases of an account may take
     apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
     apps_server: str = "auto"  # nginx, embedded, or auto: nginx where it is installed
 

@@ -5,7 +5,7 @@
 -- deploy, and one event is queued.
 --
 -- KEYS[1]  hash    the deploy's record
--- KEYS[2]  hash    the app's site
+-- KEYS[2]  hash    the app's site; queued:<address> follows the deploy that is queued there
 -- KEYS[3]  stream  the partition's builds
 -- KEYS[4]  stream  the partition's events      KEYS[5]  the account's log      KEYS[6]  the partition's outcomes
 -- ARGV     expected state, '1' to take it from the stream, site's live or '', site's source or '',
@@ -17,6 +17,12 @@ if redis.call('HGET', KEYS[1], 'state') ~= ARGV[1] then return 0 end
 local fields = {}
 for n = 10, #ARGV do fields[#fields + 1] = ARGV[n] end
 redis.call('HSET', KEYS[1], unpack(fields))
+local found = redis.call('HMGET', KEYS[1], 'address', 'id', 'state')
+if found[1] then
+  local queued = 'queued:' .. found[1]
+  if ARGV[1] == 'queued' and redis.call('HGET', KEYS[2], queued) == found[2] then redis.call('HDEL', KEYS[2], queued) end
+  if found[3] == 'queued' then redis.call('HSETNX', KEYS[2], queued, found[2]) end
+end
 if ARGV[2] == '1' then redis.call('XDEL', KEYS[3], redis.call('HGET', KEYS[1], 'entry')) end
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], 'live', ARGV[3])

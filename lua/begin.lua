@@ -1,15 +1,16 @@
--- begin.lua: may this worker send this event now, and where to?
+-- begin.lua: may this worker send this event now, what, and where to?
 --
 -- Another worker may have claimed an entry that waited long in a worker's memory. Only the consumer for which it is
 -- pending may send it. Its idle time restarts here, so that no other worker claims it while it is being sent.
 --
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  string  the account's receiver, JSON
--- ARGV     group, consumer, entry
+-- KEYS[3]  hash    the bodies of the account's events
+-- ARGV     group, consumer, entry, event id
 --
--- Returns  {1, receiver or ''} | {0, ''}
+-- Returns  {1, receiver or '', data or ''} | {0, '', ''}
 
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1, ARGV[2])
-if #pending == 0 then return {0, ''} end
+if #pending == 0 then return {0, '', ''} end
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[3], 'JUSTID')
-return {1, redis.call('GET', KEYS[2]) or ''}
+return {1, redis.call('GET', KEYS[2]) or '', redis.call('HGET', KEYS[3], ARGV[4]) or ''}

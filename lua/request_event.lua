@@ -11,11 +11,11 @@
 -- KEYS[3]  hash    the partition's outcomes
 -- KEYS[4]  list    the account's window: the times (microseconds) of the requests that passed, oldest first
 -- ARGV     requests in 60 s, id, account, then app (name), type and data (JSON) of a sample; without these three, the
---          newest event of this id in the log
+--          newest event of this id in the log, if its data is still stored
 --
 -- Returns  {'queued' | 'dropped' | 'rate' | 'unknown', microseconds until the next request can pass}
 
-local PAGE = 50  -- entries of the log, whose data may be large
+local PAGE = 50  -- entries of the log, each with the beginning of an answer
 
 local function find(log, id, oldest)
   local last = '+'
@@ -41,7 +41,9 @@ local event = {ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]}
 if not ARGV[4] then
   local oldest = string.format('%.0f', math.floor(now / 1000) - DAYS * 1000)
   local found = find(KEYS[2], ARGV[2], oldest)
-  if not found then return {'unknown', '0'} end
-  event = {ARGV[2], ARGV[3], found.app, found.type, found.data}
+  -- Entries of an earlier version have the data themselves.
+  local data = found and (redis.call('HGET', KEYS[2] .. ':bodies', ARGV[2]) or found.data)
+  if not data then return {'unknown', '0'} end
+  event = {ARGV[2], ARGV[3], found.app, found.type, data}
 end
 return {enqueue(KEYS[1], KEYS[2], KEYS[3], event), '0'}

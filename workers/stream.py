@@ -10,6 +10,8 @@
   another node of a cluster) nor the claims.
 - While Redis is away, everything waits and tries again, without end. Once it is back, no worker claims entries until
   the others had time to show which ones they still hold.
+- An entry that can't be processed would otherwise end one worker after the other. If the handler refuses it, it becomes
+  a dead letter at once; if processing it fails by a fault of ours, after the third attempt (`fail`).
 
 The handler controls the load: the consumer awaits `wait_for_space` before each read.
 """
@@ -29,6 +31,7 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
 from gateway.store import keys, scripts
 from gateway.store.client import ATTEMPT, Store, backbone
+from gateway.store.scripts import QueuedEvent
 from workers.heartbeat import worker_name
 
 logger = structlog.get_logger()
@@ -39,8 +42,10 @@ HEARTBEAT = 5.0  # seconds between heartbeats
 FIRST_PAUSE = 0.1  # seconds
 CLAIM_INTERVAL = 1.0  # seconds between searches for entries of dead workers
 PENDING = 100_000  # entries that a worker gives back when it stops
+ATTEMPTS = 3  # at an entry whose processing fails by a fault of ours
 FORGET_AFTER = 86_400_000  # ms of idleness after which a consumer without pending entries is removed
 NAMES = 1_000  # per host
+REASON_LENGTH = 200  # characters, of a dead letter
 
 
 class Entry(NamedTuple):
@@ -59,7 +64,10 @@ class Consumer:
         handle: Callable[[Entry], None],
         wait_for_space: Callable[[], Awaitable[None]],
     ) -> None:
-        """`handle` takes an entry into memory and returns at once; `done` is called once the outcome is written."""
+        """`handle` takes an entry into memory and returns at once; `done` is called once the outcome is written.
+
+        `handle` raises an exception, and keeps nothing, when the entry is not one that it can process.
+        """
         self._store, self._stream, self.group = store, stream, group
         self._idle = int(claim_idle * 1000)
         self._handle, self._wait_for_space = handle, wait_for_space
@@ -206,7 +214,7 @@ class Consumer:
         # whose answer was lost.
         last = self._positions.pop(tag, "0")
         entries = await self._read_from(tag, last)
-        self._take(tag, entries)
+        await self._take(tag, entries)
         self._positions[tag] = entries[-1][0] if entries and last != ">" else ">"
         return False
 
@@ -219,12 +227,36 @@ class Consumer:
             )
         return answer[0][1] if answer else []
 
-    def _take(self, tag: str, entries: list[tuple[str, dict[str, str] | None]]) -> None:
+    async def _take(self, tag: str, entries: list[tuple[str, dict[str, str] | None]]) -> None:
         held = self._held[tag]
         for entry_id, fields in entries:
             if fields and entry_id not in held:
+                entry = Entry(tag, entry_id, fields)
                 held.add(entry_id)
-                self._handle(Entry(tag, entry_id, fields))
+                try:
+                    self._handle(entry)
+                except Exception as error:
+                    self.done(entry)
+                    await self._bury(entry, error)
+
+    async def fail(self, entry: Entry, error: Exception, event: QueuedEvent | None = None) -> bool:
+        """For an entry whose processing failed by a fault of ours: returns True if it became a dead letter.
+
+        Otherwise it stays pending, and the worker that claims it tries again. The account's log records a dead `event`
+        as failed. Raises BackboneUnavailable.
+        """
+        with backbone():
+            pending = await self._store.client.xpending_range(self.key(entry.tag), self.group, entry.id, entry.id, 1)
+        if pending and pending[0]["times_delivered"] >= ATTEMPTS:
+            return await self._bury(entry, error, event)
+        return False
+
+    async def _bury(self, entry: Entry, error: Exception, event: QueuedEvent | None = None) -> bool:
+        reason = f"{type(error).__name__}: {error}"[:REASON_LENGTH]
+        logger.error("stream.dead_letter", stream=self._stream, entry=entry.id, reason=reason)
+        return await scripts.bury(
+            self._store, entry.tag, self._stream, entry.fields, event, group=self.group, entry=entry.id, reason=reason
+        )
 
     async def _renew_entries(self, tag: str) -> None:
         """Restarts the idle time of the entries in memory, so that no other worker claims them."""
@@ -252,7 +284,7 @@ class Consumer:
                 )
                 if entries:
                     logger.warning("stream.claimed", stream=self._stream, entries=len(entries))
-                self._take(tag, entries)
+                await self._take(tag, entries)
             await asyncio.sleep(CLAIM_INTERVAL)
 
     async def _remove_idle_consumers(self, tag: str) -> None:

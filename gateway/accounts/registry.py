@@ -30,7 +30,13 @@ COPIES = 20_000  # records
 MAX_AGE = 300.0  # seconds after which a copy is read again, in case a cluster lost a message
 HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
 
+CLAIM_SECONDS = 60.0  # after which a claim to a domain must be in its app's record
+
 R = TypeVar("R")
+
+
+def verified_domain(app: App) -> str:
+    return app.customDomain if app.customDomain and app.customDomainVerified else ""
 
 
 class Registry:
@@ -130,15 +136,23 @@ class Registry:
         return account
 
     async def put_app(self, app: App, before: App | None) -> None:
-        """Writes an app; may be repeated after an interruption. Raises RequestMalformed when the name is taken."""
+        """Writes an app; may be repeated after an interruption.
+
+        Raises RequestMalformed when the name or the domain is taken.
+        """
+        await self._take_domain(app)
         with backbone():
             await self.store.client.sadd(keys.account_apps_key(app.account), app.name)
         try:
             await self._take_name(app)
         except RequestMalformed:
             await self._remove_from_account(app)
+            if before is None or verified_domain(before) != verified_domain(app):
+                await self._give_up_domain(app)
             raise
         await self._give_up_former_names(app, before)
+        if before is not None and verified_domain(before) != verified_domain(app):
+            await self._give_up_domain(before)
         if before is not None and before.account != app.account:
             await self._remove_from_account(before)
             await self._withdraw_from_monitors(before)
@@ -154,6 +168,43 @@ class Registry:
             if await scripts.change(self.store, key, record, expected=present or ""):
                 return self._forget(key)
         raise BackboneUnavailable("The app is being changed from several places at once; try again.")
+
+    async def _take_domain(self, app: App) -> None:
+        """Claims a verified custom domain, so that of two apps with the same domain, one is served there.
+
+        A claim that its app's record does not confirm is ignored once the claim is old: a put writes the claim first.
+        """
+        if not (domain := verified_domain(app)):
+            return
+        key = keys.domain_key(domain)
+        for _ in range(10):
+            present = await self.store.get(key) or ""
+            owner_id, _, since = present.partition(" ")
+            if owner_id not in ("", app.id):
+                owner = await self.find(owner_id)
+                confirmed = owner is not None and owner.id == owner_id and verified_domain(owner) == domain
+                if confirmed or time.time() - float(since) < CLAIM_SECONDS:
+                    raise RequestMalformed("customDomain: another app has this domain.")
+            if await scripts.change(self.store, key, f"{app.id} {time.time():.0f}", expected=present):
+                return
+        raise BackboneUnavailable("The domain is being claimed from several places at once; try again.")
+
+    async def _give_up_domain(self, app: App) -> None:
+        if domain := verified_domain(app):
+            present = await self.store.get(keys.domain_key(domain)) or ""
+            if present.partition(" ")[0] == app.id:
+                await scripts.change(self.store, keys.domain_key(domain), "", expected=present)
+
+    async def claim_domain(self, app: App) -> bool:
+        """Whether the app is the one to serve at its custom domain. Records older than the claims make theirs here."""
+        domain = verified_domain(app)
+        claim = await self.store.get(keys.domain_key(domain)) or "" if domain else ""
+        if claim.partition(" ")[0] != app.id:
+            try:
+                await self._take_domain(app)
+            except RequestMalformed:
+                return False
+        return bool(domain)
 
     async def _give_up_former_names(self, app: App, before: App | None) -> None:
         # The alias lists them first, so that the next put finishes a rename that was interrupted.
@@ -191,6 +242,7 @@ class Registry:
     async def delete_app(self, app: App) -> None:
         await self._remove(keys.app_key(app.name))
         await self._remove(keys.alias_key(app.id))
+        await self._give_up_domain(app)
         await self._remove_from_account(app)
         await self._withdraw_from_monitors(app)
 

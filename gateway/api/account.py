@@ -22,6 +22,7 @@ from gateway.api.authentication import (
 )
 from gateway.errors import BackboneUnavailable, RegistrationsClosed, RequestMalformed
 from gateway.events.catalogue import Time
+from gateway.events.deliveries import SHARE
 from gateway.inference.availability import InferenceStatus
 from gateway.inference.call import BODY_LIMIT
 from gateway.inference.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
@@ -97,6 +98,13 @@ class Spend(msgspec.Struct):
     cap: int
 
 
+class Storage(msgspec.Struct):
+    """Bytes of the account's delivery log and of the data of its events."""
+
+    bytes: int
+    limit: int  # the oldest deliveries make room for new ones; an event that still does not fit is dropped
+
+
 class AccountView(msgspec.Struct):
     id: str
     name: str
@@ -104,6 +112,7 @@ class AccountView(msgspec.Struct):
     limits: Limits
     spend: Spend
     deploysToday: int
+    storage: Storage
 
 
 @get("/account", summary="The account, its limits, and what it spent today")
@@ -118,6 +127,7 @@ async def show_account(account: Caller, gateway: Injected) -> AccountView:
         limits=limits(gateway, account.plan),
         spend=Spend(day, int(settled or 0), int(reserved or 0), gateway.settings.daily_caps[account.plan]),
         deploysToday=await gateway.deploys.count_today(account.id, day),
+        storage=Storage(await gateway.webhooks.stored_bytes(account.id), SHARE),
     )
 
 

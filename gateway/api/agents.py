@@ -1,7 +1,7 @@
-"""The agent tool `service_hook`, which manages deploy hooks over MCP, and its HTTP endpoint `/mcp`.
+"""The agent tool `service_hook`, which manages deploy hooks over MCP, and the HTTP endpoint `/mcp` of all agent tools.
 
-The endpoint calls the gateway's own hooks, for the account whose API key the request carries. It keeps no sessions, so
-any process can answer any request. `gateway/cli/agents.py` serves the same tool over standard input and output.
+The endpoint calls the gateway itself, for the account whose API key the request carries. It keeps no sessions, so any
+process can answer any request. `gateway/cli/agents.py` serves the same tools over standard input and output.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
+from gateway.api.agent_deploys import AccountDeploys, LocalDeploys, deploy_tool
 from gateway.api.authentication import require_account
 from gateway.deploys.hooks import Hooks
 from gateway.errors import MethodNotAllowed, ServiceError
 from gateway.process import Gateway
 
 MESSAGE_BYTES = 65_536
-ACCOUNT_ID = "capsule.account"  # in the request's scope
+ACCOUNT = "capsule.account"  # in the request's scope
 
 # The arguments of each action, with their meaning.
 ACTIONS: dict[str, dict[str, str]] = {
@@ -38,7 +39,8 @@ ACTIONS: dict[str, dict[str, str]] = {
 }
 INSTRUCTIONS = (
     "Deploy hooks are secret URLs: a POST to one rebuilds its app. Whoever has the URL can deploy the app, and it "
-    "shows only once, when the hook is created; hand it to the user and do not repeat it."
+    "shows only once, when the hook is created; hand it to the user and do not repeat it. A rollback serves an earlier "
+    "release to the app's visitors: ask the user first."
 )
 
 
@@ -104,8 +106,10 @@ async def perform(hooks: AccountHooks, action: str, arguments: list[str]) -> dic
             return {"revoked": arguments[0], "note": "Its URL answers 404 from now on."}
 
 
-def tool_server(hooks_of: Callable[[Context[Any]], AccountHooks]) -> MCPServer:
-    """`hooks_of` returns the hooks of the caller's account."""
+def tool_server(
+    hooks_of: Callable[[Context[Any]], AccountHooks], deploys_of: Callable[[Context[Any]], AccountDeploys]
+) -> MCPServer:
+    """The functions return what belongs to the caller's account."""
 
     async def service_hook(
         context: Context[Any], action: Action = "", app: AppName = "", name: HookName = "", id: HookId = ""
@@ -129,7 +133,7 @@ def tool_server(hooks_of: Callable[[Context[Any]], AccountHooks]) -> MCPServer:
         title="Capsule",
         instructions=INSTRUCTIONS,
         version=version("capsule-gateway"),
-        tools=[tool],
+        tools=[tool, deploy_tool(deploys_of)],
         log_level="ERROR",
         subscriptions=False,
     )
@@ -160,7 +164,7 @@ class AgentEndpoint:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        server = tool_server(self._hooks_of)
+        server = tool_server(self._hooks_of, self._deploys_of)
         # Plain JSON, because the SDK logs each chunk of a streamed answer, and a hook's URL is a secret.
         server.streamable_http_app(
             stateless_http=True,
@@ -173,7 +177,12 @@ class AgentEndpoint:
     def _hooks_of(self, context: Context[Any]) -> LocalHooks:
         request = context.request_context.request
         assert request is not None
-        return LocalHooks(self._gateway.hooks, request.scope[ACCOUNT_ID])
+        return LocalHooks(self._gateway.hooks, request.scope[ACCOUNT].id)
+
+    def _deploys_of(self, context: Context[Any]) -> LocalDeploys:
+        request = context.request_context.request
+        assert request is not None
+        return LocalDeploys(self._gateway, request.scope[ACCOUNT])
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
@@ -187,7 +196,7 @@ class AgentEndpoint:
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
             account = await require_account(request, self._gateway)
-            await self._sessions.handle_request({**scope, ACCOUNT_ID: account.id}, receive, send)
+            await self._sessions.handle_request({**scope, ACCOUNT: account}, receive, send)
         except ServiceError as error:
             headers, body = error.render(scope["state"].get("request_id", ""))
             await send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -107,6 +107,8 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
         createdAt=before.createdAt if before else now_iso(),
     )
     await gateway.registry.put_app(record, before)
+    if before is not None and before.account != record.account:
+        await gateway.environments.forget(before)
     return app_view(record, gateway)
 
 
@@ -200,6 +202,7 @@ async def delete_app(app: FromPath[str], gateway: Injected) -> None:
     record = await require_app(app, gateway)
     await gateway.registry.delete_app(record)
     await gateway.deploys.forget_app(record)
+    await gateway.environments.forget(record)
 
 
 ROUTES = [

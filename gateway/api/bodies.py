@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from litestar import Request
+from litestar.datastructures import State
 from litestar.dto import AbstractDTO
 from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.typing import FieldDefinition
@@ -21,6 +23,29 @@ TARBALL = {"application/octet-stream": {"schema": {"type": "string", "format": "
 _LOCATION = re.compile(r"(.*) - at `\$\.?(.*)`")
 
 
+T = TypeVar("T")
+
+
+def declared_size(request: Request[Any, Any, State]) -> int | None:
+    """The bytes that the request's Content-Length declares, or None."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else None
+
+
+def decode(value: bytes, kind: type[T]) -> T:
+    """For a route that reads its body itself. Raises RequestMalformed."""
+    return _decode(msgspec.json.Decoder(kind), value)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], value: bytes) -> T:
+    try:
+        return decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        located = _LOCATION.fullmatch(str(error))
+        fault, field = located.groups() if located else (str(error), "")
+        raise RequestMalformed(f"{field or 'body'}: {fault}.") from None
+
+
 class Body(AbstractDTO[Any]):
     """Plugs msgspec's strict decoder into Litestar. The other methods are what Litestar requires of a DTO."""
 
@@ -28,12 +53,7 @@ class Body(AbstractDTO[Any]):
 
     def decode_bytes(self, value: bytes) -> Any:
         """Raises RequestMalformed, which names the field but never quotes its value."""
-        try:
-            return self._decoders[self.asgi_connection.route_handler.handler_id].decode(value)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            located = _LOCATION.fullmatch(str(error))
-            fault, field = located.groups() if located else (str(error), "")
-            raise RequestMalformed(f"{field or 'body'}: {fault}.") from None
+        return _decode(self._decoders[self.asgi_connection.route_handler.handler_id], value)
 
     @classmethod
     def is_supported_model_type_field(cls, field_definition: FieldDefinition) -> bool:

@@ -11,8 +11,9 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.records import Account, App
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
-from gateway.api.bodies import TARBALL
+from gateway.api.bodies import TARBALL, declared_size
 from gateway.deploys.hooks import CreatedHook, ListedHook
 from gateway.deploys.states import Deploy, Trigger
 from gateway.deploys.states import State as DeployState
@@ -22,12 +23,13 @@ from gateway.errors import (
     HookRateLimited,
     NoDeployYet,
     NotFound,
+    RateLimited,
     RequestMalformed,
     RequestTooLarge,
     TarballGone,
 )
 from gateway.events.catalogue import Kind, Time
-from gateway.process import Injected
+from gateway.process import Gateway, Injected
 
 
 class DeployView(msgspec.Struct, kw_only=True):
@@ -44,11 +46,15 @@ class DeployView(msgspec.Struct, kw_only=True):
     durationMs: int | msgspec.UnsetType = msgspec.UNSET
     url: str | msgspec.UnsetType = msgspec.UNSET
     error: str | msgspec.UnsetType = msgspec.UNSET
+    release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
+    # Of a queued deploy alone.
+    position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
+    waitsFor: str | msgspec.UnsetType = msgspec.UNSET
 
     @classmethod
     def of(cls, deploy: Deploy, **more: Any) -> Self:
         """Leaves out the fields that have no value yet. `more` are the fields of a subclass."""
-        fields = {name: getattr(deploy, name) for name in DeployView.__struct_fields__}
+        fields = {name: getattr(deploy, name, None) for name in DeployView.__struct_fields__}
         return cls(**{name: value for name, value in fields.items() if value is not None}, **more)
 
 
@@ -66,6 +72,22 @@ class TriggeredDeploy(QueuedDeployId):
 
 class NewHook(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+async def require_own_app(app: str, account: Account, gateway: Gateway) -> App:
+    """Raises NotFound."""
+    found: App | None = await gateway.registry.find(app)
+    if found is None or found.account != account.id:
+        raise NotFound("There is no such app in this account.")
+    return found
+
+
+async def require_deploy(deploy_id: str, account: Account, gateway: Gateway) -> Deploy:
+    """Raises NotFound."""
+    deploy = await gateway.deploys.get(deploy_id, account.id)
+    if deploy is None or deploy.account != account.id:
+        raise NotFound("There is no such deploy in this account.")
+    return deploy
 
 
 @post("/account/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
@@ -102,15 +124,16 @@ async def list_deploys(
 
     The list keeps the last 1,000 deploys for 90 days.
     """
-    return [DeployView.of(deploy) for deploy in await gateway.deploys.list(account.id, app, limit)]
+    deploys = await gateway.deploys.list(account.id, app, limit)
+    waits = await gateway.deploys.positions_of(deploys)
+    return [DeployView.of(deploy, **waits.get(deploy.id, {})) for deploy in deploys]
 
 
 @get("/account/deploys/{deploy_id:str}", summary="One deploy, with its log", errors=[NotFound])
 async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> DeployWithLog:
-    deploy = await gateway.deploys.get(deploy_id, account.id)
-    if deploy is None or deploy.account != account.id:
-        raise NotFound("There is no such deploy in this account.")
-    return DeployWithLog.of(deploy, log=await gateway.deploys.read_log(deploy))
+    deploy = await require_deploy(deploy_id, account, gateway)
+    waits = await gateway.deploys.positions_of([deploy])
+    return DeployWithLog.of(deploy, log=await gateway.deploys.read_log(deploy), **waits.get(deploy.id, {}))
 
 
 @put(
@@ -118,7 +141,7 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Inject
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
-    errors=[RequestMalformed, NotFound, RequestTooLarge, DeployQuotaReached],
+    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached],
 )
 async def publish(
     account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected
@@ -127,10 +150,8 @@ async def publish(
 
     The body is a tar.gz of the app's source. The service stores it and queues a live deploy.
     """
-    found = await gateway.registry.find(app)
-    if found is None or found.account != account.id:
-        raise NotFound("There is no such app in this account.")
-    return QueuedDeployId(await gateway.deploys.publish(found, request.stream(), "upload"))
+    found = await require_own_app(app, account, gateway)
+    return QueuedDeployId(await gateway.deploys.publish(found, request.stream(), "upload", size=declared_size(request)))
 
 
 @post(

@@ -8,12 +8,14 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
+import structlog
 from litestar import get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 from litestar.response import File
 from litestar.router import Router
 
 from gateway.accounts.records import App, Build
+from gateway.accounts.vault import NoEncryptionKey
 from gateway.api.apps import RepositoryView
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.deploys import DeployView
@@ -21,6 +23,8 @@ from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalogue import Phase
 from gateway.process import Gateway, Injected
+
+logger = structlog.get_logger()
 
 GZIP = "application/gzip"
 
@@ -33,6 +37,7 @@ class QueuedDeploy(DeployView, kw_only=True):
     source: str | None  # URL of the source's tar.gz; null: build the repository
     # These two are left out when the app no longer exists.
     repository: RepositoryView | msgspec.UnsetType | None = msgspec.UNSET  # its URL has the credentials
+    problem: str | msgspec.UnsetType = msgspec.UNSET  # why the deploy cannot be built: report its build as failed
     build: Build | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -55,7 +60,12 @@ def _queued_deploy(deploy: Deploy, app: App | None, gateway: Gateway) -> QueuedD
         queued.build = app.build
         queued.repository = None
         if repository is not None:
-            queued.repository = RepositoryView(repository.clone_url(gateway.vault), repository.branch)
+            queued.repository = RepositoryView(repository.url, repository.branch)
+            try:
+                queued.repository.url = repository.clone_url(gateway.vault)
+            except NoEncryptionKey as error:  # of one app: the others' deploys go on
+                logger.error("engine.sealed", app=app.id, error=str(error))
+                queued.problem = "the repository's password can't be decrypted; connect the repository again"
     return queued
 
 

@@ -1,7 +1,7 @@
 """The API's description, OpenAPI 3.1, at /docs and /docs/openapi.json.
 
 It is made of what the handlers declare: the return annotation, the summary or the docstring's first line, the media
-type, tags and security, and two options of our own, `errors` and `body`. Litestar contributes the parameters.
+type, tags and security, and options of our own: `errors`, `body`, `body_required`. Litestar contributes the parameters.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: st
         **describe_errors(errors_of(handler, method), path),
     }
     if body := handler.opt.get("body"):
-        operation["requestBody"] = describe_body(body)
+        operation["requestBody"] = describe_body(body, required=handler.opt.get("body_required", True))
     elif body_type(handler) is not None:
         operation["requestBody"] = json_body(body_type(handler))
 

@@ -80,9 +80,9 @@ def _describe_status(errors: Errors) -> Schema:
     return {**response, "content": {JSON: content}}
 
 
-def describe_body(content: Schema) -> Schema:
+def describe_body(content: Schema, *, required: bool = True) -> Schema:
     """`content`: media type → schema and example."""
-    return {"required": True, "content": content}
+    return {"required": required, "content": content}
 
 
 def json_body(body: Any, example: Any = None) -> Schema:

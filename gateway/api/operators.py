@@ -14,13 +14,14 @@ from gateway.accounts.records import Account
 from gateway.api.account import NewKey
 from gateway.api.apps import require_app
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
-from gateway.api.bodies import TARBALL
+from gateway.api.bodies import TARBALL, declared_size
 from gateway.api.deploys import QueuedDeployId
 from gateway.api.webhooks import EventId
 from gateway.errors import (
     DeployQuotaReached,
     NoDeployYet,
     NotFound,
+    RateLimited,
     RequestMalformed,
     RequestTooLarge,
     TarballGone,
@@ -118,7 +119,7 @@ class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
-    errors=[RequestMalformed, NotFound, RequestTooLarge, DeployQuotaReached],
+    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached],
 )
 async def publish_source(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> QueuedDeployId:
     """Publish an app.
@@ -126,7 +127,9 @@ async def publish_source(app: FromPath[str], request: Request[Any, Any, State], 
     The body is a tar.gz of the app's source. The service stores it and queues a live deploy.
     """
     record = await require_app(app, gateway)
-    return QueuedDeployId(await gateway.deploys.publish(record, request.stream(), "operator"))
+    return QueuedDeployId(
+        await gateway.deploys.publish(record, request.stream(), "operator", size=declared_size(request))
+    )
 
 
 @delete("/apps/{app:str}/source", errors=[NotFound])

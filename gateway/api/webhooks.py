@@ -6,12 +6,12 @@ from typing import Annotated
 
 import msgspec
 from litestar import Router, delete, get, post, put
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.errors import NotFound, RateLimited, RequestMalformed
 from gateway.events.catalogue import SAMPLES, Time
-from gateway.events.receivers import LOGGED, Delivery
+from gateway.events.deliveries import LOGGED, Delivery, DeliveryDetail, Filter, Outcome
 from gateway.process import Injected
 
 
@@ -74,12 +74,29 @@ async def list_deliveries(
     account: Caller,
     gateway: Injected,
     limit: Annotated[int, QueryParameter(ge=1, le=LOGGED)] = 50,
+    before: FromQuery[str] = "",
+    event: Annotated[str | None, QueryParameter(name="type", schema_extra={"enum": list(SAMPLES)})] = None,
+    app: FromQuery[str | None] = None,
+    outcome: FromQuery[Outcome | None] = None,
 ) -> list[Delivery]:
     """Outcomes of deliveries, newest first.
 
-    The log keeps the last 1,000 outcomes for 30 days.
+    The log keeps the last 1,000 outcomes for 30 days. `before` is the `attempt` of the last row of the page before, or
+    its `id`. `type`, `app` (its name) and `outcome` select rows.
     """
-    return await gateway.webhooks.deliveries(account.id, limit)
+    if event is not None and event not in SAMPLES:
+        raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
+    chosen = Filter(event, app, outcome)
+    return await gateway.webhooks.deliveries(account.id, limit, before=before, chosen=chosen)
+
+
+@get("/deliveries/{delivery_id:str}", errors=[NotFound])
+async def show_delivery(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> DeliveryDetail:
+    """One delivery, with the request and the receiver's response.
+
+    The path takes an event's id, for its newest delivery, or an `attempt`. The values of signatures are left out.
+    """
+    return await gateway.webhooks.delivery(account.id, delivery_id)
 
 
 @post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])
@@ -96,7 +113,15 @@ async def redeliver(account: Caller, delivery_id: FromPath[str], gateway: Inject
 ROUTES = [
     Router(
         "/account",
-        route_handlers=[show_webhook, set_webhook, clear_webhook, test_webhook, list_deliveries, redeliver],
+        route_handlers=[
+            show_webhook,
+            set_webhook,
+            clear_webhook,
+            test_webhook,
+            list_deliveries,
+            show_delivery,
+            redeliver,
+        ],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],

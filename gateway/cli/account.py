@@ -35,7 +35,7 @@ def account(as_json: bool) -> None:
     record = open_service().fields("GET", "/account")
     if as_json:
         return show_json(record)
-    spend, limits = _nested(record, "spend"), _nested(record, "limits")
+    spend, limits, storage = (_nested(record, name) for name in ("spend", "limits", "storage"))
     spent = f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"
     if spend.get("reserved"):
         spent += f", and {format_euro(spend['reserved'])} EUR reserved"
@@ -45,6 +45,9 @@ def account(as_json: bool) -> None:
             "plan": text_of("plan")(record),
             "inference today": spent,
             "deploys today": f"{record.get('deploysToday')} of {limits.get('deploysPerDay')}",
+            "storage": f"{format_size(storage.get('bytes'))} of {format_size(storage.get('limit'))}"
+            if storage
+            else None,
             "per minute": f"{limits.get('requestsPerMinutePerApp')} requests per app, "
             f"{limits.get('requestsPerMinutePerUser')} per user",
             "per request": f"up to {format_size(limits.get('maxRequestBytes'))} in, "
@@ -185,12 +188,19 @@ def deliveries() -> None:
 
 @deliveries.command("list")
 @limit
+@click.option("--type", "event", metavar="TYPE", type=click.Choice(list(catalogue.SAMPLES)), help="Only these events.")
+@click.option("--app", metavar="APP", help="Only events of this app.")
+@click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="Only these outcomes.")
+@click.option("--before", metavar="ID", help="Only deliveries older than this one: the next page.")
 @as_json
-def deliveries_list(limit: int, as_json: bool) -> None:
+def deliveries_list(
+    limit: int, event: str | None, app: str | None, outcome: str | None, before: str | None, as_json: bool
+) -> None:
     """List deliveries, newest first."""
-    rows = open_service().rows("/account/deliveries", limit=limit)
+    rows = open_service().rows("/account/deliveries", limit=limit, type=event, app=app, outcome=outcome, before=before)
     if as_json:
         return show_json(rows)
+    filtered = any((event, app, outcome, before))
     show_table(
         rows,
         {
@@ -201,8 +211,49 @@ def deliveries_list(limit: int, as_json: bool) -> None:
             "took": duration_of("durationMs"),
             "outcome": _outcome,
         },
-        empty="No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded",
+        empty="No such deliveries."
+        if filtered
+        else "No deliveries yet. Send a sample with: capsule webhook test deploy.succeeded",
     )
+    if len(rows) == limit:
+        print_note(f"More: capsule deliveries list --before {strip_controls(text_of('attempt')(rows[-1]))}")
+
+
+@deliveries.command("show")
+@click.argument("delivery_id", metavar="ID")
+@as_json
+def deliveries_show(delivery_id: str, as_json: bool) -> None:
+    """Show a delivery: what was sent where, and what was answered.
+
+    ID is an event's id, for its newest delivery, or an attempt as the list shows with --json.
+    """
+    row = open_service().fields("GET", path("account", "deliveries", delivery_id), having="outcome")
+    if as_json:
+        return show_json(row)
+    request, response = _nested(row, "request"), _nested(row, "response")
+    show_fields(
+        {
+            "event": f"{text_of('type')(row)} ({text_of('id')(row)})",
+            "app": text_of("app")(row),
+            "at": text_of("at")(row),
+            "took": duration_of("durationMs")(row),
+            "outcome": _outcome(row),
+            "url": text_of("url")(row),
+        }
+    )
+    _print_message("Request", request)
+    if response:
+        _print_message(f"Response, status {strip_controls(str(response.get('status')))}", response)
+
+
+def _print_message(title: str, message: Row) -> None:
+    click.echo(f"\n{title}")
+    for name, value in _nested(message, "headers").items():
+        click.echo(f"  {strip_controls(f'{name}: {value}')}")
+    body = message.get("body")
+    lines = ["(no longer stored)"] if body is None else str(body).splitlines()
+    for line in lines:
+        click.echo(f"  {strip_controls(line)}")
 
 
 def _outcome(row: Row) -> Cell:

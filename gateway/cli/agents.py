@@ -1,4 +1,4 @@
-"""Serves the agent tool `service_hook` over standard input and output, for `capsule mcp`."""
+"""Serves the agent tools `service_hook` and `service_deploy` over standard input and output, for `capsule mcp`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
 
+from gateway.api.agent_deploys import LISTED
 from gateway.api.agents import tool_server
 from gateway.cli.service import Refused, Service, path
 
@@ -31,6 +32,28 @@ class RemoteHooks:
         await _call(lambda: self._service.do("DELETE", path("account", "hooks", hook_id)))
 
 
+class RemoteDeploys:
+    """The deploys of the same account. Raises ToolError."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def list(self, app: str) -> list[dict[str, Any]]:
+        return await _call(lambda: self._service.rows("/account/deploys", app=app or None, limit=LISTED))
+
+    async def show(self, deploy_id: str) -> dict[str, Any]:
+        return await _call(lambda: self._service.fields("GET", path("account", "deploys", deploy_id), having="state"))
+
+    async def roll_back(self, app: str, deploy_id: str) -> str:
+        address, body = path("account", "apps", app, "rollback"), {"deployId": deploy_id} if deploy_id else {}
+        queued = await _call(lambda: self._service.fields("POST", address, body, having="deployId"))
+        return str(queued["deployId"])
+
+    async def cancel(self, deploy_id: str) -> dict[str, Any]:
+        address = path("account", "deploys", deploy_id, "cancel")
+        return await _call(lambda: self._service.fields("POST", address, having="state"))
+
+
 async def _call(request: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(request)
@@ -40,5 +63,5 @@ async def _call(request: Callable[[], T]) -> T:
 
 def serve_stdio(service: Service) -> None:
     """Runs until standard input ends."""
-    hooks = RemoteHooks(service)
-    tool_server(lambda _: hooks).run("stdio")
+    hooks, deploys = RemoteHooks(service), RemoteDeploys(service)
+    tool_server(lambda _: hooks, lambda _: deploys).run("stdio")

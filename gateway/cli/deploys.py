@@ -1,4 +1,4 @@
-"""`capsule deploys`: publish a folder, list deploys, and follow one."""
+"""`capsule deploys`: publish a folder, list deploys, follow one, and go back to an earlier release."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gateway.cli.show import (
 POLL = 1.0  # seconds between two requests while following
 RETRIES = 15  # requests in a row that may fail
 FOLLOW_TIMEOUT = 1800  # seconds
-FINAL_STATES = ("live", "failed")
+FINAL_STATES = ("live", "failed", "canceled")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
@@ -49,7 +49,7 @@ timeout_option = click.option(
 
 @click.group()
 def deploys() -> None:
-    """Publish a folder, list deploys, and follow one."""
+    """Publish a folder, list, follow and cancel deploys, and go back to an earlier release."""
 
 
 @deploys.command("list")
@@ -72,11 +72,17 @@ def deploys_list(app: str | None, limit: int, as_json: bool) -> None:
             "commit": _short_commit,
             "queued": age_of("createdAt"),
             "took": duration_of("durationMs"),
-            "result": lambda row: text_of("error")(row) or text_of("url")(row),
+            "result": lambda row: text_of("error")(row) or text_of("url")(row) or _waiting(row),
         },
         prose="result",
         empty="No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
     )
+
+
+def _waiting(row: Row) -> str:
+    """What a queued deploy waits for."""
+    reason = text_of("waitsFor")(row)
+    return f"waits for {reason}" if reason else ""
 
 
 def _short_commit(row: Row) -> str:
@@ -103,7 +109,10 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> N
             "kind": text_of("kind")(deploy),
             "by": text_of("trigger")(deploy),
             "commit": text_of("commit")(deploy),
+            "release": text_of("release")(deploy),
             "queued": age_of("createdAt")(deploy),
+            "position": text_of("position")(deploy),
+            "waits for": text_of("waitsFor")(deploy),
             "took": duration_of("durationMs")(deploy),
             "address": text_of("url")(deploy),
             "error": text_of("error")(deploy),
@@ -142,6 +151,55 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json:
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
+@deploys.command("rollback")
+@click.argument("app")
+@click.argument("deploy_id", metavar="[ID]", default="")
+@follow_option
+@timeout_option
+@as_json
+def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+    """Serve an earlier release of APP again, without building it.
+
+    It is the release of deploy ID, or the one before the live one.
+    """
+    body = {"deployId": deploy_id} if deploy_id else {}
+    _show_queued("POST", path("account", "apps", app, "rollback"), body, follow, timeout, as_json)
+
+
+@deploys.command("promote")
+@click.argument("deploy_id", metavar="ID")
+@follow_option
+@timeout_option
+@as_json
+def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+    """Make the release of preview ID live, without building it."""
+    _show_queued("POST", path("account", "deploys", deploy_id, "promote"), None, follow, timeout, as_json)
+
+
+def _show_queued(method: str, address: str, body: Any, follow: bool, timeout: int, as_json: bool) -> None:
+    service = open_service()
+    queued = service.fields(method, address, body, having="deployId")
+    if as_json and not follow:
+        return show_json(queued)
+    deploy_id = str(queued["deployId"])
+    if not as_json:
+        click.echo(f"Queued as {strip_controls(deploy_id)}.")
+    if follow:
+        return _follow(service, deploy_id, timeout, as_json)
+    click.echo(f"Follow it with: capsule deploys show {strip_controls(deploy_id)} --follow")
+
+
+@deploys.command("cancel")
+@click.argument("deploy_id", metavar="ID")
+@as_json
+def deploys_cancel(deploy_id: str, as_json: bool) -> None:
+    """End deploy ID, if it is queued or building."""
+    deploy = open_service().fields("POST", path("account", "deploys", deploy_id, "cancel"), having="state")
+    if as_json:
+        return show_json(deploy)
+    click.echo(f"{text_of('id')(deploy)} is {text_of('state')(deploy)}.")
+
+
 # -- following a deploy --------------------------------------------------------------------------------------
 
 
@@ -178,8 +236,9 @@ def _follow(service: Service, deploy_id: str, timeout: int, as_json: bool) -> No
         deploy = _wait_for_end(service, deploy_id, timeout, None if as_json else screen)
     if as_json:
         show_json(deploy)
-    if deploy["state"] == "failed":
-        raise Refused(f"{deploy_id} failed: {text_of('error')(deploy) or 'the reason is unknown'}")
+    if deploy["state"] != "live":
+        state = "was canceled" if deploy["state"] == "canceled" else "failed"
+        raise Refused(f"{deploy_id} {state}: {text_of('error')(deploy) or 'the reason is unknown'}")
     if not as_json:
         click.echo(f"Live at {text_of('url')(deploy)} after {duration_of('durationMs')(deploy)}.")
 

@@ -15,6 +15,7 @@ import click
 
 from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.deploys import deploys
+from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
 from gateway.cli.operators import accounts, apps, inference
 from gateway.cli.processes import serve, worker
@@ -73,7 +74,7 @@ def main() -> None:
     """
 
 
-for command in (account, accounts, apps, deliveries, deploys, hook, inference, keys, serve, webhook, worker):
+for command in (account, accounts, apps, deliveries, deploys, env, hook, inference, keys, logs, serve, webhook, worker):
     main.add_command(command)
 
 
@@ -128,7 +129,7 @@ def logout() -> None:
 
 @main.command()
 def mcp() -> None:
-    """Run the MCP tool 'service_hook' over stdio.
+    """Run the MCP tools 'service_hook' and 'service_deploy' over stdio.
 
     An MCP client starts this command and talks to it over standard input and output.
     """

@@ -6,10 +6,11 @@ only sent to the address it was saved with.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,6 +20,7 @@ import httpx
 
 LOCAL = "http://localhost:8000"
 TIMEOUT = 15.0  # seconds that each step of a call may take
+SILENCE_TIMEOUT = 60.0  # seconds without a byte of a stream; the service sends one every 15
 UPLOAD_TIMEOUT = 120.0  # seconds from the last byte of an upload to the answer
 
 
@@ -137,9 +139,29 @@ class Service:
             raise self._unexpected_answer()
         return answer
 
+    def change(self, path: str, body: Any) -> None:
+        """Ignores the answer. Raises Refused."""
+        self._call("PUT", path, json=body)
+
     def do(self, method: str, path: str) -> None:
         """Ignores the answer. Raises Refused."""
         self._call(method, path)
+
+    def text(self, path: str, **query: Any) -> str:
+        """Raises Refused."""
+        return self._call("GET", path, params=query).text
+
+    def events(self, path: str, **query: Any) -> Iterator[str]:
+        """The data of each event of a stream, until the service ends it. Raises Refused."""
+        headers, timeout = {"accept": "text/event-stream"}, httpx.Timeout(TIMEOUT, read=SILENCE_TIMEOUT)
+        stream = self._http.stream("GET", self.url + path, params=query, headers=headers, timeout=timeout)
+        with self._failures(), stream as answer:
+            if not answer.is_success:
+                answer.read()
+                raise self._refusal(answer)
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    yield line.removeprefix("data: ")
 
     def upload(self, path: str, content: Iterable[bytes], size: int) -> dict[str, Any]:
         headers = {"content-type": "application/gzip", "content-length": str(size)}
@@ -147,8 +169,17 @@ class Service:
         return self._read_object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
+        with self._failures():
             answer = self._http.request(method, self.url + path, **options)
+        if answer.is_success:
+            return answer
+        raise self._refusal(answer)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Turns failures of the connection into Refused."""
+        try:
+            yield
         except httpx.TimeoutException:
             raise Refused(f"{self.url} did not answer in time; try again", temporary=True) from None
         except httpx.ConnectError:
@@ -158,9 +189,6 @@ class Service:
         except httpx.HTTPError as error:
             cause = str(error) or type(error).__name__
             raise Refused(f"the connection to {self.url} failed: {cause}", temporary=True) from None
-        if answer.is_success:
-            return answer
-        raise self._refusal(answer)
 
     def _refusal(self, answer: httpx.Response) -> Refused:
         status, temporary = answer.status_code, answer.status_code in (429, 502, 503, 504)

@@ -32,6 +32,7 @@ STYLES = {
     "misconfigured": "red",
     "provider-unreachable": "red",
     "dropped": "yellow",
+    "canceled": "yellow",
     "quota-exhausted": "yellow",
     "building": "yellow",
     "checking": "yellow",

@@ -1,7 +1,12 @@
 """Deploys: the daily quota, the queue, and the states that a deploy goes through.
 
     queued → building → checking → canary → live        a preview goes from checking to live
-                  ╰───────┴──────────┴─────→ failed
+       │          ╰───────┴──────────┴─────→ failed
+       ╰──────────╯
+             ╰─────────────────────────────→ canceled   without an event
+
+A deploy that reuses the release of an earlier one (a rollback, a promotion) goes the same way without a build. At most
+one deploy of an address is queued; a newer one replaces it.
 
 One script changes the state with a compare-and-set, queues the event that follows from it, and sets the app's live
 deploy. So every deploy ends once and sends one event, whether the built-in worker or an outside engine makes it.
@@ -9,8 +14,10 @@ deploy. So every deploy ends once and sends one event, whether the built-in work
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
+import hashlib
 import re
 import time
 from collections.abc import AsyncIterable, Sequence
@@ -18,10 +25,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.deploys import positions
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
+from gateway.deploys.logs import DeployLogs
 from gateway.deploys.sources import Sources
 from gateway.errors import (
     BackboneUnavailable,
@@ -40,17 +50,21 @@ from gateway.store import keys, scripts
 from gateway.store.client import backbone
 from gateway.store.scripts import Advance
 
+logger = structlog.get_logger()
+
 STREAM, GROUP = "builds", "deploys"
 LOG_BYTES = 262_144  # of one deploy
-LOG_SECONDS = 90 * 86_400
+LOG_SECONDS = 2 * 86_400  # in Redis after the last line; at the deploy's end the log becomes a file
 SLUG_LENGTH = 19
+LABEL_LENGTH, DIGEST_LENGTH = 63, 8  # of a host name's label; of the digest in an app's name that is too long for it
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
+BATCH = 100  # records read in one round trip
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500
 
-Trigger = Literal["hook", "upload", "operator"]
-State = Literal["queued", "building", "checking", "canary", "live", "failed"]
-FINAL: tuple[State, ...] = ("live", "failed")
+Trigger = Literal["hook", "upload", "operator", "rollback", "promote"]
+State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
+FINAL: tuple[State, ...] = ("live", "failed", "canceled")
 
 # (state, phase that succeeded) → next state
 NEXT: dict[tuple[str, str], State] = {
@@ -75,6 +89,7 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     trigger: Trigger
     createdAt: str
     source: str = ""  # id of a stored source; empty: the repository
+    release: str | None = None  # id of the deploy whose release is served again, instead of a build
     branch: str | None = None
     commit: str | None = None
     startedAt: str | None = None
@@ -90,15 +105,26 @@ def slug(branch: str) -> str:
 
 
 def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
+    """A name that is too long for a preview's label is shortened, and a digest keeps it apart from others."""
     if kind == "live":
         return f"{app}.{domain}"
-    return f"{app}-preview.{domain}" if branch is None else f"{app}--p-{slug(branch)}.{domain}"
+    suffix = "-preview" if branch is None else f"--p-{slug(branch)}"
+    if len(app) + len(suffix) > LABEL_LENGTH:
+        digest = hashlib.sha256(app.encode()).hexdigest()[:DIGEST_LENGTH]
+        app = f"{app[: LABEL_LENGTH - len(suffix) - DIGEST_LENGTH - 1].rstrip('-')}-{digest}"
+    return f"{app}{suffix}.{domain}"
+
+
+def address(kind: Kind, branch: str | None) -> str:
+    """Which of its app's addresses a deploy is for. The folders of releases have these names."""
+    return kind if kind == "live" or branch is None else f"p-{slug(branch)}"
 
 
 class Deploys:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
         self._sources = Sources(Path(settings.data_dir) / "sources")
+        self._logs = DeployLogs(Path(settings.data_dir) / "logs")
 
     # -- queueing --------------------------------------------------------------------------------------------
 
@@ -111,12 +137,16 @@ class Deploys:
         branch: str | None = None,
         source: str = "",
         hook: Hook | None = None,
+        reuse: Deploy | None = None,
     ) -> str:
-        """Queues a deploy and returns its id. Raises a ServiceError when the deploy is refused."""
+        """Queues a deploy and returns its id. Raises a ServiceError when the deploy is refused.
+
+        `reuse` is the deploy whose release is served again.
+        """
         account = await self._registry.account(app.account)
         if account is None:
             raise NotFound
-        deploy_id = new_id("dep")
+        deploy_id, now = new_id("dep"), now_iso()
         record = {
             "id": deploy_id,
             "account": account.id,
@@ -124,8 +154,10 @@ class Deploys:
             "appId": app.id,
             "kind": kind,
             "trigger": trigger,
-            "createdAt": now_iso(),
+            "createdAt": now,
             **({} if branch is None else {"branch": branch}),
+            **({} if reuse is None else {"release": reuse.id}),
+            **({} if reuse is None or reuse.commit is None else {"commit": reuse.commit}),
         }
         reply = await scripts.trigger(
             self._store,
@@ -133,11 +165,13 @@ class Deploys:
             app.id,
             deploy_id,
             record,
+            address=address(kind, branch),
+            now=now,
             hook=hook.id if hook else "",
             hook_limit=TRIGGERS_PER_MINUTE,
             quota=self._settings.deploy_quotas[account.plan],
-            source=source,
-            has_repository=app.repository is not None,
+            source=source if reuse is None else reuse.source,
+            has_repository=app.repository is not None or reuse is not None,
         )
         if reply.verdict != "queued":
             raise self._refusal(reply.verdict, reply.retry_in)
@@ -162,12 +196,14 @@ class Deploys:
 
     # -- stored sources --------------------------------------------------------------------------------------
 
-    async def publish(self, app: App, body: AsyncIterable[bytes], trigger: Trigger) -> str:
+    async def publish(self, app: App, body: AsyncIterable[bytes], trigger: Trigger, *, size: int | None = None) -> str:
         """Stores a tar.gz, queues a live deploy of it, and returns the deploy's id.
 
-        Nothing stays stored when the deploy is refused.
+        `size` is what the request declares. Nothing stays stored when the deploy is refused, and nothing is read of the
+        body when the day's deploys are used up already.
         """
-        source = await self._sources.receive(app.id, body)
+        await self._require_quota(app)
+        source = await self._sources.receive(app, body, size)
         try:
             deploy_id = await self.queue(app, trigger, source=source)
         except BaseException:
@@ -175,6 +211,15 @@ class Deploys:
             raise
         await self._prune_sources(app)
         return deploy_id
+
+    async def _require_quota(self, app: App) -> None:
+        """Raises DeployQuotaReached. The script that queues the deploy decides; this only spares the upload."""
+        account = await self._registry.account(app.account)
+        if account is None:
+            raise NotFound
+        day = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+        if await self.count_today(account.id, day) >= self._settings.deploy_quotas[account.plan]:
+            raise self._refusal("quota", 0)
 
     def source_path(self, deploy: Deploy) -> Path:
         return self._sources.path(deploy.appId, deploy.source)
@@ -189,7 +234,7 @@ class Deploys:
             needed = {await client.hget(keys.site_key(app.account, app.id), "source")}
             waiting = await client.xrange(keys.stream_key(keys.tag(app.account), STREAM), count=SCAN_LIMIT)
             for _, entry in waiting:
-                if entry["app"] == app.id:
+                if entry.get("app") == app.id:
                     needed.add(await client.hget(keys.deploy_key(app.account, entry["id"]), "source"))
         if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
             self._sources.remove(app.id, set(old) - needed)
@@ -215,24 +260,38 @@ class Deploys:
 
     async def find(self, deploy_id: str) -> Deploy | None:
         """Any account's deploy. The id does not name the account, so this asks every partition."""
-        for tag in keys.partition_tags():
-            with backbone():
-                record = await self._store.client.hgetall(keys.tagged_deploy_key(tag, deploy_id))
-            if record:
-                return msgspec.convert(record, Deploy, strict=False)
-        return None
+        found = await self._get_all([keys.tagged_deploy_key(tag, deploy_id) for tag in keys.partition_tags()])
+        return found[0] if found else None
 
-    async def list(self, account_id: str, app: str | None, limit: int) -> list[Deploy]:
+    async def live_id(self, app: App) -> str | None:
+        """The id of the deploy that the app serves."""
+        with backbone():
+            live: str | None = await self._store.client.hget(keys.site_key(app.account, app.id), "live")
+            return live
+
+    async def list(self, account_id: str, app: str | None, limit: int) -> Sequence[Deploy]:
         """Newest first."""
         with backbone():
             ids = await self._store.client.zrevrange(keys.deploys_key(account_id), 0, -1 if app else limit - 1)
-        found: list[Deploy] = []
-        for deploy_id in ids:
-            deploy = await self.get(deploy_id, account_id)
-            if deploy is not None and app in (None, deploy.app, deploy.appId):
-                found.append(deploy)
-            if len(found) == limit:
-                break
+        deploys = await self._get_all([keys.deploy_key(account_id, deploy_id) for deploy_id in ids])
+        return [deploy for deploy in deploys if app in (None, deploy.app, deploy.appId)][:limit]
+
+    async def positions_of(self, deploys: Sequence[Deploy]) -> dict[str, dict[str, int | str]]:
+        """Position and reason of those that are queued, by id."""
+        queued = [deploy.id for deploy in deploys if deploy.state == "queued"]
+        if not queued:
+            return {}
+        if self._settings.deploy_engine == "external":
+            return {deploy_id: {"waitsFor": positions.ENGINE} for deploy_id in queued}
+        known = await positions.read_positions(self._store)
+        missing = positions.NO_WORKER if known is None else positions.BEING_TAKEN
+        found: dict[str, dict[str, int | str]] = {}
+        for deploy_id in queued:
+            position = (known or {}).get(deploy_id)
+            if position is None:
+                found[deploy_id] = {"waitsFor": missing}
+            else:
+                found[deploy_id] = {"position": position.position, "waitsFor": position.waitsFor}
         return found
 
     async def list_queued(self) -> Sequence[Deploy]:
@@ -241,20 +300,50 @@ class Deploys:
 
     async def _list_in_streams(self) -> Sequence[Deploy]:
         """All deploys that are queued or in progress."""
-        found = []
+        records = []
         for tag in keys.partition_tags():
             with backbone():
                 entries = await self._store.client.xrange(keys.stream_key(tag, STREAM), count=SCAN_LIMIT)
-            for _, entry in entries:
-                deploy = await self.get(entry["id"], entry["account"])
-                if deploy is not None:
-                    found.append(deploy)
+            # An entry without an id is poison: a worker buries it.
+            records += [keys.tagged_deploy_key(tag, entry["id"]) for _, entry in entries if "id" in entry]
+        return await self._get_all(records)
+
+    async def _get_all(self, records: Sequence[str]) -> Sequence[Deploy]:
+        """Those of the records that exist, in the same order, in one round trip for each hundred."""
+        found: list[Deploy] = []
+        for first in range(0, len(records), BATCH):
+            with backbone():
+                async with self._store.client.pipeline(transaction=False) as pipeline:
+                    for key in records[first : first + BATCH]:
+                        pipeline.hgetall(key)
+                    answers = await pipeline.execute()
+            found += [msgspec.convert(record, Deploy, strict=False) for record in answers if record]
         return found
 
     # -- log -------------------------------------------------------------------------------------------------
 
     async def read_log(self, deploy: Deploy) -> str:
-        return await self._store.get(keys.deploy_log_key(deploy.account, deploy.id)) or ""
+        # Redis first: the log leaves it only after the file is written.
+        live = await self._store.get(keys.deploy_log_key(deploy.account, deploy.id))
+        stored = await asyncio.to_thread(self._logs.read, deploy.id, deploy.createdAt[:10])
+        return stored if stored is not None else live or ""
+
+    async def store_log(self, deploy: Deploy) -> None:
+        """Moves the log of a deploy that has ended from Redis to the data folder. It may be repeated.
+
+        If the file cannot be written, the log stays in Redis until it expires there.
+        """
+        key = keys.deploy_log_key(deploy.account, deploy.id)
+        text = await self._store.get(key)
+        if text is None:
+            return
+        try:
+            await asyncio.to_thread(self._logs.write, deploy.id, deploy.createdAt[:10], text)
+        except OSError as error:
+            logger.error("deploy.log_not_stored", deploy=deploy.id, error=f"{type(error).__name__}: {error}")
+            return
+        with backbone():
+            await self._store.client.delete(key)
 
     async def append_log(self, deploy: Deploy, text: str) -> None:
         """Keeps the beginning of a log that is too long, because the first error explains the others."""
@@ -280,6 +369,12 @@ class Deploys:
     async def requeue(self, deploy: Deploy) -> Deploy:
         """Any state → queued, because the worker was stopped in good order."""
         return await self._move(deploy, state="queued")
+
+    async def cancel(self, deploy: Deploy, reason: str) -> Deploy:
+        """queued or building → canceled. The worker that builds it finds out, and ends the build."""
+        if deploy.state not in ("queued", "building"):
+            raise StaleDeploy
+        return await self._move(deploy, state="canceled", error=reason, **self._final_timing(deploy))
 
     async def record_commit(self, deploy: Deploy, commit: str) -> Deploy:
         return await self._move(deploy, state=deploy.state, commit=commit)
@@ -355,8 +450,9 @@ class Deploys:
             expected=deploy.state,
             fields=fields,
             event=queued,
-            # The worker acknowledges its entry itself.
-            dequeue=self._settings.deploy_engine == "external" and fields.get("state") in ("live", "failed"),
+            # The worker acknowledges the entry of a deploy that it has started.
+            dequeue=fields.get("state") in FINAL
+            and (self._settings.deploy_engine == "external" or deploy.state == "queued"),
             live=live,
             # A source that was cleaned up in the meantime does not come back.
             source=deploy.source if live and deploy.source and self.source_path(deploy).exists() else "",

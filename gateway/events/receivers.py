@@ -11,8 +11,6 @@ import base64
 import hashlib
 import hmac
 import secrets
-import time
-from typing import Literal
 
 import msgspec
 import structlog
@@ -21,18 +19,26 @@ from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable, NotFound, RateLimited, RequestMalformed, ServiceError
 from gateway.events import catalogue
+from gateway.events.deliveries import (
+    Delivery,
+    DeliveryDetail,
+    Filter,
+    encode_body,
+    list_deliveries,
+    read_delivery,
+    sent_headers,
+    stored_bytes,
+)
 from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
 from gateway.store import keys, scripts
-from gateway.store.client import Store, backbone
+from gateway.store.client import Store
 from gateway.store.scripts import QueuedEvent
 
 logger = structlog.get_logger()
 
 GROUP = "webhooks"
 STREAM = "events"
-LOGGED = 1_000  # deliveries kept per account
-LOGGED_SECONDS = 30 * 86_400
 CHECK_SECONDS = 2.0  # for the look-up of a receiver's name when it is saved
 REQUESTS_PER_MINUTE = 30  # of one account, for test events and redeliveries together
 DATA_BYTES = 262_144  # per event
@@ -51,44 +57,12 @@ def new_secret() -> str:
 def sign_event(secret: str, event_id: str, event_type: str, data: str, now: float) -> tuple[bytes, dict[str, str]]:
     """Returns the exact bytes to send, and their headers. `now` is in seconds since the epoch."""
     timestamp = int(now * 1000)
-    body = b'{"type":%b,"id":%b,"timestamp":%d,"data":%b}' % (
-        msgspec.json.encode(event_type),
-        msgspec.json.encode(event_id),
-        timestamp,
-        data.encode(),
-    )
+    body = encode_body(event_id, event_type, data, timestamp)
     signature = hmac.new(secret.encode(), b"%d." % timestamp + body, hashlib.sha256).hexdigest()
     # Standard Webhooks uses the decoded secret as its key, and a timestamp in seconds.
     key = base64.b64decode(secret.removeprefix("whsec_"))
     standard = hmac.new(key, f"{event_id}.{timestamp // 1000}.".encode() + body, hashlib.sha256).digest()
-    return body, {
-        "Content-Type": "application/json",
-        "X-Service-Event": event_type,
-        "X-Service-Delivery": event_id,
-        "X-Service-Timestamp": str(timestamp),
-        "X-Service-Signature": f"sha256={signature}",
-        "webhook-id": event_id,
-        "webhook-timestamp": str(timestamp // 1000),
-        "webhook-signature": f"v1,{base64.b64encode(standard).decode()}",
-    }
-
-
-class Delivery(msgspec.Struct):
-    """The outcome of one delivery."""
-
-    id: str
-    type: str
-    app: str
-    at: catalogue.Time
-    durationMs: int
-    outcome: Literal["delivered", "failed", "dropped"]
-    status: int | msgspec.UnsetType = msgspec.UNSET  # the receiver's
-    error: str | msgspec.UnsetType = msgspec.UNSET
-
-
-def _delivery(entry: dict[str, str]) -> Delivery:
-    fields = {name: value for name, value in entry.items() if value or name not in ("status", "error")}
-    return msgspec.convert({**fields, "at": now_iso(int(entry["at"]) / 1000)}, Delivery, strict=False)
+    return body, sent_headers(event_id, event_type, timestamp, signature, base64.b64encode(standard).decode())
 
 
 class Webhooks:
@@ -171,16 +145,19 @@ class Webhooks:
         if requested.verdict == "rate":
             raise RateLimited(retry_after=requested.retry_in / 1_000_000)
         if requested.verdict == "unknown":
-            raise NotFound("There is no delivery of this id in the last 30 days.")
+            raise NotFound("There is no delivery of this id whose content is still stored.")
 
     # -- the log ---------------------------------------------------------------------------------------------
 
-    async def deliveries(self, account_id: str, limit: int) -> list[Delivery]:
-        """Newest first."""
-        return [_delivery(entry) for entry in await self._read_log(account_id, limit)]
+    async def deliveries(
+        self, account_id: str, limit: int, *, before: str = "", chosen: Filter | None = None
+    ) -> list[Delivery]:
+        """Newest first. Raises RequestMalformed for a `before` that is not in the log."""
+        return await list_deliveries(self._store, account_id, limit, before, chosen or Filter())
 
-    async def _read_log(self, account_id: str, limit: int) -> list[dict[str, str]]:
-        oldest = int((time.time() - LOGGED_SECONDS) * 1000)
-        with backbone():
-            entries = await self._store.client.xrevrange(keys.deliveries_key(account_id), min=str(oldest), count=limit)
-        return [fields for _, fields in entries]
+    async def delivery(self, account_id: str, delivery_id: str) -> DeliveryDetail:
+        """Raises NotFound."""
+        return await read_delivery(self._store, account_id, delivery_id)
+
+    async def stored_bytes(self, account_id: str) -> int:
+        return await stored_bytes(self._store, account_id)

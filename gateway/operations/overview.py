@@ -33,6 +33,7 @@ from gateway.operations.snapshot import (
     first_token,
     render_counts,
 )
+from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
@@ -83,6 +84,7 @@ class Overview:
         self._metrics.webhook_queue.set(backlog.webhooks.waiting)
         self._metrics.webhook_oldest.set((backlog.webhooks.oldestMs or 0) / 1000)
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
+        self._metrics.dead_letters.set(await count_dead_letters(self._store))
         for group, workers in backlog.workers_alive().items():
             self._metrics.workers.labels(group).set(workers)
         await self._check_caps(now)
@@ -136,6 +138,8 @@ class Overview:
                 deploys=backlog.deploys,
                 workers=backlog.workers,
                 outcomes=backlog.outcomes,
+                deadLetters=await read_dead_letters(self._store),
+                storage=await read_storage(self._store, self._registry),
                 redis=await self._read_redis(),
                 provider=await self._read_provider_share(),
             )

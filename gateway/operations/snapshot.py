@@ -9,6 +9,7 @@ import msgspec
 from gateway.events.catalogue import Time
 from gateway.inference.availability import InferenceState
 from gateway.operations.backlog import Queue, Worker
+from gateway.operations.storage import DeadLetters, Storage
 from gateway.settings import Plan
 from gateway.telemetry.counters import TTFT, TTFT_FIELDS
 
@@ -91,6 +92,8 @@ class Snapshot(msgspec.Struct):
     deploys: Queue
     workers: list[Worker]
     outcomes: dict[str, int]
+    deadLetters: DeadLetters
+    storage: Storage
     redis: RedisFigures
     provider: ProviderShare
 

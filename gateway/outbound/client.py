@@ -127,25 +127,27 @@ class Client:
         content: bytes | None = None,
         budget: float,
         drain: int = 0,
-    ) -> int:
-        """Returns the status as soon as the headers have arrived. Raises CallFailed.
+        keep: int = 0,
+    ) -> Answer:
+        """Returns an answer whose headers have arrived, with the first `keep` bytes of its body. Raises CallFailed.
 
-        A body of fewer than `drain` bytes is read and dropped within the rest of the budget, so that the connection
-        can be used again. A body that is late, cut or longer closes the connection and does not fail the call.
+        A body of fewer than `drain` bytes is read within the rest of the budget, so that the connection can be used
+        again. A body that is late, cut or longer closes the connection and does not fail the call.
         """
         host, target = _parse(url, self._allow_private)
-        status = 0
+        answer: Answer | None = None
+        body = bytearray()
         try:
             async with (
                 asyncio.timeout(budget),
                 self._request(tenant, method, target, headers, content) as response,
             ):
-                status = response.status
-                await _skip(response, drain)
+                answer = Answer(response.status, response.headers, b"")
+                await _skip(response, drain, body, keep)
         except FAILURES as error:
-            if not status:
+            if answer is None:
                 raise _call_failed(host, error) from error
-        return status
+        return answer._replace(body=bytes(body)) if body else answer
 
     @contextlib.asynccontextmanager
     async def _turn(self, tenant: str) -> AsyncIterator[None]:
@@ -270,6 +272,9 @@ async def _read(response: aiohttp.ClientResponse, at_most: int) -> bytes:
     return bytes(body)
 
 
-async def _skip(response: aiohttp.ClientResponse, at_most: int) -> None:
+async def _skip(response: aiohttp.ClientResponse, at_most: int, body: bytearray, keep: int) -> None:
+    """Reads the body and puts its first `keep` bytes into `body`."""
     while at_most > 0 and (part := await response.content.read(at_most)):
         at_most -= len(part)
+        if len(body) < keep:
+            body += part[: keep - len(body)]

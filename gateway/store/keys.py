@@ -4,6 +4,7 @@
 | --- | --- | --- | --- |
 | `app:<name>` | string | an app's record, JSON | when the app is deleted |
 | `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
+| `domain:<name>` | string | id of the app with this custom domain, and time of its claim, s | with the app |
 | `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
@@ -29,7 +30,10 @@
 | `{pNN}:usage:<account>:<hour>` | hash | `requests`, `refused`, `inputTokens` and `outputTokens` of an hour | 48 h |
 | `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
 | `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
-| `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries | 30 days |
+| `{pNN}:events:stored` | zset | account → bytes of its bodies and its log | never: one number per account |
+| `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries, each with the answer | 30 days |
+| `{pNN}:deliveries:<account>:bodies` | hash | event id → its data, JSON; with the log at most 8 MiB | 30 days |
+| `{pNN}:dead` | stream | entries that no worker could process, the last 100 | 30 days |
 | `{pNN}:window:events:<account>` | list | times of its test events and redeliveries in the last minute, µs | 60 s |
 | `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
 | `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
@@ -38,13 +42,15 @@
 | `{pNN}:hooks:<account>` | hash | hook id → the hook's hash and record, JSON | each when revoked; 100 |
 | `{pNN}:hooks-used:<account>` | hash | hook id → time of its last use, ms | each when revoked |
 | `{pNN}:window:hook:<id>` | list | times of the hook's triggers in the last minute, µs | 60 s |
-| `{pNN}:site:<app id>` | hash | `live`: id of the live deploy; `source`: id of the stored source | with the app |
+| `{pNN}:site:<app id>` | hash | `live`, `queued:<address>`: deploys; `source`: the stored source | with the app |
+| `{pNN}:environment:<account>:<app id>` | string | the variables, JSON; values are encrypted | with the app; 64 KiB |
 | `{pNN}:deploy:<id>` | hash | a deploy's record | 90 days |
-| `{pNN}:deploy-log:<id>` | string | a deploy's log, at most 256 KiB | 90 days |
+| `{pNN}:deploy-log:<id>` | string | the log of a deploy in progress, at most 256 KiB | at the deploy's end, or 2 days |
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
-| `builder` | string | id of the data folder in use for builds | 15 s |
+| `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
+| `build-positions` | string | what each queued deploy waits for, by deploy id, JSON | 15 s |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
@@ -75,6 +81,7 @@ PROBE = "probe"
 WRITE_CHECK = "write-check"
 PERMITS = "permits"  # channel; `permits:<process>` is one process's
 BUILDER = "builder"
+BUILD_POSITIONS = "build-positions"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
@@ -86,6 +93,10 @@ def app_key(name: str) -> str:
 
 def alias_key(app_id: str) -> str:
     return f"alias:{app_id}"
+
+
+def domain_key(domain: str) -> str:
+    return f"domain:{domain}"
 
 
 def api_key_key(digest: str) -> str:
@@ -215,6 +226,20 @@ def deliveries_key(account_id: str) -> str:
     return f"{tag(account_id)}:deliveries:{account_id}"
 
 
+def bodies_key(account_id: str) -> str:
+    """The data of the account's events. The scripts that queue and log events append it to the log's key."""
+    return f"{deliveries_key(account_id)}:bodies"
+
+
+def stored_key(tag: str) -> str:
+    """What the accounts' bodies and logs take. The scripts append it to the key of the events."""
+    return f"{stream_key(tag, 'events')}:stored"
+
+
+def dead_letters_key(tag: str) -> str:
+    return f"{tag}:dead"
+
+
 def hook_key(digest: str) -> str:
     return f"hook:{digest}"
 
@@ -233,6 +258,11 @@ def site_prefix(tag: str) -> str:
 
 def site_key(account_id: str, app_id: str) -> str:
     return f"{site_prefix(tag(account_id))}:{app_id}"
+
+
+def environment_key(account_id: str, app_id: str) -> str:
+    """With the account: an app of the same id may later belong to another one."""
+    return f"{tag(account_id)}:environment:{account_id}:{app_id}"
 
 
 def probes_key(tag: str) -> str:
@@ -277,7 +307,11 @@ def deploy_key(account_id: str, deploy_id: str) -> str:
 
 
 def tagged_deploy_key(tag: str, deploy_id: str) -> str:
-    return f"{tag}:deploy:{deploy_id}"
+    return f"{deploy_prefix(tag)}:{deploy_id}"
+
+
+def deploy_prefix(tag: str) -> str:
+    return f"{tag}:deploy"
 
 
 def deploy_log_key(account_id: str, deploy_id: str) -> str:

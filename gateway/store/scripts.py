@@ -20,11 +20,13 @@ _ADD_KEY = Script("add_key")
 _ADMIT = Script("admit")
 _ADVANCE = Script("advance")
 _BEGIN = Script("begin")
+_BURY = Script("bury")
 _CHANGE = Script("change")
 _COUNT = Script("count")
 _DUE = Script("due")
 _EMIT = Script("emit")
 _FINISH = Script("finish")
+_FORGET_STORED = Script("forget_stored")
 _KEEP = Script("keep")
 _LEASE = Script("lease")
 _OBSERVE = Script("observe")
@@ -271,13 +273,16 @@ async def request_event(store: Store, account: str, event: str, sample: QueuedEv
 class Ownership(msgspec.Struct, frozen=True):
     owned: bool  # the event is this worker's to send
     receiver: str  # the account's receiver, JSON; '' if none is set
+    data: str  # the event's, JSON; '' if it is no longer stored
 
 
-async def begin(store: Store, tag: str, account: str, *, group: str, consumer: str, entry: str) -> Ownership:
+async def begin(
+    store: Store, tag: str, account: str, event: str, *, group: str, consumer: str, entry: str
+) -> Ownership:
     """Confirms that an entry of the partition's events is this consumer's, and restarts its idle time."""
-    script_keys = [keys.stream_key(tag, "events"), keys.webhook_key(account)]
-    owned, receiver = await store.run_script(_BEGIN, script_keys, group, consumer, entry)
-    return Ownership(bool(owned), receiver)
+    script_keys = [keys.stream_key(tag, "events"), keys.webhook_key(account), keys.bodies_key(account)]
+    owned, receiver, data = await store.run_script(_BEGIN, script_keys, group, consumer, entry, event)
+    return Ownership(bool(owned), receiver, data)
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -288,6 +293,9 @@ class Delivery(msgspec.Struct, frozen=True):
     duration: int  # ms
     status: int | None  # of the receiver's answer
     reason: str  # '' for none
+    url: str = ""  # where it was sent to
+    headers: str = ""  # of the answer, JSON
+    body: str = ""  # the beginning of the answer's
 
 
 async def finish(store: Store, tag: str, event: QueuedEvent, delivery: Delivery, *, group: str, entry: str) -> bool:
@@ -295,7 +303,38 @@ async def finish(store: Store, tag: str, event: QueuedEvent, delivery: Delivery,
     script_keys = [*keys.event_keys(tag, event.account), keys.awaited_key(tag, event.id)]
     status = "" if delivery.status is None else delivery.status
     outcome = (delivery.outcome, delivery.at, delivery.duration, status, delivery.reason)
-    return bool(await store.run_script(_FINISH, script_keys, group, entry, *_flat_event(event), *outcome))
+    answer = (delivery.url, delivery.headers, delivery.body)
+    fields = (event.id, event.account, event.app, event.type)
+    return bool(await store.run_script(_FINISH, script_keys, group, entry, *fields, *outcome, *answer))
+
+
+async def bury(
+    store: Store,
+    tag: str,
+    stream: str,
+    fields: Mapping[str, str],
+    event: QueuedEvent | None,
+    *,
+    group: str,
+    entry: str,
+    reason: str,
+) -> bool:
+    """Moves an entry to the partition's dead letters; False if it had been finished before.
+
+    With an `event`, the account's log records it as failed.
+    """
+    dead = msgspec.json.encode({name[:64]: value[:256] for name, value in list(fields.items())[:16]}).decode()
+    script_keys, about = [keys.stream_key(tag, stream), keys.dead_letters_key(tag)], []
+    if event is not None:
+        script_keys += keys.event_keys(tag, event.account)[1:]
+        about = [event.id, event.account, event.app, event.type]
+    return bool(await store.run_script(_BURY, script_keys, group, entry, stream, reason, dead, *about))
+
+
+async def forget_stored(store: Store, account: str) -> bool:
+    """Removes what was counted of the account's log and bodies; False while one of them exists."""
+    script_keys = [keys.deliveries_key(account), keys.bodies_key(account), keys.stored_key(keys.tag(account))]
+    return bool(await store.run_script(_FORGET_STORED, script_keys, account))
 
 
 async def keep(store: Store, stream: str, *, group: str, consumer: str, idle: int, entries: Sequence[str]) -> int:
@@ -366,6 +405,8 @@ async def trigger(
     deploy: str,
     record: Mapping[str, str],
     *,
+    address: str,
+    now: str,
     hook: str,
     hook_limit: int,
     quota: int,
@@ -375,6 +416,7 @@ async def trigger(
     """Queues a deploy of an app, if the hook's rate (triggers in 60 seconds) and the day's quota allow it.
 
     `hook` is '' for other triggers. `source` names a stored source; '' means the repository or the live source.
+    It replaces the deploy that is queued for the same `address`, which ends as canceled at the time `now`.
     """
     tag = keys.tag(account)
     verdict, retry_in, _ = await store.run_script(
@@ -387,6 +429,7 @@ async def trigger(
             keys.deploy_key(account, deploy),
             keys.deploys_key(account),
             keys.stream_key(tag, "builds"),
+            keys.deploy_prefix(tag),
         ],
         hook,
         hook_limit,
@@ -396,6 +439,8 @@ async def trigger(
         deploy,
         account,
         app,
+        address,
+        now,
         *_flat(record),
     )
     return Triggered(verdict, int(retry_in))

@@ -71,6 +71,7 @@ class RedisServers(msgspec.Struct, frozen=True):
         """
         options: dict[str, Any] = {
             "decode_responses": True,
+            "encoding_errors": "replace",  # one entry that is not UTF-8 must not end the reading of all others
             "socket_timeout": timeout,
             "socket_connect_timeout": connect_timeout,
             "retry": Retry(NoBackoff(), 0),

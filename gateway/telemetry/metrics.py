@@ -111,6 +111,7 @@ class Metrics:
         self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events that wait for their outcome")
         self.webhook_oldest = self._gauge("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
         self.deploy_queue = self._gauge("gateway_deploy_queue_deploys", "Deploys that wait or are under way")
+        self.dead_letters = self._gauge("gateway_dead_letters", "Events and deploys that no worker could process")
         self.workers = self._gauge("gateway_workers", "Workers with a heartbeat", ["group"])
         # Prometheus sees an increase only if it has seen the zero before it: these alert, so they exist from the start.
         for kind in ("no usage", "above bound"):

@@ -210,6 +210,59 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
     assert (await holder.account.get("/account/webhook")).status_code == 404
 
 
+async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    page = holder.page
+    await holder.hurry()
+    headers = {"Authorization": f"Bearer {holder.account.key}"}
+    http = holder.gateway.http
+    secret = (await http.put("/account/webhook", json={"url": receiver.url()}, headers=headers)).json()["secret"]
+    holder.gateway.confidential.add(secret)
+    receiver.plays("/events", answer(500, b"<b>not as markup</b>", {"X-Trace": "t1"}))
+    for kind in ("app.crashed", "deploy.failed"):
+        await http.post("/account/webhook/test", json={"type": kind}, headers=headers)
+    await holder.log_in("notifications")
+    await expect(holder.row("deploy.failed")).to_have_count(1)
+    await expect(holder.row("app.crashed")).to_have_count(1)
+
+    await page.get_by_label("All events").select_option("app.crashed")
+    await expect(holder.row("deploy.failed")).to_have_count(0)
+    await expect(holder.row("app.crashed")).to_have_count(1)
+    await page.get_by_label("All outcomes").select_option("delivered")
+    await expect(page.get_by_text("No such deliveries")).to_be_visible()
+    await page.get_by_label("All outcomes").select_option("failed")
+
+    await holder.row("app.crashed").get_by_role("link").click()
+    await expect(holder.heading("app.crashed")).to_be_focused()
+    await expect(page.get_by_text(receiver.url(), exact=True)).to_be_visible()
+    await expect(holder.heading("Response, status 500", 2)).to_be_visible()
+    await expect(page.get_by_text("<b>not as markup</b>")).to_be_visible()
+    await expect(page.get_by_text("X-Trace: t1")).to_be_visible()
+    await expect(page.get_by_text("X-Service-Event: app.crashed")).to_be_visible()
+    await expect(page.get_by_text('"type":"app.crashed"')).to_be_visible()
+    assert secret not in await page.content()
+    await holder.button("Redeliver").click()
+    await wait_until(lambda: len(receiver.got()) == 3)
+    await page.get_by_role("link", name="All deliveries").click()
+    await expect(holder.row("app.crashed")).to_have_count(2)
+
+
+async def test_older_deliveries(holder: Holder) -> None:
+    key = keys.deliveries_key(holder.account.id)
+    with holder.gateway.redis.client() as client:
+        now = int(client.time()[0]) * 1000
+        for number in range(120):
+            row = {"id": f"evt_{number}", "type": "app.crashed", "app": f"app-{number:03}", "at": now}
+            client.xadd(key, {**row, "durationMs": 1, "outcome": "dropped", "status": "", "error": "no-receiver"})
+        client.expire(key, 600)
+    await holder.log_in("notifications")
+    for rows in (50, 100, 120):
+        await expect(holder.row("app-")).to_have_count(rows)
+        await expect(holder.row(f"app-{120 - rows:03}")).to_have_count(1)
+        if rows < 120:
+            await holder.button("Older").click()
+    await expect(holder.button("Older")).to_have_count(0)
+
+
 async def test_an_address_that_is_refused_is_told_beside_its_field(holder: Holder) -> None:
     await holder.log_in("notifications")
     await holder.page.get_by_label("URL").fill("ftp://example.com/")
@@ -294,6 +347,58 @@ async def test_a_failed_deploy_says_where_and_why(holder: Holder) -> None:
     await expect(holder.page.get_by_text("Build: the build command ended with status 1")).to_be_visible()
     phases = holder.page.get_by_role("list", name="Phases")
     await expect(phases).to_have_text(re.compile(r"Build: failed\s*Health check: to come$"))
+
+
+async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    first, second = "", ""
+    for _ in range(2):
+        first, second = second, await holder.deploy(app)
+        for phase in ("build", "health", "canary"):
+            await holder.report(second, phase)
+    waiting = await holder.deploy(app)
+    await holder.log_in("deploys")
+    await page.get_by_role("link", name=f"{app}, deploy {waiting}").click()
+    await expect(page.get_by_text("The deploy engine")).to_be_visible()
+    await holder.button("Cancel").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    await expect(page.get_by_text("Canceled on request")).to_be_visible()
+    await expect(holder.button("Cancel")).to_have_count(0)
+    await page.evaluate(f"location.hash = '#/deploys/{first}'")
+    await holder.button("Roll back to this").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Roll back to this").click()
+    await expect(page.get_by_role("link", name=first)).to_be_visible()
+    await expect(page.get_by_text("Rollback", exact=True)).to_be_visible()
+
+
+async def test_a_preview_is_promoted(holder: Holder) -> None:
+    page, app = holder.page, await holder.app()
+    preview = await holder.deploy(app, "preview")
+    for phase in ("build", "health"):
+        await holder.report(preview, phase)
+    await holder.log_in("deploys")
+    await page.get_by_role("link", name=f"{app}, deploy {preview}").click()
+    await holder.button("Promote").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Promote").click()
+    await expect(page.get_by_role("link", name=preview)).to_be_visible()
+
+
+async def test_variables_are_set_and_removed(holder: Holder) -> None:
+    page, app = holder.page, await holder.app(build={"start": "exec node server.js"})
+    await holder.log_in()
+    await page.get_by_role("link", name=app, exact=True).click()
+    await expect(page.get_by_text("There is no output yet.")).to_be_visible()
+    await page.get_by_label("Name").fill("lower")
+    await page.get_by_label("Value").fill("a value")
+    await holder.button("Set").click()
+    await expect(page.get_by_role("alert").filter(has_text="a name consists of")).to_be_visible()
+    await page.get_by_label("Name").fill("TOKEN")
+    await holder.button("Set").click()
+    await expect(holder.row("TOKEN")).to_be_visible()
+    await expect(page.get_by_label("Value")).to_have_value("")
+    await holder.button("Remove TOKEN").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    await expect(page.get_by_text("No variables yet")).to_be_visible()
 
 
 async def test_nobody_is_asked_for_a_page_that_cannot_be_seen_nor_for_a_deploy_that_is_over(holder: Holder) -> None:

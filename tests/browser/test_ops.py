@@ -79,6 +79,23 @@ async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: F
     await expect(inside.locator("#workers")).to_contain_text("No worker lives")
 
 
+async def test_dead_letters_and_storage(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    await expect(inside.get_by_role("heading", name="Dead letters")).to_be_hidden()
+    app = await gw.app(backend)
+    account = app.account.id
+    for _ in range(3):
+        await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
+    with gw.redis.client() as client:
+        letter = {"stream": "events", "entry": "1-1", "reason": "KeyError: 'id'", "fields": '{"garbage": "<b>x</b>"}'}
+        client.xadd("{p05}:dead", letter)
+        client.expire("{p05}:dead", 600)
+    await expect(inside.get_by_role("heading", name="Dead letters")).to_be_visible(timeout=15_000)
+    await expect(inside.locator("#dead-letters")).to_contain_text("1 entry that no worker could process")
+    row = inside.get_by_role("row").filter(has_text="KeyError: 'id'")
+    await expect(row).to_contain_text("garbage=<b>x</b>")
+    await expect(inside.locator("#storage").get_by_role("row").filter(has_text=account)).to_contain_text("MiB")
+
+
 async def test_the_switch_turns_by_keyboard_and_asks_before_it_closes(inside: Page, gw: Gateway) -> None:
     button = inside.locator("#switch")
     await button.focus()

@@ -10,13 +10,18 @@ class Shop:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, dict[str, str], bytes]] = []
         self.go_on = asyncio.Event()
-        self.left = self.sockets = 0
+        self.left = self.sockets = self.endless = 0
+        self.cookies: list[str] = []
         self.closed_with: list[int | None] = []
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.path:
             case "/events":
                 return await self.events(request)
+            case "/endless":
+                return await self.send_endlessly(request)
+            case "/cookies":
+                return web.Response(headers=[("Set-Cookie", cookie) for cookie in self.cookies])
             case "/socket":
                 return await self.socket(request)
             case "/no-socket":
@@ -49,6 +54,17 @@ class Shop:
             self.left += 1
             raise
         return response
+
+    async def send_endlessly(self, request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.endless += 1
+        try:
+            while True:
+                await response.write(b"x" * 65_536)
+        except (asyncio.CancelledError, OSError):
+            self.left += 1
+            raise
 
     async def socket(self, request: web.BaseRequest) -> web.StreamResponse:
         socket = web.WebSocketResponse(protocols=["chat"])

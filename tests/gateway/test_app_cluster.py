@@ -45,3 +45,30 @@ async def test_smoke(provider: FakeProvider, backend: FakeAppBackend, tmp_path: 
             await wait_until(off, 1, 0.1)
             assert (await gw.http.get("/ready")).status_code == 200
             assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
+
+
+@pytest.mark.parametrize("name", BINARIES)
+async def test_deploys(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, name: str) -> None:
+    with cluster(name) as url:
+        async with gateway(url, provider, tmp_path, GATEWAY_DEPLOY_ENGINE="external") as gw:
+            for app in [await gw.app(backend) for _ in range(6)]:
+                headers, deploys = {"Authorization": f"Bearer {app.account.key}"}, []
+                for _ in range(3):
+                    source = f"/account/apps/{app.name}/source"
+                    answer = await gw.http.put(source, content=b"\x1f\x8b" + bytes(50), headers=headers)
+                    deploys.append(answer.json()["deployId"])
+                    if len(deploys) < 3:
+                        for phase in ("build", "health", "canary"):
+                            report = {"phase": phase, "ok": True}
+                            assert (await gw.platform("POST", f"deploys/{deploys[-1]}/phases", report)).is_success
+                back = await gw.http.post(f"/account/apps/{app.name}/rollback", headers=headers)
+                assert back.status_code == 202, back.text
+                deploys.append(back.json()["deployId"])
+                canceled = await gw.http.post(f"/account/deploys/{deploys[-1]}/cancel", headers=headers)
+                assert canceled.json()["state"] == "canceled", canceled.text
+                listed = (await gw.http.get("/account/deploys?limit=1000", headers=headers)).json()
+                assert [deploy["id"] for deploy in listed] == deploys[::-1]
+                assert [deploy["state"] for deploy in listed] == ["canceled", "canceled", "live", "live"]
+                changed = await gw.http.put(f"/account/apps/{app.name}/env", json={"A": "b"}, headers=headers)
+                assert [each["name"] for each in changed.json()] == ["A"]
+            assert (await gw.platform("GET", "deploys?state=queued")).json() == []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
+from tests.support.hosted_apps import Hosting
 from tests.support.raw_http import request
 
 FULL = os.environ.get("HOSTILE") == "full"
@@ -94,7 +95,9 @@ def descriptors(pid: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def attacked(gateway: Gateway, name: str, count: int, asked: bytes, patience: float = 60) -> AsyncIterator[None]:
+async def attacked(
+    gateway: Gateway | Hosting, name: str, count: int, asked: bytes, patience: float = 60
+) -> AsyncIterator[None]:
     """Attacks from a process of its own, until the block ends."""
     command = [sys.executable, "-m", "tests.hostile.attacker", name, str(gateway.port), str(count), asked.hex()]
     root = Path(__file__).parents[2]

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from tests.lua.scripts import TAG, source
 
 STREAM, LOG, OUTCOMES = f"{TAG}:events", f"{TAG}:deliveries:acc", f"{TAG}:outcomes"
+BODIES, STORED, DEAD = f"{LOG}:bodies", f"{STREAM}:stored", f"{TAG}:dead"
 RECEIVER = f"{TAG}:webhook:acc"
 GROUP = "webhooks"
 DATA = '{"appId":"é","n":1}'
@@ -24,8 +25,8 @@ class Deliveries:
     def script(self, name: str, **bounds: int) -> Callable[..., Any]:
         return self._scripts.setdefault(f"{name}{bounds}", self.client.register_script(source(name, **bounds)))
 
-    def emit(self, event: str = "evt_1", **bounds: int) -> str:
-        keys, args = [STREAM, LOG, OUTCOMES], [event, "acc", "shop", "app.crashed", DATA]
+    def emit(self, event: str = "evt_1", data: str = DATA, **bounds: int) -> str:
+        keys, args = [STREAM, LOG, OUTCOMES], [event, "acc", "shop", "app.crashed", data]
         return self.script("emit", **bounds)(keys, args).decode()
 
     def read(self, consumer: str = "one", last: str = ">") -> list[Entry]:
@@ -34,16 +35,23 @@ class Deliveries:
         found = self.client.xreadgroup(GROUP, consumer, {STREAM: last})
         return [Entry(i.decode(), _text(fields)) for i, fields in (found[0][1] if found else [])]
 
-    def begin(self, entry: Entry, consumer: str = "one") -> tuple[int, str]:
-        mine, receiver = self.script("begin")([STREAM, RECEIVER], [GROUP, consumer, entry.id])
-        return mine, receiver.decode()
+    def begin(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str]:
+        args = [GROUP, consumer, entry.id, entry.fields["id"]]
+        mine, receiver, data = self.script("begin")([STREAM, RECEIVER, BODIES], args)
+        return mine, receiver.decode(), data.decode()
 
     def finish(
-        self, entry: Entry, outcome: str = "delivered", status: Any = 204, reason: str = "", **bounds: int
+        self,
+        entry: Entry,
+        outcome: str = "delivered",
+        status: Any = 204,
+        reason: str = "",
+        answer: tuple[str, str, str] = ("", "", ""),
+        **bounds: int,
     ) -> int:
         fields = entry.fields
-        event = [fields["id"], fields["account"], fields["app"], fields["type"], fields["data"]]
-        args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason]
+        event = [fields["id"], fields["account"], fields["app"], fields["type"]]
+        args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason, *answer]
         return self.script("finish", **bounds)([STREAM, LOG, OUTCOMES], args)
 
     def keep(self, *entries: Entry, consumer: str = "one", idle: int = 0) -> int:
@@ -53,6 +61,32 @@ class Deliveries:
         """Entry → its worker and its idle time, ms."""
         found = self.client.xpending_range(STREAM, GROUP, "-", "+", 1000)
         return {p["message_id"].decode(): (p["consumer"].decode(), p["time_since_delivered"]) for p in found}
+
+    def bury(self, entry: Entry, *, whole: bool = True, **bounds: int) -> int:
+        keys, args = [STREAM, DEAD], [GROUP, entry.id, "events", "ValueError: why", "{}"]
+        if whole:
+            keys += [LOG, OUTCOMES]
+            args += [entry.fields[name] for name in ("id", "account", "app", "type")]
+        return self.script("bury", **bounds)(keys, args)
+
+    def request(self, event: str) -> str:
+        """Queues an event of the log again."""
+        verdict, _ = self.script("request_event")(
+            [STREAM, LOG, OUTCOMES, f"{TAG}:window:events:acc"], [1000, event, "acc"]
+        )
+        return verdict.decode()
+
+    def deliver(self, event: str, data: str = DATA, **bounds: int) -> None:
+        """Emits and finishes it."""
+        self.emit(event, data, **bounds)
+        for entry in self.read():
+            self.finish(entry, **bounds)
+
+    def bodies(self) -> dict[str, str]:
+        return _text(self.client.hgetall(BODIES))
+
+    def stored(self) -> int:
+        return int(self.client.zscore(STORED, "acc") or 0)
 
     def log(self) -> list[dict[str, str]]:
         return [_text(fields) for _, fields in self.client.xrange(LOG)]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.lua.deliveries import DATA, LOG, OUTCOMES, STREAM, Deliveries
+from tests.lua.deliveries import BODIES, DATA, LOG, OUTCOMES, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 DEPLOY, SITE, BUILDS = f"{TAG}:deploy:dep_1", f"{TAG}:site:shop", f"{TAG}:builds"
@@ -82,7 +82,7 @@ def test_what_is_live(deploy: Deploy) -> None:
     assert deploy.events() == ["evt_1"]
     [(_, fields)] = deploy.client.xrange(STREAM)
     assert fields[b"type"] == b"deploy.succeeded"
-    assert fields[b"data"].decode() == DATA
+    assert deploy.client.hget(BODIES, "evt_1").decode() == DATA
 
 
 def test_a_source_that_was_cleaned_up_leaves_the_one_before(deploy: Deploy) -> None:
@@ -96,3 +96,17 @@ def test_it_moves_although_its_event_finds_no_room(deploy: Deploy) -> None:
     assert deploy.record()["state"] == "live"
     assert deploy.events() == []
     assert deploy.outcomes() == {"dropped": 1, "dropped:overflow": 1}
+
+
+def test_the_site_follows_what_is_queued(deploy: Deploy) -> None:
+    deploy.client.hset(DEPLOY, mapping={"state": "queued", "id": "dep_1", "address": "live"})
+    deploy.client.hset(SITE, "queued:live", "dep_1")
+    assert deploy.advance("queued", "state", "building") == 1
+    assert deploy.site() == {}
+    assert deploy.advance("building", "state", "queued") == 1  # its worker was stopped
+    assert deploy.site() == {"queued:live": "dep_1"}
+    deploy.advance("queued", "state", "building")
+    deploy.client.hset(SITE, "queued:live", "dep_2")
+    deploy.advance("building", "state", "queued")
+    deploy.advance("queued", "state", "building")
+    assert deploy.site() == {"queued:live": "dep_2"}, "a newer one stays queued"

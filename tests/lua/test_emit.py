@@ -11,8 +11,9 @@ def test_queued(deliveries: Deliveries) -> None:
     (entry,) = deliveries.read()
     at = int(entry.fields.pop("at"))
     assert abs(at - time.time() * 1000) < 5000
-    assert entry.fields == {"id": "evt_1", "account": "acc", "app": "shop", "type": "app.crashed", "data": DATA}
+    assert entry.fields == {"id": "evt_1", "account": "acc", "app": "shop", "type": "app.crashed"}
     assert deliveries.log() == []
+    assert deliveries.bodies() == {"evt_1": DATA}
 
 
 def test_a_full_stream_refuses_logs_and_counts_and_trims_nothing(deliveries: Deliveries) -> None:
@@ -29,11 +30,13 @@ def test_a_full_stream_refuses_logs_and_counts_and_trims_nothing(deliveries: Del
         "id": "evt_5",
         "type": "app.crashed",
         "app": "shop",
-        "data": DATA,
         "durationMs": "0",
         "outcome": "dropped",
         "status": "",
         "error": "overflow",
+        "url": "",
+        "headers": "",
+        "body": "",
     }
     assert deliveries.outcomes() == {"dropped": 3, "dropped:overflow": 3}
     (first, *_) = deliveries.read(last="0")

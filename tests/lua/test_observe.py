@@ -117,7 +117,7 @@ def test_a_redelivery_can_mend_an_outcome_but_not_spoil_it(monitor: Monitor) -> 
 
 def _finish(monitor: Monitor, entry: Any, outcome: str = "delivered") -> None:
     fields = entry.fields
-    event = [fields["id"], fields["account"], fields["app"], fields["type"], fields["data"]]
+    event = [fields["id"], fields["account"], fields["app"], fields["type"]]
     args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, "", ""]
     keys = [STREAM, LOG, OUTCOMES, f"{AWAITED}:{fields['id']}"]
     assert monitor.script("finish")(keys, args) == 1

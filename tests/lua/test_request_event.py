@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.store.client import Script
-from tests.lua.deliveries import DATA, LOG, OUTCOMES, STREAM
+from tests.lua.deliveries import BODIES, DATA, LOG, OUTCOMES, STREAM
 from tests.lua.scripts import CLOCK, DAY, MINUTE, SECOND, TAG, at, on_test_clock, set_clock
 
 NOON = at("2026-11-21T12:00:00")
@@ -52,7 +52,6 @@ def test_a_sample(requests: Requests) -> None:
         "account": "acc",
         "app": "shop",
         "type": "app.crashed",
-        "data": DATA,
         "at": str(NOON // 1000),
     }
     assert requests.window() == [NOON]
@@ -65,7 +64,8 @@ def test_an_event_of_the_log(requests: Requests) -> None:
     requests.log("evt_2", data='{"new":true}', days_ago=1)
     assert requests.request("evt_2") == ("queued", 0)
     [event] = requests.queued()
-    assert (event["id"], event["data"], event["app"]) == ("evt_2", '{"new":true}', "shop")
+    assert (event["id"], event["app"]) == ("evt_2", "shop")
+    assert requests.client.hget(BODIES, "evt_2") == b'{"new":true}'
 
 
 @pytest.mark.parametrize("place", [0, 1, 49, 50, 51, 99, 100, 119])

@@ -8,6 +8,7 @@ from tests.lua.scripts import MINUTE, SECOND, TAG, at, on_test_clock, set_clock,
 
 NOON = at("2026-11-21T12:00:00")
 DAY = "2026-11-21"
+ISO = "2026-11-21T12:00:00.000Z"
 WINDOW, USED, SITE = f"{TAG}:window:hook:hook_1", f"{TAG}:hooks-used:acc", f"{TAG}:site:shop"
 COUNTERS, DEPLOYS, BUILDS = f"{TAG}:deploys-on:acc", f"{TAG}:deploys:acc", f"{TAG}:builds"
 
@@ -26,13 +27,14 @@ class Triggers:
         repository: str = "",
         per_minute: int = 3,
         per_day: int = 9,
+        address: str = "",
         **bounds: int,
     ) -> tuple[str, int, str]:
         """The verdict, the microseconds until the hook may be called again, and the day."""
         script = self.client.register_script(on_test_clock("trigger", **bounds))
         record = ["id", deploy, "account", "acc", "app", "shop"]
-        keys = [WINDOW, USED, SITE, COUNTERS, self.key(deploy), DEPLOYS, BUILDS]
-        args = [hook, per_minute, per_day, source, repository, deploy, "acc", "shop", *record]
+        keys = [WINDOW, USED, SITE, COUNTERS, self.key(deploy), DEPLOYS, BUILDS, f"{TAG}:deploy"]
+        args = [hook, per_minute, per_day, source, repository, deploy, "acc", "shop", address or deploy, ISO, *record]
         verdict, wait, day = script(keys, args)
         return verdict.decode(), int(wait), day.decode()
 
@@ -76,12 +78,40 @@ def test_queued(triggers: Triggers) -> None:
         "queuedMs": str(NOON // 1000),
         "source": "src_0",
         "entry": entry,
+        "address": "dep_1",
     }
     assert triggers.queued() == {"dep_1": NOON // 1000}
     assert triggers.today() == 1
     assert triggers.client.hgetall(USED) == {b"hook_1": str(NOON // 1000).encode()}
     for key, days in ((triggers.key("dep_1"), 90), (DEPLOYS, 90), (f"{COUNTERS}:{DAY}", 2)):
         assert (days - 1) * 86_400 < triggers.client.ttl(key) <= days * 86_400
+
+
+def test_a_newer_deploy_replaces_the_queued_one_of_its_address(triggers: Triggers) -> None:
+    triggers.set_site(live="dep_0", source="src_0")
+    for deploy, address in (("dep_1", "live"), ("dep_2", "preview"), ("dep_3", "live")):
+        assert triggers.trigger(deploy, address=address, hook="")[0] == "queued"
+    replaced = triggers.record("dep_1")
+    assert (replaced["state"], replaced["finishedAt"]) == ("canceled", ISO)
+    assert replaced["error"] == "replaced by dep_3, a newer deploy of the same address"
+    assert [fields["id"] for _, fields in triggers.builds()] == ["dep_2", "dep_3"]
+    assert triggers.record("dep_2")["state"] == "queued"
+
+
+def test_a_deploy_that_has_started_is_not_replaced(triggers: Triggers) -> None:
+    triggers.set_site(live="dep_0", source="src_0")
+    triggers.trigger("dep_1", hook="", address="live")
+    triggers.client.hset(triggers.key("dep_1"), "state", "building")
+    triggers.trigger("dep_2", hook="", address="live")
+    assert triggers.record("dep_1")["state"] == "building"
+    assert [fields["id"] for _, fields in triggers.builds()] == ["dep_1", "dep_2"]
+
+
+def test_a_refused_deploy_replaces_nothing(triggers: Triggers) -> None:
+    triggers.set_site(live="dep_0", source="src_0")
+    triggers.trigger("dep_1", hook="", per_day=1, address="live")
+    assert triggers.trigger("dep_2", hook="", per_day=1, address="live")[0] == "quota"
+    assert triggers.record("dep_1")["state"] == "queued"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ class Host:
         return await wait_until(there, timeout)
 
     async def over(self, deploy_id: str) -> dict[str, Any]:
-        return await self.in_state(deploy_id, "live", "failed")
+        return await self.in_state(deploy_id, "live", "failed", "canceled")
 
     async def page(self, host: str) -> str:
         answer = await self.web.get("/", headers={"Host": f"{host}.{DOMAIN}"})

@@ -10,6 +10,7 @@ import redis
 KEPT = {
     r"app:": "an app lives until it is deleted",
     r"alias:": "so does its other name",
+    r"domain:": "so does its custom domain",
     r"key:": "an API key is valid until it is revoked",
     r"\{p\d\d\}:keys(-used)?:": "the list of these, and when they were used",
     r"\{p\d\d\}:account:": "an account, and the set of its apps, have no end",
@@ -17,8 +18,10 @@ KEPT = {
     r"provider$": "one record: what was learnt of the provider",
     r"\{p\d\d\}:webhook:": "a receiver is there until it is cleared",
     r"\{p\d\d\}:events$": "one stream a partition, bounded; an event leaves it with its outcome",
+    r"\{p\d\d\}:events:stored$": "one set a partition: a number for each account that has a delivery log",
     r"\{p\d\d\}:builds$": "one stream a partition; a deploy leaves it when it is over",
     r"\{p\d\d\}:site:": "what is live of an app, until the app is deleted",
+    r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",
     r"\{p\d\d\}:(probes|certificates)$": "one set a partition: every app, until it is deleted",
     r"\{p\d\d\}:(health|certificate|findings):": "what the monitors know of an app, until it is deleted",
     r"\{p\d\d\}:hooks(-used)?:": "hooks are there until they are revoked",

@@ -4,19 +4,18 @@ import contextlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.sandbox import landlock
+from workers.sandbox import cgroups
 from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Outcome, Sandbox
 
 ROOT = os.geteuid() == 0
-LANDLOCK = landlock.version() > 0
-# What keeps a build in here, each of which has to do alone.
-USERS = Sandbox(development=False, users=BUILD_USERS)._root
-WAYS = [way for way, there in (("Landlock", LANDLOCK), ("users", USERS)) if there]
+# With control groups, where this user may have some, and with measured limits alone.
+WAYS = ["control groups", "measured"] if cgroups.find_parents() else ["measured"]
 
 
 class Room:
@@ -38,8 +37,10 @@ class Room:
             **more,
         )
 
-    async def run(self, script: str, *, connect: Sequence[int] = (), **limits: Any) -> Outcome:
-        command = self.command(script, Limits(**{"seconds": 20, **limits}), connect=connect)
+    async def run(
+        self, script: str, *, connect: Sequence[int] = (), hosts: Sequence[str] = (), **limits: Any
+    ) -> Outcome:
+        command = self.command(script, Limits(**{"seconds": 20, **limits}), connect=connect, hosts=hosts)
         return await self.sandbox.run(command, self.uid, self.lines.append)
 
     def alive(self) -> list[str]:
@@ -69,15 +70,62 @@ def passable() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def room_of(*, landlock: bool = True) -> Iterator[Room]:
-    sandbox = Sandbox(development=False, users=BUILD_USERS)
-    if not landlock:
-        sandbox._landlock = 0
-    with passable() as top, sandbox.reserve_user() as uid:
-        room = Room(sandbox, uid, top)
-        for folder in (top / "builds", room.build):
-            folder.mkdir(mode=0o711)
-        room.folder.mkdir(mode=0o700)
-        sandbox.give_to_user(room.folder, uid)
-        sandbox.check(room.build)
-        yield room
+def room_of(*, measured: bool = False) -> Iterator[Room]:
+    sandbox = Sandbox(development=measured or WAYS == ["measured"], users=BUILD_USERS)
+    with passable() as top:
+        (top / "builds").mkdir(mode=0o711)
+        sandbox.check(top / "builds")
+        if measured:
+            sandbox._cgroups = []
+        with sandbox.reserve_user() as uid:
+            room = Room(sandbox, uid, top)
+            room.build.mkdir(mode=0o711)
+            room.folder.mkdir(mode=0o700)
+            sandbox.give_to_user(room.folder, uid)
+            yield room
+
+
+# -- the same as an ordinary user ----------------------------------------------------------------------------
+
+ORDINARY = 61_200  # a user that nobody else is
+REPOSITORY = Path(__file__).parents[2]
+
+
+# Shows folders below closed ones, such as /root, to the ordinary user, in a mount namespace of its own.
+SHOW = """
+set -e
+closed=$1; shift
+for path in $closed; do mkdir -p "$SHOWN$path"; mount --bind "$path" "$SHOWN$path"; done
+for path in $closed; do mount -t tmpfs -o mode=755 none "/$(echo "$path" | cut -d/ -f2)"; done
+for path in $closed; do mkdir -p "$path"; mount --move "$SHOWN$path" "$path"; done
+exec "$@"
+"""
+
+
+def as_ordinary_user(command: Sequence[str]) -> list[str]:
+    needed = [REPOSITORY, Path(sys.base_prefix)]
+    closed = [path for path in needed if not all(each.stat().st_mode & 1 for each in (path, *path.parents))]
+    user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups", "--bounding-set=-all"]
+    return ["unshare", "--mount", "sh", "-c", SHOW, "sh", " ".join(map(str, closed)), *user, *command]
+
+
+@contextlib.contextmanager
+def delegation() -> Iterator[Callable[[], None]]:
+    """Control groups of the ordinary user. Yields what moves a process into them."""
+    parents = cgroups.find_parents()
+    groups = [Path(parent, f"capsule-tests-{secrets.token_hex(4)}") for parent in parents]
+    for group in groups:
+        group.mkdir()
+        for path in (group, *group.glob("*procs"), *group.glob("cgroup.subtree_control")):
+            os.chown(path, ORDINARY, ORDINARY)
+
+    def enter() -> None:
+        for group in groups:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    try:
+        yield enter
+    finally:
+        for group in groups:
+            for inner in [*group.glob("*/"), group]:
+                inner.rmdir()

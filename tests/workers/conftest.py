@@ -15,6 +15,6 @@ def room() -> Iterator[Room]:
 
 @pytest.fixture(params=WAYS)
 def each_room(request: pytest.FixtureRequest) -> Iterator[Room]:
-    """With Landlock (and a user, where there is one), and with a user alone."""
-    with room_of(landlock=request.param == "Landlock") as room:
+    """With control groups, and without."""
+    with room_of(measured=request.param == "measured") as room:
         yield room

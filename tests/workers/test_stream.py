@@ -99,6 +99,11 @@ class Stream:
             return len(await self.client.xpending_range(KEY, "webhooks", "-", "+", 10_000, name))
         return 0
 
+    async def dead(self, count: int) -> list[dict[str, str]]:
+        """The dead letters, once there are so many."""
+        letters = [fields for _, fields in await self.client.xrange(f"{TAG}:dead")]
+        return letters if len(letters) == count else []
+
     async def forget_heartbeat(self, reader: Reader) -> None:
         """As if its time was over."""
         await self.client.delete(f"worker:webhooks:{reader.name}")
@@ -179,8 +184,8 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
     assert await events.pending(first) == 1, "and what is pending for it"
     entry = one.entries[0].id
-    ownership = await scripts.begin(one.store, "{p03}", "x", group="webhooks", consumer=one.name, entry=entry)
-    assert ownership == scripts.Ownership(False, "")
+    ownership = await scripts.begin(one.store, "{p03}", "x", "e", group="webhooks", consumer=one.name, entry=entry)
+    assert ownership == scripts.Ownership(False, "", "")
     (number,) = await events.add()
     await wait_until(lambda: number in one.taken, 10)
 
@@ -391,3 +396,59 @@ async def test_entries_that_are_gone_are_passed_over(events: Stream) -> None:
     await events.forget_heartbeat(one)
     two = await (await events.reader()).joined()
     await wait_until(lambda: two.taken == [numbers[0], numbers[2]])
+
+
+# Poison
+
+
+async def test_an_entry_that_cannot_be_processed_becomes_a_dead_letter(events: Stream) -> None:
+    """As it arrives: fields of nobody, bytes that are no text. What comes before and after it is processed."""
+    one = await (await events.reader()).joined()
+    before = await events.add()
+    await events.client.xadd(KEY, {"garbage": "x" * 10_000})
+    await events.client.xadd(KEY, {b"\xff\xfe": b"\x80"})
+    after = await events.add()
+    await wait_until(got(one, before + after))
+    letters = await wait_until(lambda: events.dead(2))
+    assert [letter["reason"] for letter in letters] == ["KeyError: 'n'"] * 2
+    assert letters[0]["stream"] == "events"
+    assert len(letters[0]["fields"]) < 1000, "cut"
+    assert await events.pending() == 2, "only what the reader still has"
+    await one.finish()
+    assert await events.client.xlen(KEY) == 0
+
+
+@pytest.mark.parametrize("same_name", [True, False])
+async def test_poison_of_a_dead_worker_ends_no_other(events: Stream, same_name: bool) -> None:
+    """What it had read is read again by its successor of the same name, or claimed by another worker."""
+    await events.client.xgroup_create(KEY, "webhooks", "0", mkstream=True)
+    one = await (await events.reader()).joined()
+    name = one.name
+    await one.vanish()
+    await events.client.xadd(KEY, {"garbage": "1"})
+    (number,) = await events.add()
+    await events.client.xreadgroup("webhooks", name if same_name else "elsewhere-1", {KEY: ">"})
+    if same_name:
+        await events.forget_heartbeat(one)
+    two = await (await events.reader()).joined()
+    await wait_until(got(two, [number]), 10)
+    await wait_until(lambda: events.dead(1))
+    (next_number,) = await events.add()
+    await wait_until(lambda: next_number in two.taken)
+
+
+async def test_an_entry_whose_processing_keeps_failing(events: Stream) -> None:
+    """It is tried three times, then it is a dead letter; once that is done, nothing claims it."""
+    one = await (await events.reader()).joined()
+    await events.add()
+    buried = False
+    for attempt in range(stream.ATTEMPTS):
+        assert not buried
+        await wait_until(lambda attempt=attempt: len(one.entries) == attempt + 1, 15)
+        entry = one.entries[-1]
+        buried = await one.consumer.fail(entry, ValueError("a fault"))
+        one.consumer.done(entry)
+    assert buried
+    (letter,) = await wait_until(lambda: events.dead(1))
+    assert letter["reason"] == "ValueError: a fault"
+    assert await events.pending() == await events.client.xlen(KEY) == 0

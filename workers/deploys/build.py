@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
+from workers.sites.releases import remove_folder
 
 LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB)
-# Packages come over https. All other ports are closed, such as Redis's and port 80 of a cloud's metadata service.
-PORTS = [443]
+PORTS = [443]  # packages come over https
 STATIC_FILES, STATIC_BYTES = 20_000, 512 * MIB
 APP_FILES, APP_BYTES = 200_000, 2_048 * MIB
 
@@ -27,13 +27,15 @@ async def build(
     ai_url: str | None,
     write_line: Callable[[str], None],
     limits: Limits = LIMITS,
+    variables: Mapping[str, str] = {},
 ) -> None:
-    """Runs the command in the build's `source` folder. Raises DeployError."""
+    """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
         sandbox.give_to_user(folder / name, uid)
     write_line(f"$ {command}")
-    environment = {**sandbox.environment, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "CI": "true"}
+    environment = {**sandbox.environment, "CI": "true", **variables}
+    environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     if ai_url is not None:
         environment["VITE_SERVICE_AI_URL"] = ai_url
     outcome = await sandbox.run(
@@ -56,7 +58,7 @@ def collect_output(source: Path, output: str, release: Path, uid: int | None, *,
     """Moves the output into the release. No process of the build is left to change it meanwhile. Raises DeployError."""
     try:
         found = _find_output(source, output)
-        shutil.rmtree(found / ".git", ignore_errors=True)
+        remove_folder(found / ".git")
         _take_ownership(found, os.geteuid() if uid is None else uid, runs=runs)
     except OSError as error:  # such as too long a path
         raise DeployError(f"the output can't be read: {error.strerror}") from None
@@ -114,5 +116,10 @@ def _own(path: str, mode: int) -> None:
 
 
 def _stays_inside(link: str, top: Path) -> bool:
+    try:
+        os.stat(link)
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a circle, or a chain so long that `realpath` would exhaust the stack
+            return False
     root, target = os.path.realpath(top), os.path.realpath(link)
     return not os.path.isabs(os.readlink(link)) and (target == root or target.startswith(root + os.sep))

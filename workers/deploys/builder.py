@@ -6,6 +6,7 @@ that a deploy ends once. A stream entry stays pending until its deploy has ended
 - A worker that is asked to stop undoes its deploys and queues them again.
 - When a worker is killed, the worker that claims its entries undoes what is left on disk and fails those deploys. It
   does not retry them, because the build may be what killed the worker.
+- When a deploy is canceled, its state says so. The worker that builds it looks at the state, and ends the build.
 - When two workers believe that an entry is theirs, one of them changes the state. The other one gets `StaleDeploy` and
   lets go.
 
@@ -18,33 +19,42 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
+import msgspec
 import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_cancelled, finish_despite_cancellation
+from gateway.deploys.environment import Environments
+from gateway.deploys.positions import Position, write_positions
 from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalogue import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
+from gateway.store import keys
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from workers.deploys.engine import Engine, Job, LocalEngine
 from workers.deploys.lock import BuilderLock
 from workers.deploys.log import DeployLog
 from workers.deploys.source import DeployError
+from workers.deploys.turns import BuildTurns
 from workers.sites import sites
 from workers.stream import Consumer, Entry
 
 logger = structlog.get_logger()
 
-PARALLEL_BUILDS = 2  # checks and canaries run beside them and cost little
+PARALLEL_BUILDS = 2  # and one more, for an account that builds nothing (`turns.py`); checks and canaries cost little
 MAX_ENTRIES = 1_000  # of one worker in memory
 TIDY_INTERVAL = 15.0  # seconds
 RETRY_INTERVAL = 1.0  # seconds
+POSITIONS_INTERVAL = 5.0  # seconds between two writes of the positions, if nothing changes
+POSITIONS_PAUSE = 0.2  # seconds between two writes in any case
+CANCEL_INTERVAL = 0.5  # seconds between two looks at the state of a deploy that is being built
 REQUEUE_SECONDS = 20.0  # for each deploy when the worker stops
 
 
@@ -62,17 +72,21 @@ class Builder:
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self._settings = settings
         self._store = Store(settings.redis_url)
-        self._registry = Registry(self._store, Vault(settings.encryption_key))
+        vault = Vault(settings.encryption_key)
+        self._registry = Registry(self._store, vault)
+        self._environments = Environments(self._store, vault)
         self._deploys = Deploys(settings, self._registry)
         provider = Provider(settings)
         self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
-        self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url)
+        self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url, self._find_variables)
         self._consumer = Consumer(self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._room)
         self._waiting: dict[str, deque[Entry]] = {}  # app id → the entries after the one in progress
         self._running: set[asyncio.Task[None]] = set()
         self._in_progress: set[str] = set()  # deploy ids
-        self._building = asyncio.Semaphore(PARALLEL_BUILDS)
+        self._current: dict[str, str] = {}  # app id → the deploy in progress
+        self._turns = BuildTurns(PARALLEL_BUILDS)
         self._entry_done = asyncio.Event()
+        self._queue_changed = asyncio.Event()
 
     async def run(self) -> None:
         """Runs until it is cancelled. It then undoes the deploys in progress and queues them again."""
@@ -84,13 +98,14 @@ class Builder:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(lock.keep())
                         group.create_task(self._tidy_regularly())
+                        group.create_task(self._write_positions_regularly())
                         group.create_task(self._consumer.run())
                 finally:
-                    await finish_despite_cancellation(self._stop(lock))
+                    await finish_despite_cancellation(self._stop())
         finally:
             await self._store.close()
 
-    async def _stop(self, lock: BuilderLock) -> None:
+    async def _stop(self) -> None:
         self._waiting.clear()
         for task in self._running:
             task.cancel()
@@ -98,14 +113,15 @@ class Builder:
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with asyncio.timeout(ATTEMPT):
                 await self._consumer.release()
-        await lock.release()
 
     async def _tidy_regularly(self) -> None:
         while True:
             try:
                 await self._engine.tidy(self._in_progress)
-            except (BackboneUnavailable, OSError) as error:
-                logger.warning("deploys.not_tidied", error=f"{type(error).__name__}: {error}")
+            except BackboneUnavailable as error:
+                logger.warning("deploys.not_tidied", error=str(error))
+            except Exception as error:  # what one tenant made must not stop the builder
+                logger.error("deploys.not_tidied", exc_info=error)
             end_if_cancelled()
             await asyncio.sleep(TIDY_INTERVAL)
 
@@ -117,7 +133,11 @@ class Builder:
             await self._entry_done.wait()
 
     def _accept(self, entry: Entry) -> None:
-        app = entry.fields["app"]
+        """Raises KeyError or ValueError for an entry that no deploy has."""
+        _, account, app = (entry.fields[name] for name in ("id", "account", "app"))
+        if keys.tag(account) != entry.tag:
+            raise ValueError("the account belongs to another partition")
+        self._queue_changed.set()
         if app in self._waiting:
             self._waiting[app].append(entry)
             return
@@ -131,31 +151,53 @@ class Builder:
         while entries := self._waiting.get(app):
             entry = entries.popleft()
             self._in_progress.add(entry.fields["id"])
+            self._current[app] = entry.fields["id"]
             try:
                 await self._process(entry)
             except Exception as error:
                 # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
                 logger.error("deploy.postponed", deploy=entry.fields["id"], exc_info=error)
+                with contextlib.suppress(BackboneUnavailable):
+                    await self._consumer.fail(entry, error)
             finally:
                 self._in_progress.discard(entry.fields["id"])
                 self._consumer.done(entry)
                 self._entry_done.set()
+                self._queue_changed.set()
         self._waiting.pop(app, None)
+        self._current.pop(app, None)
 
     async def _process(self, entry: Entry) -> None:
         fields = entry.fields
         deploy = await until_redis_answers(lambda: self._deploys.get(fields["id"], fields["account"]))
-        if deploy is not None and deploy.state not in FINAL:
-            try:
-                if deploy.state == "queued":
-                    await self._deploy(deploy)
-                else:
-                    await self._fail_abandoned(deploy)
-            except StaleDeploy:
-                logger.warning("deploy.moved", deploy=deploy.id, action="another worker continues this deploy")
-                await self._engine.undo(deploy)
+        if deploy is not None:
+            if not await self._bring_to_end(deploy):
                 return
+            await until_redis_answers(lambda: self._deploys.store_log(deploy))
         await until_redis_answers(lambda: self._acknowledge(entry))
+
+    async def _bring_to_end(self, deploy: Deploy) -> bool:
+        """Returns False if another worker continues the deploy."""
+        try:
+            if deploy.state == "queued":
+                await self._deploy(deploy)
+            elif deploy.state == "canceled":
+                await self._clean_up_canceled(deploy)
+            elif deploy.state not in FINAL:
+                await self._fail_abandoned(deploy)
+        except StaleDeploy:
+            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+            if now is not None and now.state == "canceled":
+                await self._clean_up_canceled(now)
+                return True
+            logger.warning("deploy.moved", deploy=deploy.id, action="another worker continues this deploy")
+            await self._engine.undo(deploy)
+            return False
+        return True
+
+    async def _clean_up_canceled(self, deploy: Deploy) -> None:
+        if deploy.startedAt is not None:
+            await self._engine.undo(deploy)
 
     async def _fail_abandoned(self, deploy: Deploy) -> None:
         logger.warning("deploy.abandoned", deploy=deploy.id, state=deploy.state)
@@ -166,6 +208,30 @@ class Builder:
         with backbone():
             await self._store.client.xack(self._consumer.key(entry.tag), GROUP, entry.id)
             await self._store.client.xdel(self._consumer.key(entry.tag), entry.id)
+
+    # -- positions -------------------------------------------------------------------------------------------
+
+    async def _write_positions_regularly(self) -> None:
+        while True:
+            self._queue_changed.clear()
+            with contextlib.suppress(BackboneUnavailable):
+                await write_positions(self._store, self._positions())
+            end_if_cancelled()
+            await asyncio.sleep(POSITIONS_PAUSE)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._queue_changed.wait(), POSITIONS_INTERVAL)
+
+    def _positions(self) -> dict[str, Position]:
+        """What each deploy waits for: first those that wait for a slot, then those behind a deploy of their app."""
+        found: dict[str, Position] = {}
+        for ahead, deploy_id in enumerate(self._turns.order()):
+            others = f"; {ahead} other{'s are' if ahead > 1 else ' is'} ahead" if ahead else ""
+            found[deploy_id] = Position(ahead + 1, f"a free slot for builds{others}")
+        for app, entries in self._waiting.items():
+            for entry in entries:
+                position = Position(len(found) + 1, f"{self._current.get(app, '')}, an earlier deploy of this app")
+                found[entry.fields["id"]] = position
+        return found
 
     # -- one deploy, from top to bottom ----------------------------------------------------------------------
 
@@ -182,7 +248,9 @@ class Builder:
     async def _run_phases(self, deploy: Deploy, log: DeployLog) -> None:
         phase: Phase = "build"
         try:
-            async with self._building:
+            # A release that is reused needs no build, and waits for none.
+            async with self._turns.take(deploy.account, deploy.id) if deploy.release is None else nullcontext():
+                self._queue_changed.set()
                 await self._consumer.confirm_name()
                 app = await self._find_app(deploy.appId)
                 queued = deploy
@@ -190,7 +258,7 @@ class Builder:
                 if app is None or app.account != deploy.account:
                     raise DeployError("the app was deleted, or now belongs to another account")
                 job = Job(deploy, app, log.write_line, self._commit_recorder(deploy))
-                await self._engine.build(job)
+                await self._build(job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
             await self._engine.check_health(job)
@@ -208,6 +276,27 @@ class Builder:
             if deploy.state in FINAL:  # the deploy is live; only the clean-up of the former release failed
                 raise
             await self._fail_phase(deploy, phase, error, log)
+
+    async def _build(self, job: Job) -> None:
+        """Ends the build if its deploy is canceled. Raises StaleDeploy then."""
+        building = asyncio.create_task(self._engine.build(job))
+        moving = asyncio.create_task(self._wait_until_moved(job.deploy))
+        try:
+            await asyncio.wait([building, moving], return_when=asyncio.FIRST_COMPLETED)
+            if not building.done():
+                job.write_line("The deploy was canceled")
+                raise StaleDeploy
+            building.result()
+        finally:
+            await finish_despite_cancellation(_end(building, moving))
+
+    async def _wait_until_moved(self, deploy: Deploy) -> None:
+        """Returns once the deploy is no longer in the state that this worker gave it."""
+        while True:
+            await asyncio.sleep(CANCEL_INTERVAL)
+            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+            if now is None or now.state != deploy.state:
+                return
 
     async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
         reason = str(error)
@@ -271,9 +360,25 @@ class Builder:
 
     async def _find_app(self, app: str) -> App | None:
         found: App | None = await until_redis_answers(lambda: self._registry.find(app))
-        return found
+        if found is None or not found.customDomainVerified or await self._may_use_domain(found):
+            return found
+        return msgspec.structs.replace(found, customDomainVerified=False)
+
+    async def _may_use_domain(self, app: App) -> bool:
+        """An app is not served at a domain that another app claimed first."""
+        allowed: bool = await until_redis_answers(lambda: self._registry.claim_domain(app))
+        return allowed
+
+    async def _find_variables(self, app: App) -> dict[str, str]:
+        return await until_redis_answers(lambda: self._environments.open(app))
 
     async def _find_ai_url(self, app: App) -> str | None:
         await until_redis_answers(self._availability.reload)
         available = self._availability.status().available
         return f"{self._settings.base_url}/capsule/{app.name}/ai" if available else None
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,23 +1,26 @@
-"""The lock in Redis that lets builders work in one data folder only.
+"""The record in Redis of the data folder that builders work in.
 
-The apps are served from one data folder. A builder with another one would report apps as live that nobody can reach,
-so it waits. Builders with the same folder share the lock; among them the lock file of the folder decides.
+The apps are served from one data folder. A builder with another one, such as an empty folder on a new machine, would
+report apps as live that nobody can reach, so it waits. The record outlives its builders: neither a restart, nor a kill,
+nor a Redis that stands still may hand the apps over to a folder that does not have them. Another folder takes over when
+an operator deletes the record, or after a week without a builder.
+
+Builders with the same folder share the record; among them the lock file of the folder decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import structlog
 
-from gateway.errors import BackboneUnavailable
-from gateway.store import keys, scripts
+from gateway.store import keys
 from gateway.store.client import Store, backbone, until_redis_answers
 
 logger = structlog.get_logger()
 
-LIFETIME = 15  # seconds
+LIFETIME = 7 * 86_400  # seconds after the last builder with this folder
+EXTEND_INTERVAL = 5.0  # seconds
 RETRY_INTERVAL = 1.0  # seconds
 
 
@@ -26,29 +29,27 @@ class BuilderLock:
         self._store, self._folder_id = store, folder_id
 
     async def acquire(self) -> None:
-        """Waits while builders with another data folder hold the lock."""
+        """Waits while the record names another data folder."""
         waiting = False
         while not await until_redis_answers(self._extend):
             if not waiting:
                 logger.warning(
-                    "deploys.elsewhere", action="another worker builds in a different data folder; this one stands by"
+                    "deploys.elsewhere",
+                    action="the apps are in another data folder, so this builder stands by; if that folder is gone for "
+                    f"good, delete the key {keys.BUILDER} in Redis",
                 )
             waiting = True
             await asyncio.sleep(RETRY_INTERVAL)
 
     async def keep(self) -> None:
-        """Extends the lock until it is cancelled. Raises RuntimeError when a builder with another folder has it."""
+        """Extends the record until it is cancelled. Raises RuntimeError when it names another folder."""
         while True:
             if not await until_redis_answers(self._extend):
                 raise RuntimeError("another worker builds in a different data folder")
-            await asyncio.sleep(LIFETIME / 3)
-
-    async def release(self) -> None:
-        with contextlib.suppress(BackboneUnavailable):
-            await scripts.change(self._store, keys.BUILDER, "", expected=self._folder_id)
+            await asyncio.sleep(EXTEND_INTERVAL)
 
     async def _extend(self) -> bool:
-        """Takes or extends the lock; returns False when it is held for another folder."""
+        """Writes or extends the record; returns False when it names another folder."""
         with backbone():
             owner = await self._store.client.set(keys.BUILDER, self._folder_id, nx=True, get=True, ex=LIFETIME)
             if owner == self._folder_id:

@@ -12,7 +12,10 @@ import asyncio
 import base64
 import ipaddress
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -28,6 +31,7 @@ BRANCH = re.compile(r"(?!-)[^\x00-\x20\x7f~^:?*\[\\]{1,250}")
 COMMIT = re.compile(r"[0-9a-f]{40,64}")
 SSH = re.compile(r"(git\+)?ssh://|[^/@]+@[^/:@]+:(?!//)")
 CREDENTIALS = re.compile(r"^([^:/?#]+:/*)?([^/?#]*)@")
+GIT_VERSION = (2, 37)  # older ones ignore `http.curloptResolve` in silence, and with it the check of addresses
 OPTIONS = ["--depth=1", "--single-branch", "--no-tags", "--no-recurse-submodules", "--template="]
 
 CONFIGURATION = """\
@@ -60,8 +64,23 @@ class _Remote(msgspec.Struct, frozen=True):
     url: str  # without credentials
     settings: str = ""  # more of git's configuration
     ports: list[int] = []
+    hosts: list[str] = []  # its addresses, where they need not be public
     read: list[Path] = []
     secrets: list[str] = []
+
+
+def check_git(path: str) -> None:
+    """Raises DeployError when git is missing, or too old to be kept to the addresses that were checked."""
+    git = shutil.which("git", path=path)
+    output = ""
+    if git is not None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            output = subprocess.run([git, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout  # noqa: S603
+    found = re.match(r"git version (\d+)\.(\d+)", output)
+    if found is None or tuple(map(int, found.groups())) < GIT_VERSION:
+        raise DeployError(
+            f"repositories can't be cloned: the worker needs git {GIT_VERSION[0]}.{GIT_VERSION[1]} or newer"
+        )
 
 
 def hide_credentials(url: str) -> str:
@@ -83,6 +102,7 @@ async def clone(
     limits: Limits = LIMITS,
 ) -> str:
     """Clones into the build's `source` folder for an account and returns the commit. Raises DeployError."""
+    await asyncio.to_thread(check_git, sandbox.environment["PATH"])
     if not BRANCH.fullmatch(branch):
         raise DeployError("git does not accept the name of the branch")
     remote = await _check_remote(url, tenant=tenant, allow_private=allow_private)
@@ -99,6 +119,7 @@ async def clone(
         read=[configuration, *remote.read, *([Path(ca_file)] if ca_file else [])],
         write=[source],
         connect=remote.ports,
+        hosts=remote.hosts,
         limits=limits,
     )
     output = _GitOutput(remote.secrets, write_line)
@@ -174,7 +195,8 @@ async def _check_remote(url: str, *, tenant: str, allow_private: bool) -> _Remot
         # curl does not resolve a name that is listed here, so git connects to the checked addresses despite rebinding.
         listed = ",".join(f"[{address}]" if ":" in address else address for address, _ in found_addresses)
         settings += f"[http]\n    curloptResolve = {host}:{port}:{listed}\n"
-    return _Remote(url, settings, [port], secrets=secrets)
+    hosts = [address for address, _ in found_addresses if ":" not in address] if allow_private else []
+    return _Remote(url, settings, [port], hosts, secrets=secrets)
 
 
 def _is_address(host: str) -> bool:

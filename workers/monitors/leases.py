@@ -10,7 +10,7 @@ import asyncio
 import structlog
 
 from gateway.cancellation import end_if_cancelled
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.store import keys, scripts
 from gateway.store.client import Store
 
@@ -33,10 +33,18 @@ async def settle_overdue(store: Store) -> int:
     for tag in keys.partition_tags():
         try:
             for reservation in await scripts.overdue(store, tag, BATCH):
-                settled = await scripts.settle(store, tag, reservation, None)
-                if settled is not None:
-                    ended += 1
-                    logger.warning("lease.over", reservation=reservation, nano_euro=settled)
+                ended += await _settle(store, tag, reservation)
         except BackboneUnavailable as error:  # the other partitions may be on another node
             logger.warning("leases.postponed", partition=tag, error=type(error.__cause__).__name__)
     return ended
+
+
+async def _settle(store: Store, tag: str, reservation: str) -> bool:
+    try:
+        settled = await scripts.settle(store, tag, reservation, None)
+    except BackboneRefused as error:  # a broken record must not keep the others from being settled
+        logger.error("lease.broken", reservation=reservation, error=str(error.__cause__))
+        return False
+    if settled is not None:
+        logger.warning("lease.over", reservation=reservation, nano_euro=settled)
+    return settled is not None

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from gateway.accounts.records import Account, App
@@ -103,9 +104,11 @@ class Rounds:
         due = await scripts.due(self._store, tag, self._due(tag), known, limit=at_most, lease=int(self._lease * 1000))
         if not due.apps:
             return 0
-        records = await self._registry.by_ids([each.id for each in due.apps])
+        records, unreadable = await self._read_records([each.id for each in due.apps])
         skipped: dict[str, bool] = {}
         for each in due.apps:
+            if each.id in unreadable:  # due again when its lease ends
+                continue
             app, account = records.get(each.id, (None, None))
             if app is None or account is None or keys.tag(app.account) != tag:
                 await self._forget(tag, each.id)
@@ -118,6 +121,25 @@ class Rounds:
         if skipped:
             await self._skip(tag, due.now, skipped)
         return len(due.apps)
+
+    async def _read_records(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], set[str]]:
+        """Returns the apps with their accounts, and the ids of those whose record can't be read.
+
+        One broken record must not end the inspections of all other apps.
+        """
+        try:
+            return await self._registry.by_ids(app_ids), set()
+        except msgspec.DecodeError as error:
+            if len(app_ids) == 1:
+                logger.error("look.unreadable", app=app_ids[0], error=str(error))
+                return {}, set(app_ids)
+        records: dict[str, tuple[App, Account]] = {}
+        unreadable: set[str] = set()
+        for app_id in app_ids:
+            one, broken = await self._read_records([app_id])
+            records |= one
+            unreadable |= broken
+        return records, unreadable
 
     async def _forget(self, tag: str, app_id: str) -> None:
         client = self._store.client

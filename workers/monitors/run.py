@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import structlog
 
@@ -43,7 +42,11 @@ async def keep_failing_unreported(deploys: Deploys) -> None:
     """Fails deploys whose external engine has died: it cannot report them, and they would stay under way for ever."""
     while True:
         end_if_cancelled()
-        with contextlib.suppress(BackboneUnavailable):
+        try:
             if failed := await deploys.fail_unreported():
                 logger.warning("deploys.unreported", failed=failed)
+        except BackboneUnavailable:
+            pass
+        except Exception as error:  # a broken record must not end the other monitors
+            logger.error("deploys.unreadable", exc_info=error)
         await asyncio.sleep(ENGINE_INTERVAL)

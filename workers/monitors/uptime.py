@@ -101,12 +101,12 @@ class Uptime:
 async def probe(http: Client, url: str, budget: float) -> health.Reason:
     """Returns why the address does not answer, or an empty text when it does. Raises BlockedAddress."""
     try:
-        status = await http.send("GET", url, tenant="", budget=budget)  # the names are the operator's own
+        answer = await http.send("GET", url, tenant="", budget=budget)  # the names are the operator's own
     except BlockedAddress:
         raise
     except CallFailed as error:
         return REASONS.get(error.reason, "connect")
-    return "status" if status >= 500 else ""
+    return "status" if answer.status >= 500 else ""
 
 
 class Network:

@@ -1,216 +1,246 @@
 """The process between a worker and a customer's command. `sandbox.py` starts it.
 
-It starts the command confined and in its own session, watches its time, memory and disk, and kills everything that
-the command started. Processes that the command leaves behind become children of the keeper, which is their subreaper.
-When the worker dies in any way, the kernel sends the keeper SIGTERM, and the keeper ends in the same way.
-Its environment is the command's, so that the keeper reveals nothing of the worker either.
+It puts the command into its namespaces (`network.py`, `bwrap.py`) and its control group (`cgroups.py`), carries its
+connections, watches its time, memory and disk, and ends it. All of the command's processes are in one process
+namespace, and the kernel ends them together with its first process, however many they are.
+
+The keeper of a build ends with its worker. The keeper of an app outlives it: it ends when its link in `running` is
+removed. When a keeper is killed, the kernel kills the command.
 """
 
 from __future__ import annotations
 
+import asyncio
+import codecs
 import contextlib
 import errno
 import json
 import os
+import re
 import resource
 import signal
+import socket
+import stat
 import sys
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
-from workers.sandbox import landlock, unpack
+from workers.sandbox import bwrap, network
+from workers.sandbox.cgroups import Cgroup
+from workers.sandbox.output import Output, concealer
 
-PARENT_DIED, SUBREAPER, AMBIENT, CLEAR = 1, 36, 47, 4  # prctl
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
 CHECK_INTERVAL = 0.25  # seconds
-STOP_ROUNDS = 20
-FILE_BYTES = 1 << 30
-WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is how a shell reports it
-TOO_LARGE = (-signal.SIGXFSZ, 128 + signal.SIGXFSZ)
-PAGE = os.sysconf("SC_PAGE_SIZE")
+BACKLOG = 4_096  # connections that wait to be accepted
+CHUNK, LINE = 65_536, 4_096  # bytes per read of an app's output, characters of a line
 
 
-def confine(spec: dict[str, Any]) -> None:
-    """Restricts this process, and with it everything it starts."""
-    limits = spec["limits"]
-    os.setsid()
-    for fd in spec["open_fds"]:
-        os.close(fd)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and children would inherit that
-        signal.signal(number, signal.SIG_DFL)
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("800")  # when memory runs out, the kernel kills this before the servers
-    os.nice(limits["nice"])
-    os.umask(0o022)
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_NOFILE, limits["files"])
-    # The next three limits are generous: a command that hits one fails for no visible reason. `excess` gives a reason.
-    _limit(resource.RLIMIT_FSIZE, 2 * (limits["disk"] or FILE_BYTES))
-    # This limits writable memory. Address space can't be limited: Node reserves a hundred times what it uses.
-    _limit(resource.RLIMIT_DATA, 4 * limits["memory"])
-    rules = None
-    if spec["landlock"]:
-        write = [*spec["devices"], *spec["write"]]
-        rules = landlock.Ruleset(read=spec["read"], write=write, bind=spec["bind"], connect=spec["connect"])
-    # The kernel counts threads too, and all processes of the user.
-    _limit(resource.RLIMIT_NPROC, 2 * limits["processes"] + (_threads() if spec["uid"] is None else 0))
-    if (uid := spec["uid"]) is not None:
-        os.fchown(sys.stdout.fileno(), uid, uid)  # or /dev/stdout can't be opened
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    landlock.prctl(PARENT_DIED, signal.SIGKILL)  # after the change of user, which resets it
-    if os.getppid() != spec["keeper"]:
-        os._exit(126)
-    os.chdir(spec["folder"])
-    landlock.no_new_privileges()
-    landlock.prctl(AMBIENT, CLEAR)  # capabilities that a user other than root would pass on
-    if rules is not None:
-        rules.enter()
-
-
-def _limit(what: int, wanted: int) -> None:
-    _, hard = resource.getrlimit(what)
-    bound = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(what, (bound, bound))
-
-
-def _threads() -> int:
-    """How many threads this user has."""
-    count = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                if os.stat(f"/proc/{name}").st_uid == os.getuid():
-                    count += len(os.listdir(f"/proc/{name}/task"))
-    return count
-
-
-def run(spec: dict[str, Any]) -> NoReturn:
+def enter(
+    spec: dict[str, Any], keeper: socket.socket, listener: socket.socket | None, info: int, output: int
+) -> NoReturn:
+    """Becomes bubblewrap, in a network namespace of its own."""
     try:
-        confine(spec)
-        if spec["unpack"] is not None:
-            unpack.unpack(sys.stdin.buffer, ".", *spec["unpack"])
-            os._exit(0)
-        # Python adds variables when the environment has no locale.
-        environment = {name: os.environ[name] for name in spec["environment"]}
-        os.execvpe(spec["command"][0], spec["command"], environment)  # noqa: S606
+        network.prctl(network.PARENT_DIED, signal.SIGKILL)
+        if output:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+        words, uid = bwrap.arguments(spec, info), spec["uid"]
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+            score.write("800")  # when memory runs out, the kernel kills this before the servers
+        os.nice(spec["limits"]["nice"])
+        if uid is not None:
+            os.fchown(1, uid, uid)  # or /dev/stdout can't be opened
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            network.prctl(network.PARENT_DIED, signal.SIGKILL)  # the change of user resets it
+        listeners = network.enter_namespace(spec["connect"], spec["hosts"])
+        socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
+        if listener is not None and os.fork() == 0:
+            network.prctl(network.PARENT_DIED, signal.SIGKILL)
+            asyncio.run(network.relay(listener, spec["port"]))
+        if keeper.recv(8):  # it has put this process into its control group
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
+                signal.signal(number, signal.SIG_DFL)
+            os.execve(words[0], words, spec["environment"])  # noqa: S606
     except BaseException as error:
-        print(f"{spec['command'][0]}: {error}" if spec["command"] else error, file=sys.stderr, flush=True)
-        os._exit(126)
+        os.write(2, f"the sandbox could not be entered: {error}\n".encode())
+    os._exit(126)
 
 
-class ProcessTree:
-    """The command and all processes that descend from it."""
-
-    def __init__(self, spec: dict[str, Any], first: int) -> None:
-        self.spec, self.first = spec, first
+class Keeper:
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec, self.limits = spec, spec["limits"]
+        self.cgroup: Cgroup | None = None
         self.status: int | None = None
-        self.disk_at = 0.0
+        self._disk_at = 0.0
+        self._first = self._output = 0
+        self._decoder, self._rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
+        if spec["cgroups"]:
+            bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
+            self.cgroup = Cgroup(spec["cgroups"], **bounds)
 
-    def reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == self.first:
-                    self.status = ended[1]
+    def start(self) -> list[socket.socket]:
+        """Starts the command. Returns the listeners of its way out."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(20)
+        self._info, info_to = os.pipe()
+        os.set_blocking(self._info, False)
+        os.set_inheritable(info_to, True)
+        listener = _listen(self.spec["socket"]) if self.spec["socket"] else None
+        self._output, output_to = os.pipe() if self.spec["output"] else (0, 0)
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            enter(self.spec, theirs, listener, info_to, output_to)
+        theirs.close()
+        if listener is not None:
+            listener.close()
+        for fd in filter(None, (info_to, output_to)):
+            os.close(fd)
+        with ours:
+            _, fds, _, _ = socket.recv_fds(ours, 64, 32)
+            if self.cgroup is not None:
+                self.cgroup.attach(self.pid)
+            with contextlib.suppress(OSError):  # it has failed, and says so itself
+                ours.send(b"go")
+        return [socket.socket(fileno=fd) for fd in fds]
 
-    def living(self, *, but: bytes = b"Z") -> list[int]:
-        """All descendants except those in the given states. Scans all processes of the machine."""
-        children: dict[int, list[int]] = {}
-        states: dict[int, bytes] = {}
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-                    states[int(name)] = fields[0]
-                    children.setdefault(int(fields[1]), []).append(int(name))
-        found, pending = [], [os.getpid()]
-        while pending:
-            below = children.get(pending.pop(), [])
-            found += below
-            pending += below
-        return [pid for pid in found if states[pid] not in but]
+    async def watch(self, listeners: list[socket.socket]) -> str:
+        """Waits for the end of the command. Returns the reason to kill it, or an empty string if it ended by itself."""
+        loop, ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_reader(pidfd := os.pidfd_open(self.pid), ended.set)
+        if self._output:
+            os.set_blocking(self._output, False)
+            output = Output(Path(self.spec["output"]), concealer(self.spec["secrets"]))
+            loop.add_reader(self._output, self.keep_output, output.__enter__())
+        await network.Egress(self.spec["hosts"]).serve(listeners)
+        ends = time.monotonic() + (self.limits["seconds"] or float("inf"))
+        stopping = False
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), CHECK_INTERVAL)
+            if ended.is_set():
+                loop.remove_reader(pidfd)
+                self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
+                return "stopped" if stopping else self.excess()
+            if not stopping and (stop.is_set() or not self._is_wanted()):
+                stopping = True
+                ends = time.monotonic() + self.limits["grace"]
+                with contextlib.suppress(OSError):
+                    os.killpg(self.first(), signal.SIGTERM)  # the namespace's own first process ignores it
+            if time.monotonic() > ends:
+                return "stopped" if stopping else "time"
+            if excess := self.excess():
+                return excess
+
+    def _is_wanted(self) -> bool:
+        return not self.spec["link"] or os.path.lexists(self.spec["link"])
+
+    def first(self) -> int:
+        """The first process of the command's namespace; 0 until bubblewrap has started it."""
+        if not self._first:
+            with contextlib.suppress(OSError):
+                found = re.search(rb'"child-pid": *(\d+)', os.read(self._info, 4_096))
+                self._first = int(found[1]) if found else 0
+        if not self._first:
+            raise ProcessLookupError
+        return self._first
+
+    def end(self) -> None:
+        """Kills what is left, and waits until it is gone."""
+        for find in (self.first, lambda: self.pid):
+            with contextlib.suppress(OSError):
+                os.kill(find(), signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # orphans become children of the keeper
+            while True:
+                pid, status = os.waitpid(-1, 0)
+                if pid == self.pid:
+                    self.status = os.waitstatus_to_exitcode(status)
+        if self.cgroup is not None:
+            self.cgroup.remove()
+
+    def keep_output(self, output: Output) -> None:
+        """Writes what the app has said to its output file, by lines."""
+        try:
+            data = os.read(self._output, CHUNK)
+        except OSError:
+            return
+        *lines, self._rest = (self._rest + self._decoder.decode(data, final=not data)).split("\n")
+        if len(self._rest) > LINE or not data:
+            lines, self._rest = [*lines, self._rest], ""
+        for line in lines:
+            for at in range(0, len(line), LINE):
+                output.write_line(line[at : at + LINE])
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._output)
+
+    # -- limits ----------------------------------------------------------------------------------------------
 
     def excess(self) -> str:
         """The limit that the command exceeds, or an empty string."""
-        limits, living, memory = self.spec["limits"], _below(os.getpid()), 0
-        if len(living) > limits["processes"]:
+        living = self.cgroup.processes() if self.cgroup is not None else _below(self.pid)
+        if self.cgroup is not None:
+            if exceeded := self.cgroup.exceeded():
+                return exceeded
+        elif len(living) > self.limits["processes"]:
             return "processes"
-        for pid in living:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/statm", "rb") as file:
-                _, resident, shared, *_ = map(int, file.read().split())
-                memory += (resident - shared) * PAGE
-        if memory > limits["memory"]:
+        elif sum(map(_memory, living)) + self._held(living, on_disk=False) > self.limits["memory"]:
             return "memory"
         now = time.monotonic()
-        if limits["disk"] and now > self.disk_at:
-            if _size(self.spec["write"], limits["disk"]) > limits["disk"]:
+        if (limit := self.limits["disk"]) and now > self._disk_at:
+            if self._held(living, on_disk=True) + _size(self.spec["write"], limit) > limit:
                 return "disk"
             # Adding up many files takes long: spend at most a twentieth of the time on it.
-            self.disk_at = now + max(1.0, 20 * (time.monotonic() - now))
+            self._disk_at = now + max(1.0, 20 * (time.monotonic() - now))
         return ""
 
-    def kill(self) -> None:
-        """Kills the whole tree, even if it forks meanwhile."""
-        uid = self.spec["uid"]
-        while True:
-            if self.status is None:  # not reaped yet, so the id is still its own
-                _signal(self.first, signal.SIGKILL)
-            if uid is not None:
-                _kill_all_of(uid)
-            else:
-                for _ in range(STOP_ROUNDS):  # a stopped process can't fork
-                    if not (moving := self.living(but=b"ZTt")):
-                        break
-                    for pid in moving:
-                        _signal(pid, signal.SIGSTOP)
-                for pid in self.living():
-                    _signal(pid, signal.SIGKILL)
-            self.reap()
-            if not self.living():
-                return
-            time.sleep(0.005)
-
-
-def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        os.kill(pid, number)
-
-
-def _kill_all_of(uid: int) -> None:
-    """Kills in one step of the kernel, which no fork escapes. No one but this build uses the user."""
-    if (pid := os.fork()) == 0:
-        with contextlib.suppress(OSError):
-            os.setresuid(uid, uid, uid)
-            os.kill(-1, signal.SIGKILL)
-        os._exit(0)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+    def _held(self, living: list[int], *, on_disk: bool) -> int:
+        """Bytes of files without a name, which open descriptors and mappings keep: on the disk, or in memory."""
+        found: dict[tuple[int, int], int] = {}  # by device and inode
+        for pid in living:
+            with contextlib.suppress(OSError):
+                for fd in os.listdir(f"/proc/{pid}/fd"):
+                    with contextlib.suppress(OSError):
+                        status = os.stat(f"/proc/{pid}/fd/{fd}")
+                        if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                            found[status.st_dev, status.st_ino] = status.st_blocks * 512
+                for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                    if on_disk and line.endswith(" (deleted)"):
+                        found.setdefault(*_mapping(pid, line.split()))
+        disks = {os.stat(path).st_dev for path in self.spec["write"]}
+        return sum(size for (device, _), size in found.items() if (device in disks) == on_disk)
 
 
 def _below(pid: int) -> list[int]:
-    """A fast version of `living`, which may miss processes that are being forked."""
+    """The process and its descendants."""
     found, pending = [], [pid]
     while pending:
-        pid = pending.pop()
+        found.append(pid := pending.pop())
         with contextlib.suppress(OSError):
             for task in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as file:
-                    children = [int(child) for child in file.read().split()]
-                    found += children
-                    pending += children
+                pending += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     return found
 
 
-def _out_of_memory_kills() -> int:
-    """How often the kernel has killed a process for lack of memory since boot."""
-    with contextlib.suppress(OSError), open("/proc/vmstat") as file:
-        for line in file:
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
+def _memory(pid: int) -> int:
+    """Bytes. Shared pages count in parts, for each process that has them."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+        return int(found[1]) * 1_024 if found else 0
     return 0
+
+
+def _mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
+    """A mapped file, and its size: of the whole file for root, otherwise of what is mapped."""
+    major, minor = (int(part, 16) for part in fields[3].split(":"))
+    start, end = (int(part, 16) for part in fields[0].split("-"))
+    size = end - start
+    with contextlib.suppress(OSError):
+        size = os.stat(f"/proc/{pid}/map_files/{fields[0]}").st_blocks * 512
+    return (os.makedev(major, minor), int(fields[4])), size
 
 
 def _size(folders: list[str], limit: int) -> int:
@@ -230,53 +260,51 @@ def _size(folders: list[str], limit: int) -> int:
     return total
 
 
-def supervise(tree: ProcessTree) -> str:
-    """Waits for the end of the command. Returns the reason to kill it, or an empty string if it ended by itself."""
-    limits = tree.spec["limits"]
-    ends = time.monotonic() + (limits["seconds"] or float("inf"))
-    stopping = False
-    while True:
-        received = signal.sigtimedwait(WATCHED, CHECK_INTERVAL)
-        tree.reap()
-        draining = stopping and time.monotonic() < ends and tree.living()  # its children get the same time
-        if tree.status is not None and not draining:
-            tree.disk_at = 0.0  # it may have exceeded the disk limit since the last check
-            return "stopped" if stopping else tree.excess()
-        if received is not None and received.si_signo != signal.SIGCHLD:
-            if os.getppid() != tree.spec["parent"] or not limits["grace"]:
-                return "stopped"
-            if not stopping:
-                stopping = True
-                ends = time.monotonic() + limits["grace"]
-                with contextlib.suppress(OSError):
-                    os.killpg(tree.first, signal.SIGTERM)
-        if time.monotonic() > ends:
-            return "stopped" if stopping else "time"
-        if excess := tree.excess():
-            return excess
+def _listen(path: str) -> socket.socket:
+    """A Unix socket that only the worker's user can connect to."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener, mask = socket.socket(socket.AF_UNIX), os.umask(0o177)
+    listener.bind(path)
+    os.umask(mask)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def run(spec: dict[str, Any]) -> dict[str, Any]:
+    keeper, why = Keeper(spec), ""
+    try:
+        why = asyncio.run(keeper.watch(keeper.start()))
+    finally:
+        keeper.end()
+    code = -signal.SIGKILL if keeper.status is None else keeper.status
+    code = 128 - code if code > 128 else code  # how bubblewrap reports a signal
+    if not why and code == -signal.SIGXFSZ:
+        why = "disk"
+    return {"code": code, "why": why}
 
 
 def main() -> None:
-    spec = json.loads(sys.argv[1]) | {"keeper": os.getpid()}
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    landlock.prctl(PARENT_DIED, signal.SIGTERM)
-    landlock.prctl(SUBREAPER, 1)
-    if os.getppid() != spec["parent"]:
-        return  # the worker died before PARENT_DIED was set
-    if spec["uid"] is not None:
-        _kill_all_of(spec["uid"])  # what a killed keeper left behind
-    kills = _out_of_memory_kills()
-    first = os.fork()
-    if first == 0:
-        run(spec)
-    tree = ProcessTree(spec, first)
+    with open(int(sys.argv[1]), "rb") as file:
+        spec = json.load(file)
+    for fd in (spec["report"], *spec["locks"]):
+        os.set_inheritable(fd, False)
+    if spec["link"]:  # nothing but the link ends it
+        if pid := os.fork():
+            os.write(1, str(pid).encode())
+            os._exit(0)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+    else:
+        network.prctl(network.PARENT_DIED, signal.SIGTERM)
+        if os.getppid() != spec["parent"]:
+            return  # the worker died before that
+    network.prctl(network.SUBREAPER, 1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     try:
-        why = supervise(tree)
-    finally:
-        tree.kill()
-    code = os.waitstatus_to_exitcode(tree.status) if tree.status is not None else -signal.SIGKILL
-    if not why and code in TOO_LARGE:
-        why = "disk"
-    if not why and code in KILLED and _out_of_memory_kills() > kills:
-        why = "memory"
-    os.write(spec["open_fds"][0], json.dumps({"code": code, "why": why}).encode())
+        result = run(spec)
+    except BaseException as error:
+        result = {"code": 126, "error": f"{type(error).__name__}: {error}"}
+    os.write(spec["report"], json.dumps(result).encode())
+    os._exit(0)  # without waiting for look-ups

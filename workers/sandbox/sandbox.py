@@ -1,17 +1,12 @@
-"""Runs customers' code: builds, their tools, and apps. That code cannot read the worker's files or memory.
+"""Runs customers' code: builds, their tools, and apps. That code reaches no file, process or address of this service.
 
-Three mechanisms confine it, as far as the machine supports them:
+- bubblewrap puts it into namespaces of its own and a filter refuses dangerous system calls (`bwrap.py`).
+- Its network is empty; a keeper outside judges each connection (`network.py`). An app is reached over a Unix socket.
+- Control groups bound memory, processes and CPU (`cgroups.py`); the keeper bounds time and disk (`keeper.py`).
+- When the worker is root, each build and app has a user of its own besides.
 
-- Users: when the worker is root, each build runs as its own user, which cannot reach the data folder or other builds.
-- Landlock: only the listed folders and TCP ports are open, so Redis and port 80 of a cloud's metadata service are not.
-  Other processes cannot be traced or signalled.
-- Limits: resource limits, and a keeper (`keeper.py`) that kills everything the code started, background jobs included.
-
-Users and Landlock each protect files from being read. Landlock alone does not prevent the code from changing the
-modes of the worker's own files, or from connecting to named sockets, so it is better to run as root. Every process on
-the machine can see command lines, so they must not contain secrets.
-
-Failure policy: closed. Without users and Landlock, nothing runs except in development (`allow_private_addresses`).
+Failure policy: closed. A machine without the means for this runs nothing. Only in development
+(`allow_private_addresses`) are control groups optional; the keeper then measures, which is less exact.
 """
 
 from __future__ import annotations
@@ -22,19 +17,19 @@ import contextlib
 import fcntl
 import os
 import stat
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, Any, Literal
 
 import msgspec
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
-from workers.sandbox import landlock
+from workers.sandbox import bwrap, cgroups, unpack
 
-T = TypeVar("T")
 logger = structlog.get_logger()
 
 # Free ranges: systemd assigns the ids above, people and packages have the ids below, and a container may map only the
@@ -44,20 +39,11 @@ BUILD_USERS, APP_USERS = range(60_578, 60_594), range(60_594, 61_184)
 USERS = Path("/run/capsule/users")
 MIB = 1 << 20
 LINE = 4_096  # characters; longer lines of output are split
-CHUNK, PAUSE = 16_384, 0.01  # bytes per read, seconds between reads: 1.6 MB/s, so that other tasks get a turn
+CHUNK, LINES, PAUSE = 16_384, 256, 0.01  # bytes per read, lines per turn, seconds between turns: others get theirs
 KILL_SECONDS = 5.0  # within which a keeper kills what is left
 PIPE_SECONDS = 2.0  # for output that is still in the pipe after its keeper has ended
-PORTS_GUARDED, SIGNALS_GUARDED = 4, 6  # Landlock's versions
-NEEDED_CAPABILITIES = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # CHOWN, KILL, SETGID and SETUID
-
-# Every tool reads these. /opt and the rest of /etc stay closed: they may hold operators' secrets, or this program.
-SYSTEM = ["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/proc", "/sys"]
-DEVICES = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty"]
-ETC = (
-    "alternatives ca-certificates crypto-policies gitconfig group host.conf hosts gai.conf ld.so.cache ld.so.conf"
-    " ld.so.conf.d locale.alias localtime mime.types nsswitch.conf os-release passwd pki/ca-trust pki/tls/cert.pem"
-    " pki/tls/certs pki/tls/openssl.cnf protocols resolv.conf services ssl/cert.pem ssl/certs ssl/openssl.cnf timezone"
-)
+START_SECONDS = 30.0
+NEEDED_CAPABILITIES = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 19  # CHOWN, KILL, SETGID, SETUID and SYS_PTRACE
 
 Why = Literal["", "time", "memory", "disk", "processes", "stopped"]
 
@@ -67,6 +53,7 @@ class Limits(msgspec.Struct, frozen=True):
     memory: int = 2_048 * MIB
     disk: int = 0  # bytes in the writable folders; 0: no limit
     processes: int = 1_024
+    cpus: float = 2.0
     files: int = 4_096  # open at once
     nice: int = 10
     grace: float = 0  # seconds between SIGTERM and SIGKILL when it is asked to stop
@@ -75,6 +62,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True):
     code: int  # negative: the signal
     why: Why = ""
+    error: str = ""  # of the sandbox; for operators
 
     @property
     def ok(self) -> bool:
@@ -107,9 +95,20 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str]
     read: Sequence[Path] = ()
     write: Sequence[Path] = ()
-    bind: Sequence[int] = ()  # TCP ports
-    connect: Sequence[int] = ()
+    connect: Sequence[int] = ()  # TCP ports of public addresses
+    hosts: Sequence[str] = ()  # IPv4 addresses that may be reached although they are not public
     limits: Limits = Limits()
+
+
+class Detached(msgspec.Struct, frozen=True, kw_only=True):
+    """What a command that outlives the worker needs."""
+
+    link: Path  # ends when it is removed
+    socket: Path  # is connected to the port
+    port: int  # of 127.0.0.1 in the sandbox
+    output: Path
+    secrets: Mapping[str, str]  # variables whose values the output must not show
+    report: Path  # gets the Outcome
 
 
 class Sandbox:
@@ -120,44 +119,68 @@ class Sandbox:
         self._half_root = bool(capabilities) and not self._root
         self._users = users
         self._user_locks: dict[int, int] = {}  # user id → open lock file
-        self._landlock = landlock.version()
+        self._cgroups: list[str] = []
+        self._filter = ""
+        self._checked = False
         folders = [Path(folder) for folder in os.get_exec_path() if os.path.isabs(folder)]
         if os.geteuid() == 0:  # without tools that only root can start
             folders = [folder for folder in folders if folder.is_dir() and not _closed_folders(folder.resolve())]
         self.path = os.pathsep.join(map(str, folders))
+        self._python = _find_python(any_user=self._root)
 
     def check(self, folder: Path) -> None:
-        """Raises Unsafe when customers' code can't be confined to what is below the folder."""
-        folder = folder.resolve()
+        """Raises Unsafe when customers' code can't be kept away from the folder and the rest of the machine."""
+        if self._checked:
+            return
         if sys.platform != "linux":
             raise Unsafe("apps are built on Linux only: run the worker there, or use GATEWAY_DEPLOY_ENGINE=external")
-        if self._root:
-            closed = _closed_folders(folder)
-            if closed and not self._development:
+        if self._half_root:
+            needed = "CHOWN, KILL, SETGID, SETUID and SYS_PTRACE"
+            raise Unsafe(f"the worker has some of root's capabilities: give it {needed}, or none")
+        folder = folder.resolve()
+        if self._root and (closed := _closed_folders(folder)):
+            if not self._development:
                 raise Unsafe(f"builds run as separate users, which can't pass through {closed[0]}: run chmod o+x on it")
-            if closed:
-                logger.warning(
-                    "sandbox.no_users", action=f"run chmod o+x on {closed[0]}; until then builds run as root"
-                )
-                self._root = False
-        elif self._half_root:  # builds would inherit them, and some of them bypass Landlock
-            raise Unsafe("the worker has some of root's capabilities: give it CHOWN, KILL, SETGID and SETUID, or none")
-        if self._root:
-            pass
-        elif self._landlock:
-            opened = [p for p in self._readable() if folder.is_relative_to(p)]
-            if opened:
-                raise Unsafe(f"builds may read {opened[0]}: move GATEWAY_DATA_DIR out of it")
-        elif not self._development:
-            raise Unsafe("builds can't be confined on this machine: run the worker as root, or on Linux 5.13 or newer")
-        else:
             logger.warning(
-                "sandbox.none", action="builds run as the worker's user and can read its files; run the worker as root"
+                "sandbox.no_users", action=f"run chmod o+x on {closed[0]}; until then builds have no own user"
             )
-        if 0 < self._landlock < SIGNALS_GUARDED and not self._root:
-            logger.warning("sandbox.signals_open", action="run the worker as root; until then builds can kill it")
-        if self._landlock < PORTS_GUARDED:
-            logger.warning("sandbox.ports_open", action="set a Redis password; builds can connect to Redis")
+            self._root = False
+        if not self._python:
+            raise Unsafe(f"builds can't start Python: install it in /usr, or run chmod o+x on {sys.base_prefix}")
+        if opened := [path for path in ("/usr", *self._tools()) if folder.is_relative_to(path)]:
+            raise Unsafe(f"builds may read {opened[0]}: move GATEWAY_DATA_DIR out of it")
+        if bwrap.find() is None:
+            raise Unsafe("bubblewrap is missing: install it (the package bubblewrap)")
+        try:
+            self._filter = bwrap.compile_filter().hex()
+        except OSError as error:
+            raise Unsafe(f"system calls can't be filtered: install libseccomp ({error})") from None
+        self._cgroups = cgroups.find_parents()
+        if not self._cgroups:
+            action = "delegate a control group with memory, pids and cpu to the worker, or run it as root"
+            if not self._development:
+                raise Unsafe(f"memory and processes can't be bounded: {action}")
+            logger.warning("sandbox.no_cgroup", action=f"{action}; until then limits are only measured")
+        self._try_out()
+        self._checked = True
+
+    def _try_out(self) -> None:
+        """Raises Unsafe when the kernel, or a container around the worker, does not allow namespaces."""
+        command = Command(arguments=["true"], folder=Path("/"), environment=self.environment)
+        with self.reserve_user() as uid, contextlib.ExitStack() as files:
+            report, report_to = _pipe(files, files)
+            output, output_to = _pipe(files, files)
+            keeper, fds = self._keeper(command, uid, report_to.fileno(), files)
+            try:
+                subprocess.run(keeper, stdout=output_to, stderr=output_to, pass_fds=fds, timeout=START_SECONDS, cwd="/")  # noqa: S603
+            except subprocess.TimeoutExpired:
+                raise Unsafe("bubblewrap does not start here") from None
+            report_to.close()
+            output_to.close()
+            outcome = msgspec.json.decode(report.read() or b'{"code": 126}', type=Outcome)
+            if not outcome.ok:
+                reason = outcome.error or output.read().decode(errors="replace").strip()
+                raise Unsafe(f"bubblewrap can't make namespaces here: {reason}; see docs/operations.md")
 
     @contextlib.contextmanager
     def reserve_user(self) -> Iterator[int | None]:
@@ -224,15 +247,15 @@ class Sandbox:
         with contextlib.ExitStack() as ours:
             with contextlib.ExitStack() as theirs:
                 (output, output_to), (report, report_to) = _pipe(ours, theirs), _pipe(ours, theirs)
-                open_fds = [report_to.fileno(), *([] if uid is None else [self._user_locks[uid]])]
+                words, fds = self._keeper(command, uid, report_to.fileno(), theirs)
                 keeper = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-IS", "-c", _KEEPER, msgspec.json.encode(self._spec(command, uid, open_fds))),
+                    *words,
                     stdin=stdin or asyncio.subprocess.DEVNULL,
                     stdout=output_to,
                     stderr=asyncio.subprocess.STDOUT,
-                    env=dict(command.environment),
+                    env={},
                     cwd="/",
-                    pass_fds=open_fds,
+                    pass_fds=fds,
                     start_new_session=True,
                 )
             ending = asyncio.create_task(_follow(keeper, output, report, on_line))
@@ -241,39 +264,91 @@ class Sandbox:
             finally:
                 await finish_despite_cancellation(_end(keeper, ending, command.limits.grace + KILL_SECONDS))
 
-    def _spec(self, command: Command, uid: int | None, open_fds: Sequence[int]) -> dict[str, Any]:
-        write = [os.fspath(path) for path in command.write]
-        return {
-            "command": command.arguments,
-            "unpack": command.unpack,
-            "environment": list(command.environment),
+    def detach(self, command: Command, uid: int | None, detached: Detached) -> int:
+        """Starts a command that outlives the worker. Returns the process id of its keeper. Raises OSError."""
+        with contextlib.ExitStack() as files:
+            detached.report.unlink(missing_ok=True)
+            report = files.enter_context(open(os.open(detached.report, os.O_WRONLY | os.O_CREAT, 0o600), "wb"))
+            words, fds = self._keeper(command, uid, report.fileno(), files, detached)
+            started = subprocess.run(  # noqa: S603
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                env={},
+                cwd="/",
+                pass_fds=fds,
+                start_new_session=True,
+                timeout=START_SECONDS,
+                check=False,
+            )
+        if not started.stdout:
+            raise OSError("the keeper of a command did not start")
+        return int(started.stdout)
+
+    def _keeper(
+        self,
+        command: Command,
+        uid: int | None,
+        report: int,
+        files: contextlib.ExitStack,
+        detached: Detached | None = None,
+    ) -> tuple[list[str], list[int]]:
+        """The keeper's command line, and the descriptors that it inherits. What it is to do is secret."""
+        locks = [] if uid is None else [self._user_locks[uid]]
+        read, arguments = [*map(os.fspath, command.read)], command.arguments
+        if command.unpack is not None:
+            read += self._python[:1]
+            arguments = [*self._python[1:], "-IS", "-c", _UNPACK, *map(str, command.unpack)]
+        spec: dict[str, Any] = {
+            "bwrap": bwrap.find(),
+            "command": arguments,
+            "environment": command.environment,
             "folder": os.fspath(command.folder),
             "limits": command.limits,
-            "landlock": bool(self._landlock),
-            "read": [*self._readable(), *map(os.fspath, command.read)],
-            "devices": DEVICES,
-            "write": write,
-            "bind": command.bind,
+            "read": read,
+            "write": [os.fspath(path) for path in command.write],
+            "tools": self._tools(),
             "connect": command.connect,
+            "hosts": command.hosts,
             "uid": uid,
             "parent": os.getpid(),
-            "open_fds": open_fds,
+            "cgroups": self._cgroups,
+            "filter": self._filter,
+            "report": report,
+            "locks": locks,
         }
+        spec |= {name: detached and getattr(detached, name) for name in ("link", "socket", "port", "output", "secrets")}
+        fd = os.memfd_create("capsule-spec", 0)
+        files.callback(os.close, fd)
+        os.write(fd, msgspec.json.encode(spec, enc_hook=os.fspath))
+        os.lseek(fd, 0, os.SEEK_SET)
+        return [sys.executable, "-IS", "-c", _KEEPER, str(fd)], [fd, report, *locks]
 
-    def _readable(self) -> list[str]:
-        """Everything that runs here may read these: the system's folders, and those on the operator's PATH."""
-        found = [*SYSTEM, *(f"/etc/{name}" for name in ETC.split())]
-        for folder in self.path.split(os.pathsep):
-            found += [folder, *(f"{os.path.dirname(folder)}/{name}" for name in ("include", "lib", "libexec", "share"))]
-        return found
+    def _tools(self) -> list[str]:
+        """Folders on the operator's PATH, and what tools in them need, but no `share`: it may be a person's own."""
+        folders = [folder for folder in self.path.split(os.pathsep) if folder and not folder.startswith("/usr/")]
+        beside = [f"{os.path.dirname(folder)}/{name}" for folder in folders for name in ("include", "lib", "libexec")]
+        return [*folders, *(path for path in beside if path.count("/") > 1), "/nix/store"]
 
 
-# The keeper's Python ignores the environment and the working folder (-I), because both belong to the customer. So
-# its command line contains the path of its module.
-KEEPER_MODULE = "workers.sandbox.keeper"
+# The keeper's Python ignores the environment and the working folder (-I), and its command line holds the path of its
+# module.
 _KEEPER = (
-    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); from {KEEPER_MODULE} import main; main()"
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
+    " from workers.sandbox.keeper import main; main()"
 )
+
+
+_UNPACK = Path(unpack.__file__).read_text()
+
+
+def _find_python(*, any_user: bool) -> list[str]:
+    """An interpreter that every user can start, and before it the folder that it needs. Empty if there is none."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for prefix, binary in ((sys.base_prefix, f"{sys.base_prefix}/bin/{name}"), ("/usr", "/usr/bin/python3")):
+        if os.access(binary, os.X_OK) and not (any_user and _closed_folders(Path(prefix).resolve())):
+            return [prefix, binary]
+    return []
 
 
 def _closed_folders(folder: Path) -> list[Path]:
@@ -294,6 +369,14 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[IO[
     return ours.enter_context(open(read, "rb", 0)), theirs.enter_context(open(write, "wb", 0))
 
 
+def read_outcome(report: bytes) -> Outcome:
+    """What a keeper has reported; nothing if it was killed."""
+    outcome = msgspec.json.decode(report, type=Outcome) if report else Outcome(-9, "stopped")
+    if outcome.error:
+        logger.error("sandbox.failed", error=outcome.error)
+    return outcome
+
+
 async def _follow(
     keeper: asyncio.subprocess.Process, output: IO[bytes], report: IO[bytes], on_line: Callable[[str], None]
 ) -> Outcome:
@@ -309,8 +392,7 @@ async def _follow(
         if reading.done():
             reading.result()
         await exited
-        result = report.read(1_024)
-        return msgspec.json.decode(result, type=Outcome) if result else Outcome(-9, "stopped")
+        return read_outcome(report.read(4_096))
     finally:
         transport.close()
         reading.cancel()
@@ -322,8 +404,10 @@ async def _read_lines(reader: asyncio.StreamReader, on_line: Callable[[str], Non
     decoder, rest = codecs.getincrementaldecoder("utf-8")(errors="replace"), ""
     while chunk := await reader.read(CHUNK):
         *lines, rest = (rest + decoder.decode(chunk)).split("\n")
-        for line in lines:
+        for number, line in enumerate(lines):
             _split_line(line.removesuffix("\r"), on_line)
+            if number % LINES == LINES - 1:
+                await asyncio.sleep(PAUSE)
         whole = len(rest) - len(rest) % LINE
         if whole:
             _split_line(rest[:whole], on_line)

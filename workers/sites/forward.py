@@ -3,16 +3,22 @@
 Each request uses a new connection. The app may close a kept connection just when a request is sent over it, and not
 every request can be sent twice. When the app breaks off an answer, so does the forwarder, so that an incomplete answer
 never looks complete.
+
+All apps share a parent domain. An app's cookies reach that app alone: a `Domain` that would send them to the others is
+removed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import aiohttp
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
+
+from workers.sites.limits import SLOW_SECONDS, Patience
 
 TIMEOUTS = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=300)
 MESSAGE_BYTES = 16_777_216  # of one WebSocket message
@@ -34,53 +40,64 @@ Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
 
 
 class Forwarder:
-    """Create it inside a running event loop."""
+    """`apps_domain`: the domain that the apps share."""
 
-    def __init__(self) -> None:
-        self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            timeout=TIMEOUTS,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=ADDED_BY_AIOHTTP,
-        )
+    def __init__(self, apps_domain: str = "") -> None:
+        self._apps_domain = apps_domain
 
-    async def forward(self, request: web.Request, port: int) -> web.StreamResponse:
-        """`port`: where the app listens; 0 while it does not run."""
-        if not port:
+    async def forward(self, request: web.Request, socket: str) -> web.StreamResponse:
+        """`socket`: where the app is reached; empty while it does not run."""
+        if not socket:
             return _unavailable()
-        url = URL(f"http://127.0.0.1:{port}{request.raw_path}", encoded=True)
+        async with _connect_to(socket) as client:
+            return await self._forward(request, client)
+
+    async def _forward(self, request: web.Request, client: aiohttp.ClientSession) -> web.StreamResponse:
+        url = URL(f"http://localhost{request.raw_path}", encoded=True)
         if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._forward_websocket(request, url)
-        body = request.content if request.body_exists else None
+            return await self._forward_websocket(request, client, url)
+        patience = Patience()
+        body = _read_body(request, patience) if request.body_exists else None
         try:
-            answer = await self._client.request(
+            answer = await client.request(
                 request.method, url, headers=_request_headers(request), data=body, allow_redirects=False
             )
         except (aiohttp.ClientError, TimeoutError):
-            return _unavailable()
+            return _too_slow() if patience.exhausted else _unavailable()
         async with answer:
             if answer.status < 200:  # such as a switch to a protocol that was not requested
                 return _unavailable()
             response = web.StreamResponse(
-                status=answer.status, reason=answer.reason, headers=_end_to_end_headers(answer.headers)
+                status=answer.status, reason=answer.reason, headers=self._answer_headers(request, answer)
             )
             try:
                 await response.prepare(request)
                 async for part in answer.content.iter_any():
-                    await response.write(part)
+                    async with patience.waiting():
+                        await response.write(part)
+                    patience.earn(len(part))
             except (aiohttp.ClientError, TimeoutError):
                 if request.transport is not None:
                     request.transport.abort()
             return response
 
-    async def _forward_websocket(self, request: web.Request, url: URL) -> web.StreamResponse:
+    def _answer_headers(self, request: web.Request, answer: aiohttp.ClientResponse) -> CIMultiDict[str]:
+        headers = _end_to_end_headers(answer.headers)
+        if cookies := headers.popall("Set-Cookie", None):
+            host = request.headers["Host"].partition(":")[0].lower().removesuffix(".")
+            for cookie in cookies:
+                headers.add("Set-Cookie", keep_cookie_to_app(cookie, host, self._apps_domain))
+        return headers
+
+    async def _forward_websocket(
+        self, request: web.Request, client: aiohttp.ClientSession, url: URL
+    ) -> web.StreamResponse:
         headers = _request_headers(request)
         protocols = [p.strip() for p in headers.get("Sec-WebSocket-Protocol", "").split(",") if p.strip()]
         for name in [name for name in headers if name.lower().startswith("sec-websocket-")]:
             headers.popall(name, None)
         try:
-            inner = await self._client.ws_connect(
+            inner = await client.ws_connect(
                 url, headers=headers, protocols=protocols, autoping=False, max_msg_size=MESSAGE_BYTES
             )
         except aiohttp.WSServerHandshakeError as refused:
@@ -106,8 +123,47 @@ class Forwarder:
                 await outer.close(code=_close_code(inner))
         return outer
 
-    async def close(self) -> None:
-        await self._client.close()
+
+def _connect_to(socket: str) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.UnixConnector(socket, limit=0, force_close=True),
+        timeout=TIMEOUTS,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=ADDED_BY_AIOHTTP,
+    )
+
+
+def keep_cookie_to_app(cookie: str, host: str, apps_domain: str) -> str:
+    """Removes each `Domain` other than the app's own host that contains the apps' domain, or is inside it."""
+
+    def is_shared(attribute: str) -> bool:
+        name, _, value = attribute.partition("=")
+        domain = value.strip().strip(".").lower()
+        return (
+            name.strip().lower() == "domain"
+            and domain != host
+            and (f".{apps_domain}".endswith(f".{domain}") or domain.endswith(f".{apps_domain}"))
+        )
+
+    first, *attributes = cookie.split(";")
+    return ";".join([first, *(attribute for attribute in attributes if not is_shared(attribute))])
+
+
+async def _read_body(request: web.Request, patience: Patience) -> AsyncIterator[bytes]:
+    while True:
+        async with patience.waiting():
+            part = await request.content.readany()
+        if not part:
+            return
+        patience.earn(len(part))
+        yield part
+
+
+def _too_slow() -> web.Response:
+    response = web.Response(status=408, text="The request's body came too slowly.\n")
+    response.force_close()
+    return response
 
 
 def _unavailable() -> web.Response:
@@ -138,12 +194,13 @@ def _close_code(socket: Socket) -> int:
 
 async def _relay_messages(source: Socket, target: Socket) -> None:
     async for message in source:
-        match message.type:
-            case aiohttp.WSMsgType.TEXT:
-                await target.send_str(message.data)
-            case aiohttp.WSMsgType.BINARY:
-                await target.send_bytes(message.data)
-            case aiohttp.WSMsgType.PING:
-                await target.ping(message.data)
-            case aiohttp.WSMsgType.PONG:
-                await target.pong(message.data)
+        async with asyncio.timeout(SLOW_SECONDS):
+            match message.type:
+                case aiohttp.WSMsgType.TEXT:
+                    await target.send_str(message.data)
+                case aiohttp.WSMsgType.BINARY:
+                    await target.send_bytes(message.data)
+                case aiohttp.WSMsgType.PING:
+                    await target.ping(message.data)
+                case aiohttp.WSMsgType.PONG:
+                    await target.pong(message.data)

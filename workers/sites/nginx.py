@@ -23,6 +23,7 @@ from pathlib import Path
 
 import structlog
 
+from workers.sites.limits import APP_REQUESTS, APP_WAITING, open_files
 from workers.sites.web import TEXT_TYPES, TYPES
 
 logger = structlog.get_logger()
@@ -30,6 +31,8 @@ logger = structlog.get_logger()
 DRAIN = 10.0  # seconds for answers in progress at a stop
 FORMER_DRAIN = 2.0  # the same for a former nginx, while the port is not served
 START_SECONDS = 10.0
+# In progress at one address, slow readers of files included; more get 503. What passes finds room in `web.py`.
+HOST_REQUESTS = APP_REQUESTS + APP_WAITING
 
 CONFIGURATION = """\
 daemon off;
@@ -37,7 +40,8 @@ daemon off;
 worker_processes auto;
 pid "{web}/nginx.pid";
 error_log stderr error;
-events {{ worker_connections 4096; }}
+worker_rlimit_nofile {files};
+events {{ worker_connections {connections}; }}
 http {{
     types_hash_max_size 4096;
     types {{ {types} }}
@@ -52,6 +56,15 @@ http {{
     gzip on;
     gzip_vary on;
     gzip_types text/css text/plain text/javascript application/json application/wasm image/svg+xml;
+    client_header_timeout 15s;
+    client_body_timeout 30s;
+    send_timeout 60s;
+    keepalive_timeout 60s;
+    reset_timedout_connection on;
+    limit_conn_zone $host zone=hosts:16m;
+    limit_conn hosts {host_requests};
+    limit_conn_status 503;
+    limit_conn_log_level info;
     client_body_temp_path "{web}/body";
     proxy_temp_path "{web}/proxy";
     fastcgi_temp_path "{web}/fastcgi";
@@ -66,13 +79,23 @@ http {{
         root "{folder}/addresses/$host/current/files";
         client_max_body_size 0;
         error_page 403 404 405 = @apps;
+        error_page 503 @busy;
+        set $robots '';
+        if (-e "{folder}/addresses/$host/noindex") {{ set $robots noindex; }}
+        if (!-e "{folder}/addresses/$host/current") {{ return 404 "There is no app at this address.\n"; }}
         if ($request !~ "^\\S+ +/") {{ return 400; }}
         location / {{
             add_header Cache-Control no-cache;
             add_header X-Content-Type-Options nosniff;
+            add_header X-Robots-Tag $robots;
             try_files $file @apps;
         }}
         location ~ /\\.(?!well-known/) {{ return 404; }}
+        location @busy {{
+            add_header Retry-After 1 always;
+            default_type text/plain;
+            return 503 "The app has too many requests in progress.\n";
+        }}
         location @apps {{
             charset off;
             proxy_pass http://apps;
@@ -113,7 +136,11 @@ def _find_binary() -> str | None:
 def render_configuration(folder: Path, host: str, port: int) -> str:
     if any(c in str(folder) for c in '"$\\;{}\n'):
         raise ValueError(f"nginx can't use a folder with this name: {folder}")
+    files = open_files(hard=True)
     return CONFIGURATION.format(
+        files=files,
+        connections=files // 2,  # a connection of a visitor may have a file open
+        host_requests=min(HOST_REQUESTS, files // 16),  # each may take a connection to `web.py` too
         user=_user_directive() if os.geteuid() == 0 else "",
         web=folder / "web",
         folder=folder,

@@ -4,6 +4,8 @@
     releases/<app id>/<variant>/current          link to the release that is served
     releases/<app id>/<variant>/previous         link to the release that `current` replaced
     addresses/<host>                             link to releases/<app id>/<variant>
+    releases/<app id>/<variant>/canary           link to the release that is served but has not passed its canary
+    releases/<app id>/<variant>/noindex          in previews; nginx then asks search engines not to list the pages
     running/<deploy id>                          link to a release whose start command the watchdog runs
 
 A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request, so a swap renames
@@ -18,12 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
 import secrets
-import shutil
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Set
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import structlog
@@ -35,6 +37,7 @@ logger = structlog.get_logger()
 KEPT_RELEASES = 5  # per site
 KEPT_PREVIEWS = 20  # sites per app, besides the live one
 KEPT_AFTER_DELETION = 7 * 86_400  # seconds
+PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
 LOCK_INTERVAL = 0.5  # seconds between two attempts
 
 
@@ -44,6 +47,10 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.app_id, self.variant = folder.parent.name, folder.name
+
+    @property
+    def is_preview(self) -> bool:
+        return self.variant != "live"
 
     @property
     def account(self) -> str:
@@ -67,10 +74,28 @@ class Site:
     def current(self) -> str | None:
         return self.read_link("current")
 
-    def swap(self, deploy_id: str) -> None:
+    @property
+    def seconds_since_swap(self) -> float:
+        """Raises OSError when nothing is served."""
+        return time.time() - (self.folder / "current").lstat().st_mtime
+
+    @property
+    def unverified(self) -> str | None:
+        """The id of the deploy that is served but has not passed its canary yet."""
+        in_canary = self.read_link("canary")
+        return in_canary if in_canary == self.current else None
+
+    def confirm(self, deploy_id: str) -> None:
+        """The deploy has passed its canary."""
+        if self.read_link("canary") == deploy_id:
+            (self.folder / "canary").unlink()
+
+    def swap(self, deploy_id: str, *, canary: bool = False) -> None:
         before = self.current
         if before == deploy_id:
             return
+        if canary:
+            replace_link(self.folder / "canary", deploy_id)
         if before is not None:
             replace_link(self.folder / "previous", before)
         replace_link(self.folder / "current", deploy_id)
@@ -79,12 +104,19 @@ class Site:
         """Serves again what this deploy replaced. Returns False when this deploy is not being served."""
         if self.current != deploy_id:
             return False
-        previous = self.read_link("previous")
-        if previous is not None and previous != deploy_id and self.release(previous).is_dir():
-            replace_link(self.folder / "current", previous)
+        if (previous := self.replaced_by(deploy_id)) is not None:
+            replace_link(self.folder / "current", previous.name)
         else:
             (self.folder / "current").unlink()
+        self.confirm(deploy_id)
         return True
+
+    def replaced_by(self, deploy_id: str) -> Path | None:
+        """The release that an undoing of this deploy serves again."""
+        previous = self.read_link("previous")
+        if self.current == deploy_id and previous not in (None, deploy_id) and self.release(previous).is_dir():
+            return self.release(previous)
+        return None
 
     def releases(self) -> list[Path]:
         """Newest first; an id begins with the time."""
@@ -131,6 +163,13 @@ class Releases:
             (folder.parent / "account").write_text(deploy.account)
         return site
 
+    def find_release(self, app_id: str, deploy_id: str) -> Path | None:
+        """A release of the app that is still kept, whichever address it was made for."""
+        for folder in _subfolders(self._sites / app_id):
+            if (release := Site(folder).release(deploy_id)).is_dir():
+                return release
+        return None
+
     def claim_folder(self, deploy: Deploy) -> None:
         """Removes the releases that another account, which had this app before, left behind."""
         folder = self._sites / deploy.appId
@@ -145,6 +184,8 @@ class Releases:
     # -- addresses -------------------------------------------------------------------------------------------
 
     def serve_as(self, host: str, site: Site) -> None:
+        if site.is_preview and not (site.folder / "noindex").exists():
+            (site.folder / "noindex").touch()
         target = os.path.relpath(site.folder, self._addresses)
         if _read_link(self._addresses / host) != target:
             replace_link(self._addresses / host, target)
@@ -177,25 +218,34 @@ class Releases:
         """
         for build in _subfolders(self.builds):
             if build.name not in in_progress:
-                remove_folder(build)
+                with _isolated(build):
+                    remove_folder(build)
         for app in _subfolders(self._sites):
-            gone = app / "gone"
-            if app.name in apps:
-                gone.unlink(missing_ok=True)
-                self._tidy_previews(app)
-            elif not gone.exists():
-                gone.touch()
-            elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION:
-                remove_folder(app)
-        for path in self._links():
-            if path.name in in_progress:
-                continue
-            site = Site(path.resolve().parent)  # this deploy has ended, so it no longer swaps
-            needed = {site.current}
-            if site.current in in_progress:
-                needed.add(site.read_link("previous"))  # served again if the canary fails
-            if site.app_id not in apps or path.name not in needed:
-                self.stop(path.name)
+            with _isolated(app):
+                self._tidy_app(app, exists=app.name in apps)
+        for link in self._links():
+            with _isolated(link):
+                if link.name not in in_progress and not self._is_needed(link, apps, in_progress):
+                    self.stop(link.name)
+
+    def _tidy_app(self, app: Path, *, exists: bool) -> None:
+        gone = app / "gone"
+        if exists:
+            gone.unlink(missing_ok=True)
+            self._tidy_previews(app)
+        elif not gone.exists():
+            gone.touch()
+        elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION:
+            remove_folder(app)
+
+    @staticmethod
+    def _is_needed(link: Path, apps: Collection[str], in_progress: Set[str]) -> bool:
+        """Whether a release that has a start command must keep running. Its deploy has ended and no longer swaps."""
+        site = Site(link.resolve().parent)
+        needed = {site.current}
+        if site.current in in_progress or site.unverified is not None:
+            needed.add(site.read_link("previous"))  # served again if the canary fails, or its builder was killed
+        return site.app_id in apps and link.name in needed
 
     @staticmethod
     def _tidy_previews(app: Path) -> None:
@@ -203,6 +253,15 @@ class Releases:
         previews.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
         for folder in previews[KEPT_PREVIEWS:]:
             remove_folder(folder)
+
+
+@contextmanager
+def _isolated(path: Path) -> Iterator[None]:
+    """Logs a step of tidying that fails, so that what one tenant made does not stop the steps for the others."""
+    try:
+        yield
+    except Exception as error:
+        logger.error("folder.not_tidied", folder=str(path), exc_info=error)
 
 
 @asynccontextmanager
@@ -231,14 +290,81 @@ def replace_link(path: Path, target: str) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    if path.exists():  # the build took away the owner's permissions on some folders
-        os.chmod(path, 0o700)
-        for folder, names, _ in os.walk(path):
-            for name in names:
-                if not os.path.islink(inner := os.path.join(folder, name)):
-                    os.chmod(inner, 0o700)
-        shutil.rmtree(path, ignore_errors=True)
+    """Removes the folder however deep a tenant nested it, whatever its permissions. Logs it if something is left.
+
+    Each folder inside is moved to the top before it is emptied. So neither the depth of calls, nor the number of open
+    files, nor the length of a path grows with the depth of the tree.
+    """
+    try:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        top = _open_folder(path.name, parent)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(path.name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("folder.not_removed", folder=str(path), error=error.strerror)
+    finally:
+        os.close(parent)
+
+
+def _empty(top: int) -> None:
+    unique = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
+    _remove_files(top)
+    pending = _folder_names(top)
+    while pending:
+        name = pending.pop()
+        with suppress(OSError):  # the caller finds what is left
+            folder = _open_folder(name, top)
+            try:
+                _remove_files(folder)
+                for inner in _folder_names(folder):
+                    with suppress(OSError):
+                        pending.append(_move_up(inner, folder, next(unique), top))
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=top)
+
+
+def _open_folder(name: str, parent: int) -> int:
+    """Opens the folder, and gives its owner all permissions first. Follows no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        folder = os.open(name, flags, dir_fd=parent)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=parent)
+        folder = os.open(name, flags, dir_fd=parent)
+    if os.fstat(folder).st_mode & 0o700 != 0o700:
+        os.fchmod(folder, 0o700)
+    return folder
+
+
+def _move_up(name: str, folder: int, unique: str, top: int) -> str:
+    try:
+        os.rename(name, unique, src_dir_fd=folder, dst_dir_fd=top)
+    except PermissionError:  # moving a folder takes permission to write to it
+        os.close(_open_folder(name, folder))
+        os.rename(name, unique, src_dir_fd=folder, dst_dir_fd=top)
+    return unique
+
+
+def _remove_files(folder: int) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    os.unlink(entry.name, dir_fd=folder)
+
+
+def _folder_names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 def _read_link(path: Path) -> str | None:

@@ -27,13 +27,13 @@ from gateway.settings import Settings
 from gateway.store.client import Store
 from workers.sandbox.sandbox import APP_USERS, Sandbox, Unsafe
 from workers.sites import nginx, web
+from workers.sites.limits import open_files
 from workers.sites.releases import Releases, exclusive_lock
 from workers.sites.watchdog import LIMITS, Watchdog
 
 logger = structlog.get_logger()
 
 REPORT_SECONDS = 300.0  # after which a crash that can't be reported is dropped
-OPEN_FILES = 65_536  # a request takes up to three
 RETRY_INTERVAL = 1.0  # seconds
 
 
@@ -53,7 +53,8 @@ async def run(settings: Settings) -> None:
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:
-            watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS)
+            vault = Vault(settings.encryption_key)
+            watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault)
             parts.append(await stack.enter_async_context(_running(watchdog.run())))
         parts.append(await stack.enter_async_context(_serve(settings, folder)))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
@@ -66,13 +67,16 @@ async def _serve(settings: Settings, folder: Path) -> AsyncIterator[asyncio.Task
     """Serves the apps. Yields a task that ends when the web server does."""
     await nginx.stop_former(folder)
     host, port = await _find_port(settings)
+    apps_domain = settings.apps_domain.partition(":")[0]
     async with AsyncExitStack() as stack:
         ended: Coroutine[object, object, object]
         if settings.apps_server == "nginx" or (settings.apps_server == "auto" and nginx.is_usable(folder)):
-            await stack.enter_async_context(web.serve(folder, socket=folder / "web" / "apps.sock"))
+            await stack.enter_async_context(
+                web.serve(folder, apps_domain=apps_domain, socket=folder / "web" / "apps.sock")
+            )
             ended = (await stack.enter_async_context(nginx.serve(folder, host, port))).wait()
         else:
-            await stack.enter_async_context(web.serve(folder, host=host, port=port))
+            await stack.enter_async_context(web.serve(folder, apps_domain=apps_domain, host=host, port=port))
             ended = asyncio.Event().wait()
         (folder / "web" / "address").write_text(f"{_connectable_host(host)}:{port}")
         logger.info("sites.serving", address=f"http://{host}:{port}", domain=settings.apps_domain)
@@ -91,7 +95,8 @@ async def _running(work: Coroutine[object, object, object]) -> AsyncIterator[asy
 
 def _open_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, OPEN_FILES)), hard))
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, open_files(hard=True)), hard))
 
 
 def read_address(folder: Path) -> str:

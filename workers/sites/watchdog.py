@@ -1,17 +1,18 @@
 """Keeps apps with a start command running: exactly those with a link in the folder `running`.
 
 An app that ends is restarted after a growing pause. If it was served live, the watchdog reports a crash. The app gets
-a port, its release to read, and a scratch folder that lasts until it ends. When a watchdog is killed, its apps are
-killed too, and the next watchdog starts them again.
+a port in a network of its own, which a Unix socket leads to, its release to read, and a scratch folder that lasts until
+it ends.
+
+Apps outlive the watchdog. A keeper runs each app until its link is removed, and the file `<deploy id>.state` names the
+keeper. The next watchdog goes on with the keepers that it finds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -19,10 +20,12 @@ from typing import Literal
 import msgspec
 import structlog
 
+from gateway.accounts.vault import Vault
 from gateway.cancellation import finish_despite_cancellation
-from workers.sandbox.sandbox import KEEPER_MODULE, MIB, Command, Limits, Outcome, Sandbox
+from workers.sandbox.sandbox import MIB, Command, Detached, Limits, Outcome, Sandbox, read_outcome
+from workers.sites.environment import read_environment
 from workers.sites.releases import Releases, Site, remove_folder
-from workers.sites.web import AppState, state_path
+from workers.sites.web import AppState, read_state, state_path
 
 logger = structlog.get_logger()
 
@@ -30,23 +33,30 @@ ReportCrash = Callable[[str, Literal["exit", "oom"], int | None], Awaitable[None
 
 CHECK_INTERVAL = 0.2  # seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
-FORMER_CHECKS = 50  # for keepers of a killed watchdog
 STABLE_SECONDS = 60.0  # of running, after which the pause starts small again
-OUTPUT_BYTES = 262_144
-# Apps may connect to https, mail servers and common databases, but not to Redis or port 80.
+# Apps may connect to https, mail servers and common databases at public addresses.
 PORTS = [443, 465, 587, 3306, 5432, 27017]
-LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, processes=512, nice=5, grace=10)
+PORT = 8080  # where an app listens; each has a network of its own
+LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, processes=512, cpus=1, nice=5, grace=10)
 
 
 class Watchdog:
-    def __init__(self, folder: Path, sandbox: Sandbox, report_crash: ReportCrash, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sandbox: Sandbox,
+        report_crash: ReportCrash,
+        limits: Limits = LIMITS,
+        vault: Vault | None = None,  # opens the variables of releases
+    ) -> None:
+        self._vault = vault or Vault("")
         self._folder, self._releases = folder, Releases(folder)
         self._sandbox, self._report, self._limits = sandbox, report_crash, limits
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Runs until it is cancelled, and then stops all apps."""
-        await self._clean_up_former()
+        """Runs until it is cancelled. The apps run on."""
+        await asyncio.to_thread(self._remove_leftovers)
         try:
             while True:
                 wanted = self._releases.releases_to_run()
@@ -64,25 +74,16 @@ class Watchdog:
                 task.cancel()
             await asyncio.gather(*stopping, return_exceptions=True)
 
-    async def _clean_up_former(self) -> None:
-        """Waits for the keepers of a killed watchdog, which end shortly after it and kill their apps."""
-        for _ in range(FORMER_CHECKS):
-            if not _keeper_runs_below(self._releases.running):
-                break
-            await asyncio.sleep(CHECK_INTERVAL)
-        _clear(self._releases.running)
-
     async def _keep_running(self, release: Path) -> None:
-        state, pause = AppState(), FIRST_PAUSE
+        state, pause = read_state(self._folder, release.name), FIRST_PAUSE
         try:
             while True:
                 began = time.monotonic()
-                try:
-                    outcome = await self._run_once(release, state)
-                except Exception as error:  # no user, process or disk space is left
-                    logger.error("app.not_started", deploy=release.name, exc_info=error)
-                    outcome = Outcome(126)
-                state = AppState(0, state.exits + 1, outcome.describe("the start command", self._limits))
+                outcome = await self._run_once(release, state)
+                if outcome is None:  # its link was gone for a moment, as when a release is stopped and served again
+                    state = AppState(exits=state.exits, last=state.last)
+                    continue
+                state = AppState("", state.exits + 1, outcome.describe("the start command", self._limits))
                 with suppress(OSError):
                     self._write_state(release, state)
                 await self._report_crash(release, outcome)
@@ -91,58 +92,85 @@ class Watchdog:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
         finally:
-            state_path(self._folder, release.name).unlink(missing_ok=True)
-            output_path(self._folder, release.name).unlink(missing_ok=True)
+            if not (self._releases.running / release.name).is_symlink():
+                await finish_despite_cancellation(self._clean_up(release))
 
-    async def _run_once(self, release: Path, state: AppState) -> Outcome:
-        scratch = self._folder / "running" / f"{release.name}.scratch"
-        with self._sandbox.reserve_user() as uid:
-            await asyncio.to_thread(remove_folder, scratch)
-            scratch.mkdir(mode=0o700)
-            try:
-                self._sandbox.give_to_user(scratch, uid)
-                if uid is not None:  # users of other apps could guess the path
-                    os.chown(release / "app", os.geteuid(), uid)
-                    (release / "app").chmod(0o750)
-                return await self._run(release, uid, scratch, state)
-            finally:
-                await finish_despite_cancellation(asyncio.to_thread(remove_folder, scratch))
+    async def _run_once(self, release: Path, state: AppState) -> Outcome | None:
+        """Waits for the end of the app, which may run already. Starts it otherwise. None: it was stopped on purpose."""
+        try:
+            if state.keeper == 0:
+                # In a thread, which ends although this is cancelled: a keeper that nobody knows must not be left.
+                state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
+            await _until_ended(state)
+            report = self._path(release, "ended").read_bytes()
+        except Exception as error:  # no user, process or disk space is left
+            logger.error("app.not_started", deploy=release.name, exc_info=error)
+            return Outcome(126)
+        outcome = read_outcome(report)
+        return None if report and outcome.why == "stopped" else outcome
 
-    async def _run(self, release: Path, uid: int | None, scratch: Path, state: AppState) -> Outcome:
-        port = free_port()
-        command = self._command(release, port, scratch)
-        path, left = output_path(self._folder, release.name), OUTPUT_BYTES
-        mode = "ab" if path.exists() and path.stat().st_size < OUTPUT_BYTES else "wb"
-        path.touch(mode=0o600)
-        with path.open(mode) as output:
+    def _start(self, release: Path, state: AppState) -> AppState:
+        scratch, socket = self._path(release, "scratch"), self._path(release, "sock")
+        remove_folder(scratch)
+        scratch.mkdir(mode=0o700)
+        variables = read_environment(release, self._vault)
+        command = self._command(release, scratch, variables)
+        detached = Detached(
+            link=self._releases.running / release.name,
+            socket=socket,
+            port=PORT,
+            output=output_path(self._folder, release.name),
+            secrets=variables,
+            report=self._path(release, "ended"),
+        )
+        with self._sandbox.reserve_user() as uid:  # the keeper keeps the reservation
+            self._sandbox.give_to_user(scratch, uid)
+            (release / "app").chmod(0o755)
+            keeper = self._sandbox.detach(command, uid, detached)
+        began = _start_time(keeper) or 0
+        state = AppState(str(socket), state.exits, state.last, keeper, began)
+        self._write_state(release, state)
+        return state
 
-            def write_line(line: str) -> None:
-                nonlocal left
-                if left > 0:
-                    left -= output.write(line.encode() + b"\n")
-                    output.flush()
+    async def _clean_up(self, release: Path) -> None:
+        """Waits until the keeper, whose link is gone, has stopped the app."""
+        await _until_ended(read_state(self._folder, release.name))
+        await asyncio.to_thread(self._remove_files, release.name)
 
-            async with self._sandbox.start(command, uid, write_line) as ending:
-                self._write_state(release, AppState(port, state.exits, state.last))
-                return await asyncio.shield(ending)
+    def _remove_leftovers(self) -> None:
+        """What belongs to releases that nothing runs any more, and of which the keeper has ended."""
+        wanted = self._releases.releases_to_run()
+        names = {path.name.partition(".")[0] for path in self._releases.running.iterdir()}
+        for name in names - wanted.keys():
+            state = read_state(self._folder, name)
+            if not _is_running(state):
+                self._remove_files(name)
 
-    def _command(self, release: Path, port: int, scratch: Path) -> Command:
+    def _remove_files(self, deploy_id: str) -> None:
+        remove_folder(self._releases.running / f"{deploy_id}.scratch")
+        for path in self._releases.running.glob(f"{deploy_id}.*"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, release: Path, kind: str) -> Path:
+        return self._releases.running / f"{release.name}.{kind}"
+
+    def _command(self, release: Path, scratch: Path, variables: Mapping[str, str]) -> Command:
         return Command(
             # The shell survives SIGTERM and its children don't. If the shell ended first, they would be killed at once.
             arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
             folder=release / "app",
             environment={
                 **self._sandbox.environment,
-                "PORT": str(port),
-                "HOST": "127.0.0.1",
                 "NODE_ENV": "production",
+                **variables,
+                "PORT": str(PORT),
+                "HOST": "127.0.0.1",
                 "HOME": str(scratch),
                 "TMPDIR": str(scratch),
             },
             read=[release / "app"],
             write=[scratch],
-            bind=[port],
-            connect=[port, *PORTS],
+            connect=PORTS,
             limits=self._limits,
         )
 
@@ -169,27 +197,19 @@ def output_path(folder: Path, deploy_id: str) -> Path:
     return folder / "running" / f"{deploy_id}.output"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _start_time(pid: int) -> int | None:
+    """In ticks since boot; with it, a process is told from a later one with the same id. None: it has ended."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] == b"Z" else int(fields[19])
+    return None
 
 
-def _keeper_runs_below(folder: Path) -> bool:
-    """True while any keeper runs a command in the folder."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            command = Path(f"/proc/{name}/cmdline").read_bytes()
-            if KEEPER_MODULE.encode() in command and os.fsencode(folder) in command:
-                return True
-    return False
+def _is_running(state: AppState) -> bool:
+    return state.keeper != 0 and _start_time(state.keeper) == state.began
 
 
-def _clear(folder: Path) -> None:
-    """Removes everything but the links, which say what to run."""
-    for left in folder.iterdir():
-        if left.is_dir() and not left.is_symlink():
-            remove_folder(left)
-        elif not left.is_symlink() or left.name.startswith("."):
-            left.unlink()
+async def _until_ended(state: AppState) -> None:
+    """Asks the kernel, because a former watchdog may have started the keeper."""
+    while _is_running(state):  # noqa: ASYNC110
+        await asyncio.sleep(CHECK_INTERVAL)

@@ -8,25 +8,28 @@ get its index.html, unless they look like a file.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import mimetypes
 import os
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote
 
 import msgspec
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpProcessingError
 
 from workers.sites.forward import Forwarder
-from workers.sites.releases import Site
+from workers.sites.limits import SLOW_BYTES, SLOW_SECONDS, Busy, RequestLimits, open_files
+from workers.sites.releases import PREVIOUS_SECONDS, Site
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
-PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
+ROOM_INTERVAL = 0.25  # seconds between two checks of the number of connections
 BACKLOG = 4_096  # connections that wait to be accepted
 KEEP_ALIVE = 75.0  # seconds; longer than nginx keeps connections, because nginx must be the one to close them
 # By file extension. Python's table rather than the machine's, so that every machine and server answers the same.
@@ -49,15 +52,19 @@ TYPES = {
 DEFAULT_TYPE = "application/octet-stream"
 TEXT_TYPES = {kind for kind in TYPES.values() if kind.startswith("text/")} | {"application/json", "image/svg+xml"}
 
+IS_PREVIEW = web.RequestKey("is_preview", bool)
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class AppState(msgspec.Struct, frozen=True):
     """The state of a start command. The watchdog writes it beside the link in `running`."""
 
-    port: int = 0  # 0 while it does not run
+    socket: str = ""  # of Unix, where the app is reached; empty while it does not run
     exits: int = 0
     last: str = ""  # how it ended last
+    keeper: int = 0  # the process id of its keeper, and when that started
+    began: int = 0
 
 
 def state_path(folder: Path, deploy_id: str) -> Path:
@@ -76,18 +83,47 @@ class AppServer:
 
     def __init__(self, folder: Path, forwarder: Forwarder) -> None:
         self._folder, self._forwarder = folder, forwarder
+        self._limits = RequestLimits()
+        self._in_use: set[object] = set()  # connections with a request in progress
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        self._in_use.add(request.protocol)
+        try:
+            return await self._handle(request)
+        finally:
+            self._in_use.discard(request.protocol)
+
+    async def make_room(self, server: web.Server, limit: int) -> None:
+        """Closes the oldest connections without a request while there are too many. Runs until it is cancelled."""
+        while True:
+            surplus = len(server.connections) - limit
+            idle = (connection for connection in server.connections if connection not in self._in_use)
+            for connection in islice(idle, max(surplus, 0)):
+                connection.force_close()
+            await asyncio.sleep(ROOM_INTERVAL)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         if not request.raw_path.startswith("/"):
             # A full URL, as sent to proxies, may name another host than the Host header.
             return web.Response(status=400, text="The request target must be a path.\n")
         site = self._find_site(request.headers.get("Host", ""))
         if site is None or (current := site.current) is None:
             return web.Response(status=404, text="There is no app at this address.\n")
-        release = site.release(current)
+        request[IS_PREVIEW] = site.is_preview
+        try:
+            async with self._limits.take(site.app_id):
+                return await self._answer(request, site, site.release(current))
+        except Busy:
+            headers = {"Retry-After": "1"}
+            return web.Response(status=503, text="The app has too many requests in progress.\n", headers=headers)
+
+    async def _answer(self, request: web.Request, site: Site, release: Path) -> web.StreamResponse:
         if (release / "app").is_dir():
-            return await self._forwarder.forward(request, read_state(self._folder, current).port)
-        return serve_file(request, release / "files", self._previous_files(site))
+            return await self._forwarder.forward(request, read_state(self._folder, release.name).socket)
+        response = serve_file(request, release / "files", self._previous_files(site))
+        with suppress(ConnectionError):  # the visitor has left
+            await response.prepare(request)  # here, because sending belongs to the request in progress
+        return response
 
     def _find_site(self, host: str) -> Site | None:
         name = host.partition(":")[0].lower().removesuffix(".")
@@ -104,7 +140,7 @@ class AppServer:
         """The files of the release that the current one replaced, for a limited time after the swap."""
         previous = site.read_link("previous")
         with suppress(OSError):
-            if previous is not None and time.time() - (site.folder / "current").lstat().st_mtime < PREVIOUS_SECONDS:
+            if previous is not None and site.seconds_since_swap < PREVIOUS_SECONDS:
                 return site.release(previous) / "files"
         return None
 
@@ -151,37 +187,67 @@ def _find_file(folder: Path, parts: list[str], path: str, query: str) -> web.Str
     return None
 
 
+class _File(web.FileResponse):
+    """A file that is sent once, and only as long as the visitor reads it fast enough."""
+
+    def __init__(self, path: Path, headers: dict[str, str]) -> None:
+        super().__init__(path, headers=headers)
+        self._seconds = SLOW_SECONDS + path.stat().st_size / SLOW_BYTES
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        if self.prepared:
+            return None
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await super().prepare(request)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return None
+
+
 def _not_found() -> web.Response:
     return web.Response(status=404, text="Not Found\n")
 
 
-def _file_response(path: Path) -> web.FileResponse:
+def _file_response(path: Path) -> _File:
     kind = TYPES.get(path.suffix.lower(), DEFAULT_TYPE)
     charset = "; charset=utf-8" if kind in TEXT_TYPES else ""
     # Browsers may store files, but revalidate them on each use, because the next deploy may change them.
     headers = {"Content-Type": kind + charset, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-    return web.FileResponse(path, headers=headers)
+    return _File(path, headers)
 
 
 # -- servers -------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def serve(folder: Path, *, host: str = "", port: int = 0, socket: Path | None = None) -> AsyncIterator[None]:
+async def serve(
+    folder: Path, *, apps_domain: str = "", host: str = "", port: int = 0, socket: Path | None = None
+) -> AsyncIterator[None]:
     """Serves the apps on a port, or on a Unix socket."""
     if socket is not None:
         _remove_stale(socket)
-    forwarder = Forwarder()
+    apps = AppServer(folder, Forwarder(apps_domain))
+    async with _runner(apps.handle) as runner, _making_room(apps, runner):
+        if socket is not None:
+            await web.UnixSite(runner, socket, backlog=BACKLOG).start()
+            os.chmod(socket, 0o666)  # noqa: S103 - nginx runs as another user
+        else:
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        yield
+
+
+@asynccontextmanager
+async def _making_room(apps: AppServer, runner: web.AppRunner) -> AsyncIterator[None]:
+    """Leaves half of the descriptors to what requests open."""
+    assert runner.server is not None
+    task = asyncio.create_task(apps.make_room(runner.server, open_files() // 2))
     try:
-        async with _runner(AppServer(folder, forwarder).handle) as runner:
-            if socket is not None:
-                await web.UnixSite(runner, socket, backlog=BACKLOG).start()
-                os.chmod(socket, 0o666)  # noqa: S103 - nginx runs as another user
-            else:
-                await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
-            yield
+        yield
     finally:
-        await forwarder.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def _remove_stale(socket: Path) -> None:
@@ -205,7 +271,7 @@ async def serve_release(release: Path) -> AsyncIterator[int]:
 async def _runner(handle: Handler) -> AsyncIterator[web.AppRunner]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
-    app.on_response_prepare.append(_drop_server_header)
+    app.on_response_prepare.append(_set_headers)
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -234,5 +300,7 @@ _logger = logging.getLogger(__name__)
 _logger.addFilter(_DropMalformedRequests())
 
 
-async def _drop_server_header(_: web.Request, response: web.StreamResponse) -> None:
+async def _set_headers(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.pop("Server", None)
+    if request.get(IS_PREVIEW):
+        response.headers["X-Robots-Tag"] = "noindex"

@@ -7,7 +7,7 @@ that is given up is logged as dropped, never lost silently.
 One delivery, from top to bottom: confirm ownership, read the receiver, drop what is too old, sign, POST within 5 s,
 then log and acknowledge in one step. A delivery that was answered is never repeated: its outcome is kept until Redis
 has accepted it. Only a worker that dies between the POST and the log causes a second attempt, with the same event id,
-so that receivers can recognise it.
+so that receivers can recognise it. A delivery that fails by a fault of ours is repeated twice, then logged as failed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import structlog
 
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable
+from gateway.events.deliveries import READ_BODY, describe_answer
 from gateway.events.receivers import GROUP, STREAM, Receiver, sign_event
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
-from gateway.store import scripts
+from gateway.store import keys, scripts
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from gateway.store.scripts import Delivery, Ownership, QueuedEvent
 from workers.stream import Consumer, Entry
@@ -50,6 +51,19 @@ class Result(NamedTuple):
     outcome: Outcome
     status: int | None = None
     reason: str = ""
+    url: str = ""  # where it was sent to
+    headers: str = ""  # of the answer
+    body: str = ""  # its beginning
+
+
+def _read_event(entry: Entry) -> QueuedEvent:
+    """The event of an entry, without its data. Raises KeyError or ValueError."""
+    fields = entry.fields
+    event = QueuedEvent(fields["id"], fields["account"], fields["app"], fields["type"], "")
+    int(fields["at"])
+    if keys.tag(event.account) != entry.tag:
+        raise ValueError("the account belongs to another partition")
+    return event
 
 
 class Sender:
@@ -110,6 +124,8 @@ class Sender:
                     await self._space_freed.wait()
 
     def _accept(self, entry: Entry) -> None:
+        """Raises KeyError or ValueError for an entry that no event has."""
+        _read_event(entry)
         if self._lanes.add(entry):
             self._start_deliveries()
         else:
@@ -137,8 +153,10 @@ class Sender:
         try:
             await self._deliver(entry, lane)
         except Exception as error:
-            # An error of ours: the event stays pending, is claimed again after the idle time, and expires in the end.
+            # A fault of ours: the event stays pending, and is claimed again after the idle time.
             logger.error("delivery.postponed", delivery=entry.fields["id"], exc_info=error)
+            with contextlib.suppress(BackboneUnavailable):
+                await self._consumer.fail(entry, error, _read_event(entry))
         finally:
             self._forget(entry)
             self._lanes.finish(lane)
@@ -148,13 +166,15 @@ class Sender:
         ownership = await self._confirm_ownership(entry)
         if not ownership.owned:
             return
+        data = ownership.data or entry.fields.get("data")  # an event that an earlier version queued has its data itself
         began = time.time()
-        if began - int(entry.fields["at"]) / 1000 > TOO_OLD:
+        if not data or began - int(entry.fields["at"]) / 1000 > TOO_OLD:
             result = Result("dropped", reason="expired")
         elif not ownership.receiver:
             result = Result("dropped", reason="no-receiver")
         else:
-            result = await self._send(entry, msgspec.json.decode(ownership.receiver, type=Receiver), began)
+            receiver = msgspec.json.decode(ownership.receiver, type=Receiver)
+            result = await self._send(entry, data, receiver, began)
             self._lanes.learn(lane, timed_out=result.reason == "timeout")
         await self._log(entry, result, began)
 
@@ -168,35 +188,40 @@ class Sender:
 
     async def _begin(self, entry: Entry) -> Ownership:
         await self._consumer.confirm_name()
-        account, consumer = entry.fields["account"], self._consumer.name
-        return await scripts.begin(self._store, entry.tag, account, group=GROUP, consumer=consumer, entry=entry.id)
+        account, event, consumer = entry.fields["account"], entry.fields["id"], self._consumer.name
+        return await scripts.begin(
+            self._store, entry.tag, account, event, group=GROUP, consumer=consumer, entry=entry.id
+        )
 
-    async def _send(self, entry: Entry, receiver: Receiver, now: float) -> Result:
-        fields = entry.fields
+    async def _send(self, entry: Entry, data: str, receiver: Receiver, now: float) -> Result:
+        fields, url = entry.fields, receiver.url
         try:
             secret = self._vault.open(receiver.secret)
         except NoEncryptionKey as error:
             logger.error("delivery.sealed", account=fields["account"], error=str(error))
-            return Result("failed", reason="secret")
-        body, headers = sign_event(secret, fields["id"], fields["type"], fields["data"], now)
+            return Result("failed", reason="secret", url=url)
+        body, headers = sign_event(secret, fields["id"], fields["type"], data, now)
         try:
-            status = await self._http.send(
+            answer = await self._http.send(
                 "POST",
-                receiver.url,
+                url,
                 tenant=fields["account"],
                 headers=headers,
                 content=body,
                 budget=BUDGET,
                 drain=ANSWER_BYTES,
+                keep=READ_BODY,
             )
         except CallFailed as error:
-            return Result("failed", reason=error.reason)
+            return Result("failed", reason=error.reason, url=url)
         except Exception as error:  # must become an outcome: without one the event would be sent again
             logger.error("delivery.crashed", delivery=fields["id"], exc_info=error)
-            return Result("failed", reason="internal")
-        if 200 <= status < 300:
-            return Result("delivered", status)
-        return Result("failed", status, "status")
+            return Result("failed", reason="internal", url=url)
+        hidden = (secret, headers["X-Service-Signature"][7:], headers["webhook-signature"][3:])
+        kept = describe_answer(answer.headers.items(), answer.body, hidden)
+        if 200 <= answer.status < 300:
+            return Result("delivered", answer.status, "", url, *kept)
+        return Result("failed", answer.status, "status", url, *kept)
 
     async def _log_dropped(self, entry: Entry) -> None:
         try:
@@ -206,9 +231,18 @@ class Sender:
 
     async def _log(self, entry: Entry, result: Result, began: float) -> None:
         fields, tag = entry.fields, entry.tag
-        event = QueuedEvent(fields["id"], fields["account"], fields["app"], fields["type"], fields["data"])
+        event = _read_event(entry)
         duration = int((time.time() - began) * 1000)
-        delivery = Delivery(result.outcome, int(began * 1000), duration, result.status, result.reason)
+        delivery = Delivery(
+            outcome=result.outcome,
+            at=int(began * 1000),
+            duration=duration,
+            status=result.status,
+            reason=result.reason,
+            url=result.url,
+            headers=result.headers,
+            body=result.body,
+        )
         if await until_redis_answers(
             lambda: scripts.finish(self._store, tag, event, delivery, group=GROUP, entry=entry.id),
             waiting="delivery.waiting",

@@ -8,7 +8,11 @@ export class Refused extends Error {
 }
 
 // Resolves with the answer's JSON, or null if it is empty. Rejects with Refused, whose status is 0 if nobody answered.
-export async function call(method, path, { body, signal } = {}) {
+export async function call(method, path, options) {
+  return parsed(await send(method, path, options));
+}
+
+async function send(method, path, { body, signal } = {}) {
   const json = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   const headers = json === body ? {} : { "Content-Type": "application/json" };
   let response, text;
@@ -18,9 +22,8 @@ export async function call(method, path, { body, signal } = {}) {
   } catch (error) {
     throw error.name === "AbortError" ? error : new Refused(0);
   }
-  const answer = parsed(text);
-  if (response.ok) return answer;
-  throw new Refused(response.status, answer?.error, Number(response.headers.get("Retry-After")) || null);
+  if (response.ok) return text;
+  throw new Refused(response.status, parsed(text)?.error, Number(response.headers.get("Retry-After")) || null);
 }
 
 function parsed(text) {
@@ -32,6 +35,8 @@ function parsed(text) {
 }
 
 export const get = (path, signal) => call("GET", path, { signal });
+
+export const getText = (path, signal) => send("GET", path, { signal });
 
 // Resolves with null for a 404.
 export const getIfThere = (path, signal) =>

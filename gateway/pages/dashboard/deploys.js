@@ -7,7 +7,7 @@ import { badge, card, choice, empty, field, follow, form, heading, redraw, table
 
 export const title = "Deploys";
 
-const TONES = { live: "good", failed: "bad", building: "busy", checking: "busy", canary: "busy" };
+const TONES = { live: "good", failed: "bad", canceled: "", building: "busy", checking: "busy", canary: "busy" };
 
 export const stateOf = ({ state }) => badge(capital(state), TONES[state]);
 

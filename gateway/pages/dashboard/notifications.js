@@ -32,18 +32,24 @@ const EVENTS = [
   "domain.expiring",
   "security.finding",
 ];
+const OUTCOMES = ["delivered", "failed", "dropped"];
 const TONES = { delivered: "good", failed: "bad" };
+const PAGE = 50;
 
 export async function draw(signal) {
-  const [receiver, log] = [h("div", { class: "view" }), h("div", { class: "below" })];
-  const refresh = async () => redraw(log, await get("/account/deliveries?limit=50", signal), deliveries);
-  const [webhook] = await Promise.all([getIfThere("/account/webhook", signal), refresh()]);
+  const receiver = h("div", { class: "view" });
+  const log = new Log(signal);
+  const [webhook, apps] = await Promise.all([
+    getIfThere("/account/webhook", signal),
+    get("/account/apps", signal),
+    log.refresh(),
+  ]);
   show(receiver, webhook);
-  follow(1500, signal, refresh);
+  follow(1500, signal, () => log.refresh());
   return [
     heading("Notifications", "Your apps’ events reach one URL of yours, as signed JSON."),
     receiver,
-    card("Deliveries", tester(), log),
+    card("Deliveries", tester(), log.filters(apps), log.panel),
   ];
 }
 
@@ -132,9 +138,68 @@ function tester() {
   return form("with-button snug", field("Test event", type), h("button", {}, "Send"), send);
 }
 
-function deliveries(rows) {
+// The newest deliveries, refreshed, and as many older pages as were asked for.
+class Log {
+  constructor(signal) {
+    this.signal = signal;
+    this.panel = h("div", { class: "below" });
+    this.chosen = {};
+    this.rows = new Map(); // by attempt; a row never changes
+    this.more = false;
+  }
+
+  filters(apps) {
+    const select = (name, all, values) => {
+      const change = ({ target }) => {
+        this.chosen[name] = target.value;
+        this.rows.clear();
+        this.more = false;
+        // The next refresh, seconds away, reports a failure.
+        this.refresh().catch(() => {});
+      };
+      const options = values.map((value) => h("option", { value }, name === "outcome" ? capital(value) : value));
+      return h("select", { "aria-label": all, onchange: change }, h("option", { value: "" }, all), options);
+    };
+    return h(
+      "div",
+      { class: "row" },
+      select("type", "All events", EVENTS),
+      apps.length > 1 && select("app", "All apps", apps.map(({ name }) => name)),
+      select("outcome", "All outcomes", OUTCOMES),
+    );
+  }
+
+  async load(before) {
+    const chosen = { ...this.chosen };
+    const query = new URLSearchParams({ limit: PAGE });
+    for (const [name, value] of Object.entries({ ...chosen, before })) if (value) query.set(name, value);
+    const page = await get(`/account/deliveries?${query}`, this.signal);
+    if (JSON.stringify(chosen) !== JSON.stringify(this.chosen)) return; // another filter was chosen meanwhile
+    if (before || !this.rows.size) this.more = page.length === PAGE;
+    for (const row of page) this.rows.set(row.attempt, row);
+    const rows = [...this.rows.values()].sort((a, b) => compare(b.attempt, a.attempt));
+    redraw(this.panel, { rows, more: this.more, chosen }, (data) => this.draw(data));
+  }
+
+  refresh = () => this.load();
+
+  draw({ rows, more, chosen }) {
+    const line = refusal();
+    const older = () => this.load(rows.at(-1).attempt);
+    const button = more && action("Older", { "data-focus": "older" }, line, older);
+    return [deliveries(rows, Object.values(chosen).some(Boolean), line), button, line];
+  }
+}
+
+// Attempts are `<milliseconds>-<number>`.
+function compare(a, b) {
+  const [[x, m], [y, n]] = [a.split("-").map(Number), b.split("-").map(Number)];
+  return x - y || m - n;
+}
+
+function deliveries(rows, filtered, line) {
+  if (!rows.length && filtered) return empty("No such deliveries", "Choose other events, apps or outcomes.");
   if (!rows.length) return empty("Nothing was sent yet", "Every event appears here with its outcome, for 30 days.");
-  const line = refusal();
   const again = ({ id, type, at }) => {
     const named = { class: "plain", "data-focus": `${id} ${at}`, "aria-label": `Redeliver ${type} ${id}` };
     return action("Redeliver", named, line, async () => {
@@ -142,16 +207,23 @@ function deliveries(rows) {
       announce(`${type} is on its way again.`);
     });
   };
+  const named = ({ attempt, type }) => ({
+    href: `#/notifications/${attempt}`,
+    "data-focus": attempt,
+    "aria-label": `${type}, delivery ${attempt}`,
+  });
   const columns = {
-    Event: ({ type }) => h("code", {}, type),
+    Event: (row) => h("a", named(row), h("code", {}, row.type)),
     App: ({ app }) => app,
-    Outcome: ({ outcome, status, error }) => [badge(capital(outcome), TONES[outcome]), reason(status, error)],
+    Outcome: outcomeOf,
     Sent: ({ at }) => moment(at),
     Took: ({ durationMs }) => duration(durationMs),
     "": again,
   };
-  return [table("Deliveries", columns, rows), line];
+  return table("Deliveries", columns, rows);
 }
+
+export const outcomeOf = ({ outcome, status, error }) => [badge(capital(outcome), TONES[outcome]), reason(status, error)];
 
 // The error "status" adds nothing to the status itself.
 function reason(status, error) {

@@ -53,12 +53,15 @@ function spend({ spend: { day, settled, reserved, cap } }) {
   );
 }
 
-function limits({ limits, deploysToday }, { managedInferenceStatus }) {
+const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MB`;
+
+function limits({ limits, deploysToday, storage }, { managedInferenceStatus }) {
   const entries = facts({
     "Managed inference": badge(...(STATUS[managedInferenceStatus] ?? [capital(managedInferenceStatus)])),
     "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
     "An app’s requests": `${count(limits.requestsPerMinutePerApp)} a minute`,
     "A user’s requests": `${count(limits.requestsPerMinutePerUser)} a minute`,
+    "Deliveries stored": `${megabytes(storage.bytes)} of ${megabytes(storage.limit)}`,
     "Each request": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
     "Each answer": `up to ${count(limits.maxOutputTokens)} tokens`,
   });
@@ -93,7 +96,7 @@ function appRow(app) {
   return h(
     "li",
     {},
-    h("h3", {}, app.name),
+    h("h3", {}, h("a", { href: `#/apps/${app.name}` }, app.name)),
     h("p", { class: "end" }, condition(app)),
     h("p", { class: "small" }, dotted(addresses.map((address) => link(address, address.replace("https://", ""))))),
     h("p", { class: "small quiet row remarks" }, remarks),

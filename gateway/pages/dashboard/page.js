@@ -3,6 +3,8 @@
 import { keepCurrent } from "/pages/format.js";
 import { h } from "/pages/dom.js";
 import { call, get } from "./api.js";
+import * as app from "./app.js";
+import * as delivery from "./delivery.js";
 import * as deploy from "./deploy.js";
 import * as deploys from "./deploys.js";
 import * as hooks from "./hooks.js";
@@ -17,9 +19,11 @@ const bar = document.querySelector(".top");
 const ROUTES = [
   [/^\/?$/, overview],
   [/^\/notifications$/, notifications],
+  [/^\/notifications\/([\w-]+)$/, delivery],
   [/^\/hooks$/, hooks],
   [/^\/deploys$/, deploys],
   [/^\/deploys\/([\w-]+)$/, deploy],
+  [/^\/apps\/([\w-]+)$/, app],
 ];
 
 let leaving = new AbortController();

@@ -238,3 +238,13 @@ export async function follow(milliseconds, signal, work) {
     late.remove();
   }
 }
+
+// Appends only the new text, which keeps a selection. A log that is scrolled to its end stays there.
+export function extend(log, text) {
+  const before = log.textContent;
+  if (text === before) return;
+  const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
+  if (before && text.startsWith(before)) log.append(text.slice(before.length));
+  else log.textContent = text;
+  if (atEnd) log.scrollTop = log.scrollHeight;
+}

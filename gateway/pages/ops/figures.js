@@ -27,6 +27,8 @@ export function draw(snapshot) {
   spend(snapshot.spend);
   queue("webhooks", snapshot.webhooks, "event", outcomes(snapshot.outcomes));
   queue("deploys", snapshot.deploys, "deploy");
+  deadLetters(snapshot.deadLetters);
+  storage(snapshot.storage);
   workers(snapshot);
   gateways(snapshot.gateways);
 }
@@ -175,6 +177,40 @@ function outcomes(counts) {
     ]),
     reasons.length > 0 && h("p", { class: "small quiet" }, reasons.map(([name, often]) => `${name.split(":")[1]} ${roughly(often)}`).join(" · ")),
   ];
+}
+
+function deadLetters({ count: all, newest }) {
+  document.getElementById("dead-letters-card").hidden = !all;
+  put(
+    "dead-letters",
+    h("p", { class: "small quiet" }, `${plural(all, "entry", "entries")} that no worker could process, of the last 30 days. The worker’s log has more.`),
+    table(
+      ["Taken out", "Stream", "Reason", "Fields"],
+      newest.map(({ stream, entry, at, reason, fields }) => [
+        at.slice(0, 19).replace("T", " "),
+        [stream, h("span", { class: "small quiet cut" }, entry)],
+        reason,
+        h("code", { class: "small" }, Object.entries(fields).map(([name, value]) => `${name}=${value}`).join(" ")),
+      ]),
+    ),
+  );
+}
+
+function storage({ limit, top }) {
+  put(
+    "storage",
+    h("p", { class: "small quiet" }, `Delivery logs and the data of events, at most ${bytes(limit)} per account`),
+    top.length
+      ? table(
+          ["Account", "Stored"],
+          top.map(({ account, name, bytes: used }) => [
+            [name, h("span", { class: "small quiet cut" }, account)],
+            [share(limit, { memory: used }, `${bytes(used)} of ${bytes(limit)}`), h("span", { class: "small quiet" }, bytes(used))],
+          ]),
+          "storage",
+        )
+      : h("p", { class: "empty" }, "No account has any yet."),
+  );
 }
 
 function workers({ workers }) {

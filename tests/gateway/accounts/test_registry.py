@@ -13,11 +13,11 @@ from gateway.accounts import registry as registry_module
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.errors import BackboneUnavailable, NotFound
+from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
 from gateway.store import client as store_module
 from gateway.store import scripts
 from gateway.store.client import Store
-from gateway.store.keys import account_key, app_key
+from gateway.store.keys import account_key, app_key, domain_key
 from tests.gateway.accounts.conftest import KEY, process
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -321,3 +321,54 @@ async def test_every_account_has_a_key_of_its_own(here: Registry) -> None:
 async def test_the_plan_of_nobody(here: Registry) -> None:
     with pytest.raises(NotFound):
         await here.change_plan("acc_none", "max")
+
+
+# -- custom domains ----------------------------------------------------------------------------------------------
+
+
+def with_domain(name: str, domain: str = "www.example.com", *, verified: bool = True) -> App:
+    return an_app(name, customDomain=domain, customDomainVerified=verified)
+
+
+async def test_a_verified_domain_belongs_to_one_app(here: Registry) -> None:
+    first, second = with_domain("first"), with_domain("second")
+    await here.put_app(first, None)
+    await here.put_app(first, first)
+    await here.put_app(replace(second, customDomainVerified=False), None)
+    with pytest.raises(RequestMalformed, match="another app has this domain"):
+        await here.put_app(second, replace(second, customDomainVerified=False))
+    assert {app.name for app in await here.apps_of("acc_one")} == {"first", "second"}, "it stays as it was"
+    assert (await here.claim_domain(first), await here.claim_domain(second)) == (True, False)
+
+    renamed = replace(first, name="renamed")
+    await here.put_app(renamed, first)
+    with pytest.raises(RequestMalformed, match="another app has this domain"):
+        await here.put_app(second, None)
+    await here.put_app(replace(renamed, customDomain="other.example.com"), renamed)
+    await here.put_app(second, None)
+    await here.delete_app(second)
+    await here.put_app(with_domain("third"), None)
+
+
+async def test_of_many_apps_that_want_a_domain_at_once_one_gets_it(redis_url: str) -> None:
+    async with process(redis_url) as one, process(redis_url) as other:
+        puts = [(one, other)[number % 2].put_app(with_domain(f"app-{number}"), None) for number in range(8)]
+        outcomes = await asyncio.gather(*puts, return_exceptions=True)
+        assert sorted(type(outcome).__name__ for outcome in outcomes) == ["NoneType"] + ["RequestMalformed"] * 7
+
+
+async def test_a_claim_without_its_record_lapses(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process died between the two, or the put failed because the name was taken."""
+    await scripts.change(here.store, domain_key("www.example.com"), f"dead {time.time():.0f}")
+    with pytest.raises(RequestMalformed):
+        await here.put_app(with_domain("shop"), None)
+    monkeypatch.setattr(registry_module, "CLAIM_SECONDS", -1.0)
+    await here.put_app(with_domain("shop"), None)
+    with pytest.raises(RequestMalformed, match="name"):
+        await here.put_app(replace(with_domain("shop", "new.example.com"), id="other"), None)
+    assert await here.store.get(domain_key("new.example.com")) is None
+
+
+async def test_records_from_before_claim_their_domain_when_they_are_served(here: Registry) -> None:
+    first, second = with_domain("first"), with_domain("second")
+    assert [await here.claim_domain(app) for app in (second, first, second, an_app())] == [True, False, True, False]

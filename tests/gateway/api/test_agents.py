@@ -119,8 +119,8 @@ async def test_refusals_over_stdio(app: App) -> None:
 
 async def test_what_an_agent_reads(connect: Connect, app: App) -> None:
     async with connect(app.gateway.address, app.account.key) as client:
-        (tool,) = (await client.list_tools()).tools
-    assert tool.name == "service_hook"
+        tool, other = (await client.list_tools()).tools
+    assert (tool.name, other.name) == ("service_hook", "service_deploy")
     assert tool.input_schema["required"] == ["action"]
     properties = tool.input_schema["properties"]
     assert properties["action"]["enum"] == ["create", "list", "revoke"]

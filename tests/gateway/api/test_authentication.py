@@ -52,6 +52,7 @@ async def test_the_whole_api_is_covered() -> None:
         ("POST", "/account/webhook/test"),
         ("POST", "/account/apps/x/hooks"),
         ("PUT", "/account/apps/x/source"),
+        ("GET", "/account/deliveries/x"),
         ("POST", "/account/deliveries/x/redeliver"),
         ("POST", "/platform/apps/x/findings"),
         ("PUT", "/platform/inference"),

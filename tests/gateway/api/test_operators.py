@@ -66,6 +66,7 @@ async def test_an_account(gw: Gateway) -> None:
         },
         "spend": {"settled": 0, "reserved": 0, "cap": EURO // 2},
         "deploysToday": 0,
+        "storage": {"bytes": 0, "limit": 8_388_608},
     }
     response = await gw.platform("PATCH", f"accounts/{created['id']}", {"plan": "maker"})
     assert response.status_code == 200

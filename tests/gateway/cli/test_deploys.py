@@ -61,7 +61,7 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
         assert tar.getnames() == ["index.html"]
 
     headings, row = (await capsule("deploys", "list")).rows
-    assert [cell.strip() for cell in headings] == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED"]
+    assert [cell.strip() for cell in headings] == ["ID", "APP", "STATE", "KIND", "BY", "QUEUED", "RESULT"]
     assert [cell.strip() for cell in row if cell.strip()][:5] == [published[1], hosted.name, "queued", "live", "upload"]
     assert (await capsule("deploys", "list", "--app", "another")).line.startswith("No deploys yet.")
     shown = (await capsule("deploys", "show", published[1])).out

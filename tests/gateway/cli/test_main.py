@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests.fakes.receiver import FakeReceiver, verified
+from tests.fakes.server import answer
 from tests.support.accounts import App
 from tests.support.command_line import Tool, run_in_terminal, run_process
 from tests.support.gateway_process import OPERATOR, Gateway
@@ -113,19 +114,40 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
             await wait_until(lambda: receiver.got(), 10)
             assert verified(receiver.got()[0], secret)["data"]["sample"] is True
 
-            async def listed() -> list[dict[str, str]]:
-                return (await capsule("deliveries", "list", "--json")).json
+            async def in_json(*command: str) -> list[dict[str, str]]:
+                return (await capsule(*command, "--json")).json
 
-            assert (await wait_until(listed, 10))[0]["id"] == first[0]
+            assert (await wait_until(lambda: in_json("deliveries", "list"), 10))[0]["id"] == first[0]
             headings, row = (await capsule("deliveries", "list")).rows
             assert [cell.strip() for cell in headings] == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME"]
             assert [cell.strip() for cell in row[:3]] == [first[0], "deploy.failed", app.name]
             assert row[-1].strip() == "delivered"
             assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
             await wait_until(lambda: receiver.ids()[first[0]] == 2, 10)
+            receiver.plays("/events", answer(500, b"why\x1b[31m\nand more"))
+            await capsule("webhook", "test", "app.crashed")
+            await wait_until(lambda: len(receiver.got()) == 3, 10)
+            failed = ("deliveries", "list", "--outcome", "failed", "--type", "app.crashed", "--app", app.name)
+            (row,) = await wait_until(lambda: in_json(*failed), 10)
+            shown = (await capsule("deliveries", "show", row["attempt"])).out
+            for part in (
+                receiver.url(),
+                "failed (status 500)",
+                "X-Service-Event: app.crashed",
+                "  why[31m\n  and more",
+            ):
+                assert part in shown
+            assert secret not in shown
+            page = await capsule("deliveries", "list", "--limit", "1")
+            assert page.err.strip() == f"More: capsule deliveries list --before {row['attempt']}"
+            assert [each["id"] for each in await in_json("deliveries", "list", "--before", row["attempt"])] == [
+                first[0]
+            ] * 2
+            assert (await capsule("deliveries", "list", "--outcome", "dropped")).line == "No such deliveries."
         finally:
             await worker.stop()
-    assert "no delivery" in await capsule.refused("deliveries", "redeliver", "evt_unknown")
+    for command in ("redeliver", "show"):
+        assert "no delivery" in await capsule.refused("deliveries", command, "evt_unknown")
 
 
 async def test_apps(capsule: Tool, app: App) -> None:

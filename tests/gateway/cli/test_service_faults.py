@@ -30,6 +30,7 @@ COMMANDS = [
     ["webhook", "clear"],
     ["webhook", "test", "app.crashed"],
     ["deliveries", "list"],
+    ["deliveries", "show", "evt_1"],
     ["deliveries", "redeliver", "evt_1"],
     ["keys", "list"],
     ["keys", "create", "ci"],

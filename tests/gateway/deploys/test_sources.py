@@ -1,13 +1,15 @@
 """The files of stored sources, without a gateway."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from gateway.accounts.records import App
 from gateway.deploys import sources
-from gateway.deploys.sources import KEPT_SOURCES, Sources
-from gateway.errors import RequestMalformed, RequestTooLarge, ServiceError
+from gateway.deploys.sources import KEPT_SOURCES, UPLOADS, Sources
+from gateway.errors import RateLimited, RequestMalformed, RequestTooLarge, ServiceError
 
 
 async def upload(*parts: bytes) -> AsyncIterator[bytes]:
@@ -15,12 +17,16 @@ async def upload(*parts: bytes) -> AsyncIterator[bytes]:
         yield part
 
 
+def app(app_id: str) -> App:
+    return App(id=app_id, name=app_id, account="acc", createdAt="2026-11-21T12:00:00.000Z")
+
+
 def stored(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.tar.gz"))
 
 
 async def test_an_upload_is_stored_whole(tmp_path: Path) -> None:
-    source = await Sources(tmp_path).receive("app_1", upload(b"\x1f", b"\x8bpacked", b" source"))
+    source = await Sources(tmp_path).receive(app("app_1"), upload(b"\x1f", b"\x8bpacked", b" source"), None)
     path = Sources(tmp_path).path("app_1", source)
     assert stored(tmp_path) == [path]
     assert path.read_bytes() == b"\x1f\x8bpacked source"
@@ -41,7 +47,7 @@ async def test_a_refused_upload_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(sources, "SOURCE_BYTES", 5)
     with pytest.raises(refusal):
-        await Sources(tmp_path).receive("app_1", upload(*parts))
+        await Sources(tmp_path).receive(app("app_1"), upload(*parts), None)
     assert stored(tmp_path) == []
 
 
@@ -51,7 +57,7 @@ async def test_a_broken_upload_leaves_nothing(tmp_path: Path) -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        await Sources(tmp_path).receive("app_1", broken())
+        await Sources(tmp_path).receive(app("app_1"), broken(), None)
     assert stored(tmp_path) == []
 
 
@@ -75,3 +81,34 @@ def test_all_sources_of_one_app_are_removed(tmp_path: Path) -> None:
         files.path(app, "src_1").touch()
     files.remove_all("app_1")
     assert stored(tmp_path) == [files.path("app_2", "src_1")]
+
+
+async def test_an_account_has_two_uploads_at_once(tmp_path: Path) -> None:
+    files, ended = Sources(tmp_path), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"\x1f\x8b"
+        await ended.wait()
+
+    async def unread() -> AsyncIterator[bytes]:
+        pytest.fail("the body was read")
+        yield b""
+
+    uploads = [asyncio.create_task(files.receive(app("app_1"), slow(), None)) for _ in range(UPLOADS)]
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimited):
+        await files.receive(app("app_2"), unread(), None)
+    ended.set()
+    await asyncio.gather(*uploads)
+    await files.receive(app("app_2"), upload(b"\x1f\x8b"), None)
+    assert not files._receiving
+
+
+async def test_a_source_that_declares_too_much_is_not_read(tmp_path: Path) -> None:
+    async def unread() -> AsyncIterator[bytes]:
+        pytest.fail("the body was read")
+        yield b""
+
+    with pytest.raises(RequestTooLarge):
+        await Sources(tmp_path).receive(app("app_1"), unread(), sources.SOURCE_BYTES + 1)
+    assert stored(tmp_path) == []

@@ -14,7 +14,7 @@ from gateway.accounts.vault import Vault
 from gateway.deploys.states import Deploys, host, slug
 from gateway.settings import Settings
 from gateway.store.client import Store
-from gateway.store.keys import deploy_key
+from gateway.store.keys import bodies_key, deploy_key
 from tests.fakes import FakeProvider
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway, gateway_with_redis
@@ -69,7 +69,9 @@ def queued_events(gw: Gateway) -> list[tuple[str, str]]:
     """Type and data of the events that wait."""
     with gw.redis.client() as client:
         streams = [client.xrange(key) for key in client.scan_iter("*:events")]
-    return [(fields[b"type"].decode(), fields[b"data"].decode()) for stream in streams for _, fields in stream]
+        found = [fields for stream in streams for _, fields in stream]
+        bodies = [client.hget(bodies_key(each[b"account"].decode()), each[b"id"]) for each in found]
+    return [(each[b"type"].decode(), body.decode()) for each, body in zip(found, bodies, strict=True)]
 
 
 async def test_a_hook_is_shown_once_listed_and_revoked(gw: Gateway) -> None:
@@ -130,12 +132,12 @@ async def test_six_a_minute_however_they_come(gw: Gateway) -> None:
 async def test_an_outside_engine_reports_and_each_end_is_told_once(gw: Gateway) -> None:
     account = await gw.account("starter")
     app = await an_app(account, repository={"url": "https://git.example/x.git", "branch": "main"})
-    live, preview, broken = [
+    live, preview = [
         (await gw.platform("POST", f"apps/{app}/deploys", body)).json()["deployId"]
-        for body in ({"kind": "live"}, {"kind": "preview", "branch": "Fix/The  Thing!"}, {"kind": "live"})
+        for body in ({"kind": "live"}, {"kind": "preview", "branch": "Fix/The  Thing!"})
     ]
     waiting = (await gw.platform("GET", "deploys?state=queued")).json()
-    assert [d["id"] for d in waiting] == [live, preview, broken]
+    assert [d["id"] for d in waiting] == [live, preview]
     assert waiting[0]["repository"] == {"url": "https://git.example/x.git", "branch": "main"}
 
     assert (await phase(gw, live, "health")).status_code == 400  # not its phase
@@ -145,6 +147,7 @@ async def test_an_outside_engine_reports_and_each_end_is_told_once(gw: Gateway) 
     answers = await asyncio.gather(*[phase(gw, live, "canary") for _ in range(5)])
     assert sorted(a.status_code for a in answers) == [200, 400, 400, 400, 400]
     assert (await phase(gw, live, "canary", ok=False)).status_code == 400  # it never fails after that
+    broken = (await gw.platform("POST", f"apps/{app}/deploys", {"kind": "live"})).json()["deployId"]
     for name in ("build", "health"):
         ended = await phase(gw, preview, name)
     assert (ended.json()["state"], ended.json()["url"]) == ("live", f"https://{app}--p-fix-the-thing.apps.localhost")
@@ -173,6 +176,37 @@ async def test_bad_sources_leave_nothing(gw: Gateway) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "REQUEST_MALFORMED")
     assert (await publish(await gw.account(), app)).status_code == 404
     assert not list((gw.folder / "data").rglob("*.tar.gz"))
+
+
+async def test_a_body_is_not_received_once_the_quota_is_used_up(gw: Gateway) -> None:
+    account = await gw.account("free")
+    app = await an_app(account)
+    for _ in range(4):
+        assert (await publish(account, app)).status_code == 202
+    parts = httpx.URL(gw.address)
+    reader, writer = await asyncio.open_connection(parts.host, parts.port)
+    writer.write(
+        f"PUT /account/apps/{app}/source HTTP/1.1\r\nHost: {parts.host}:{parts.port}\r\n"
+        f"Authorization: Bearer {account.key}\r\nContent-Length: 104857600\r\n\r\n".encode()
+    )
+    # None of the 100 MiB follows: the answer does not wait for them.
+    async with asyncio.timeout(20):
+        assert b" 429 " in await reader.readline()
+    writer.close()
+    assert len(list((gw.folder / "data").rglob("*.tar.gz"))) == 4
+
+
+async def test_a_thousand_deploys_are_read_in_few_round_trips(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    for _ in range(30):
+        await publish(account, app)
+    with gw.redis.client() as client:
+        listed = (await call(account, "GET", "/account/deploys?limit=1000")).json()
+        assert len(listed) == 30
+        reads = client.info("stats")["total_reads_processed"]
+        await call(account, "GET", "/account/deploys?limit=1000")
+        assert client.info("stats")["total_reads_processed"] - reads < 20
 
 
 async def test_registrations_end_for_the_day(gw: Gateway) -> None:
@@ -209,6 +243,19 @@ def test_hosts() -> None:
     assert host("shop", "preview", None, "apps.example") == "shop-preview.apps.example"
 
 
+@pytest.mark.parametrize("length", [40, 41, 55, 56, 63])
+def test_a_preview_s_host_name_is_a_dns_label(length: int) -> None:
+    """Names that differ only at their ends keep different addresses."""
+    apps = ["a" * (length - 1) + last for last in "bc"]
+    for branch in (None, "fix", "b" * 30):
+        labels = [host(app, "preview", branch, "apps.example").partition(".")[0] for app in apps]
+        assert len({*labels}) == 2
+        for app, label in zip(apps, labels, strict=True):
+            assert re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])", label)
+            assert label.endswith("-preview" if branch is None else f"--p-{slug(branch)}")
+            assert label.startswith(app) == (len(app) <= (55 if branch is None else 59 - len(slug(branch))))
+
+
 async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
@@ -233,14 +280,16 @@ async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -
 async def test_sources_that_wait_are_kept_and_one_cleaned_up_stays_so(gw: Gateway) -> None:
     account = await gw.account("max")
     app = await an_app(account)
-    queued = [(await publish(account, app)).json()["deployId"] for _ in range(12)]
-    listed = {deploy["id"]: deploy["source"] for deploy in (await gw.platform("GET", "deploys?state=queued")).json()}
-    for deploy in queued:
-        path = httpx.URL(listed[deploy]).path.removeprefix("/platform/")
-        assert (await gw.platform("GET", path)).status_code == 200
+    started = (await publish(account, app)).json()["deployId"]
+    assert (await phase(gw, started, "build")).is_success
+    for _ in range(11):
+        queued = (await publish(account, app)).json()["deployId"]
+    assert [deploy["id"] for deploy in (await gw.platform("GET", "deploys?state=queued")).json()] == [queued]
+    for deploy in (started, queued):
+        assert (await gw.platform("GET", f"deploys/{deploy}/source")).status_code == 200
+    assert len(list((gw.folder / "data").rglob("*.tar.gz"))) == 11
     hook = await a_hook(account, app)
-    assert (await phase(gw, queued[0], "build")).is_success
     assert (await gw.platform("DELETE", f"apps/{app}/source")).status_code == 204
     for name in ("health", "canary"):
-        assert (await phase(gw, queued[0], name)).is_success
+        assert (await phase(gw, started, name)).is_success
     assert (await trigger(gw, hook)).status_code == 410

@@ -3,11 +3,9 @@
 import base64
 import json
 import time
-from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 
@@ -16,78 +14,13 @@ from gateway.store.keys import tag
 from tests.fakes import FakeAppBackend
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
-from tests.support.accounts import Account, App
+from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
-from tests.support.polling import wait_until
 from tests.support.responses import refused
+from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-WEBHOOK, DELIVERIES = "/account/webhook", "/account/deliveries"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def receiver() -> AsyncIterator[FakeReceiver]:
-    async with FakeReceiver() as receiver:
-        yield receiver
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def worker(gw: Gateway, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    worker = Worker(gw.redis.url, tmp_path_factory.mktemp("worker"))
-    try:
-        yield await worker.start()
-        assert await worker.stop() == 0
-    finally:
-        worker.kill()
-    worker.assert_log_is_clean()
-
-
-class Holder:
-    """An account that asks for its webhook; `path` is its own at the receiver."""
-
-    def __init__(self, account: Account, receiver: FakeReceiver) -> None:
-        self.account, self.id, self.path = account, account.id, f"/{account.id}"
-        self.url = receiver.url(self.path)
-        self.secret = ""
-
-    async def call(self, method: str, path: str = WEBHOOK, body: Any = None) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {self.account.key}"}
-        return await self.account.gateway.http.request(method, path, json=body, headers=headers)
-
-    async def set(self, url: str | None = None) -> dict[str, str]:
-        response = await self.call("PUT", body={"url": url or self.url})
-        assert response.status_code == 200, response.text
-        shown = response.json()
-        if "secret" in shown:
-            self.secret = shown["secret"]
-            self.account.gateway.confidential.add(self.secret)
-        return shown
-
-    async def test(self, kind: str = "app.crashed") -> str:
-        response = await self.call("POST", f"{WEBHOOK}/test", {"type": kind})
-        assert response.status_code == 202, response.text
-        assert response.json().keys() == {"id"}
-        return response.json()["id"]
-
-    async def log(self, query: str = "") -> list[dict[str, Any]]:
-        response = await self.call("GET", DELIVERIES + query)
-        assert response.status_code == 200, response.text
-        return response.json()
-
-    async def logged(self, count: int) -> list[dict[str, Any]]:
-        async def enough() -> list[dict[str, Any]] | None:
-            rows = await self.log()
-            return rows if len(rows) >= count else None
-
-        rows = await wait_until(enough, 10)
-        assert len(rows) == count
-        return rows
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def holder(gw: Gateway, receiver: FakeReceiver) -> Holder:
-    return Holder(await gw.account(), receiver)
 
 
 # The receiver
@@ -284,7 +217,7 @@ async def test_newest_first(holder: Holder, worker: Worker, receiver: FakeReceiv
     assert [row["id"] for row in rows] == ids[::-1]
     assert [row["status"] for row in rows] == [503, 502, 501, 500]
     for row in rows:
-        assert row.keys() == {"id", "type", "app", "at", "durationMs", "outcome", "status", "error"}
+        assert row.keys() == {"id", "attempt", "type", "app", "at", "durationMs", "outcome", "status", "error"}
         assert (row["outcome"], row["error"]) == ("failed", "status")
         assert 0 <= row["durationMs"] < 5000
         assert row["at"][-1] == "Z"

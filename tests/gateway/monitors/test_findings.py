@@ -163,9 +163,10 @@ async def told(app: App) -> list[dict[str, Any]]:
     """The data of what waits to be delivered of the account."""
     async with redis.asyncio.Redis.from_url(app.gateway.redis.url, decode_responses=True) as client:
         entries = await client.xrange(f"{keys.tag(app.account.id)}:events")
+        bodies = await client.hgetall(keys.bodies_key(app.account.id))
     mine = [fields for _, fields in entries if fields["account"] == app.account.id]
     assert {fields["type"] for fields in mine} <= {"security.finding"}
-    return [json.loads(fields["data"]) for fields in mine]
+    return [json.loads(bodies[fields["id"]]) for fields in mine]
 
 
 async def shown(app: App) -> dict[str, Any]:

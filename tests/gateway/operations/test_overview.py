@@ -60,6 +60,8 @@ async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
     assert (snapshot["spend"]["total"], snapshot["spend"]["top"]) == (0, [])
     assert snapshot["webhooks"] == {"waiting": 0, "pending": 0, "oldestMs": None}
     assert (snapshot["workers"], snapshot["gateways"], snapshot["outcomes"]) == ([], [], {})
+    assert snapshot["deadLetters"] == {"count": 0, "newest": []}
+    assert snapshot["storage"] == {"limit": 8_388_608, "top": []}
     assert snapshot["redis"]["memory"] > 0
     assert 0 < snapshot["redis"]["latencyMs"] < 2000
 
@@ -173,6 +175,7 @@ async def test_the_gauges_show_it_too(gateway: Gateway) -> None:
     assert gauge(gateway, "gateway_webhook_queue_events") == 3
     assert 0 < (gauge(gateway, "gateway_webhook_queue_oldest_seconds") or 0) < 5
     assert gauge(gateway, "gateway_deploy_queue_deploys") == 0
+    assert gauge(gateway, "gateway_dead_letters") == 0
     assert gauge(gateway, "gateway_workers", group="webhooks") == 0
     await gateway.store.client.delete(*[f"{tag}:events" for tag in partition_tags()])
     await gateway.overview.refresh_gauges()

@@ -281,11 +281,11 @@ async def test_a_name_without_an_address(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def hanging_names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
-    """Look-ups under .evil.example hang until the test is over, all others answer; yields the names that hang."""
+    """Look-ups under .evil.example and .tarpit.co.uk hang until the end, others answer; yields the names that hang."""
     over, hanging = threading.Event(), list[str]()
 
     def getaddrinfo(name: str, *_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-        if name.endswith(".evil.example."):
+        if name.endswith((".evil.example.", ".tarpit.co.uk.")):
             hanging.append(name)
             over.wait(20)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("1.1.1.1", 443))]
@@ -295,13 +295,13 @@ def hanging_names(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]:
     over.set()
 
 
-async def look_up_hanging_names(hanging_names: list[str], tenant: str) -> int:
+async def look_up_hanging_names(hanging_names: list[str], tenant: str, domain: str = "evil.example") -> int:
     """Asks for 200 names that hang, and gives up; returns how many of them hold a thread now."""
 
     async def impatient(number: int) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
-                await resolve(f"n{number}.evil.example", 443, tenant=tenant, allow_private=False)
+                await resolve(f"n{number}.{domain}", 443, tenant=tenant, allow_private=False)
 
     await asyncio.gather(*(impatient(number) for number in range(200)))
     return len(hanging_names)
@@ -317,6 +317,16 @@ async def test_names_that_hang_hold_up_no_other_tenant(hanging_names: list[str])
             await asyncio.gather(*(resolve(name, 443, tenant=tenant, allow_private=False) for name in names))
         assert await asyncio.to_thread(lambda: "free") == "free"
     assert len(hanging_names) == held
+
+
+async def test_tarpits_of_many_tenants_hold_up_nobody_under_the_same_suffix(hanging_names: list[str]) -> None:
+    """Sixteen domains, each of an account of its own, once made every name time out."""
+    for number in range(16):
+        await look_up_hanging_names(hanging_names, f"evil-{number}", f"d{number}.tarpit.co.uk")
+    assert len(hanging_names) >= 16
+    async with asyncio.timeout(2):
+        for tenant in range(50):
+            assert await resolve("hooks.shop.co.uk", 443, tenant=f"good-{tenant}", allow_private=False)
 
 
 async def test_the_operators_names_wait_for_no_customers_name(hanging_names: list[str]) -> None:

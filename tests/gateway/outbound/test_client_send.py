@@ -30,7 +30,8 @@ async def client() -> AsyncIterator[Client]:
 
 async def post(client: Client, url: str, *, budget: float = 5, drain: int = 65536) -> int:
     headers = {"Content-Type": "application/json", "X-Service-Event": "app.crashed"}
-    return await client.send("POST", url, headers=headers, content=BODY, tenant="acc", budget=budget, drain=drain)
+    answer = await client.send("POST", url, headers=headers, content=BODY, tenant="acc", budget=budget, drain=drain)
+    return answer.status
 
 
 async def failure(client: Client, url: str, *, budget: float = 5) -> str:
@@ -389,3 +390,19 @@ async def test_a_call_that_is_cancelled_hangs_up(client: Client, receiver: FakeR
 async def test_headers_of_a_kind(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/events", [Head(200, {"Content-Length": "0", "X": "é"})])
     assert await post(client, receiver.url()) == 200
+
+
+async def test_the_beginning_of_an_answer(client: Client, receiver: FakeReceiver) -> None:
+    """Also of one that is late, cut, or too long to be read."""
+    late: Script = [Head(200), b"abc", b"def", HANG]
+    for script, keep, expected in (
+        (answer(200, b"abcdef"), 4, b"abcd"),
+        (answer(200, b"abcdef"), 0, b""),
+        (answer(200, b"abcdef"), 100, b"abcdef"),
+        ([Head(200, {"Content-Length": "100"}), b"abcdef", CLOSE], 100, b"abcdef"),
+        (late, 100, b"abcdef"),
+        (HUGE_ANSWER, 100, bytes(100)),
+    ):
+        receiver.plays("/events", script)
+        got = await client.send("GET", receiver.url(), tenant="acc", budget=1, drain=65536, keep=keep)
+        assert (got.status, got.body) == (200, expected)

@@ -166,3 +166,16 @@ async def test_a_path_that_is_too_long_is_told(room: Room, made: Path) -> None:
     await run(room, "mkdir dist; cd dist; n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd -P $n; done")
     with pytest.raises(DeployError, match="can't be read: File name too long"):
         taken(room)
+
+
+async def test_a_deep_git_folder_is_left_out(room: Room, made: Path) -> None:
+    await run(
+        room, "mkdir -p dist/.git; touch dist/page; cd dist/.git; for i in $(seq 1200); do mkdir d; cd -P d; done"
+    )
+    assert [path.name for path in taken(room).iterdir()] == ["page"]
+
+
+async def test_a_long_chain_of_links_is_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; cd dist; touch 0; for i in $(seq 1200); do ln -s $((i - 1)) $i; done")
+    with pytest.raises(DeployError, match="a link that leaves the output"):
+        taken(room)

@@ -93,6 +93,25 @@ async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, tmp
     assert (await host.gateway.http.post(hook)).status_code == 404
 
 
+async def test_an_old_git_is_told_at_the_start_and_clones_nothing(host: Host, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").write_text("#!/bin/sh\necho git version 2.30.2\n")
+    (tools / "git").chmod(0o755)
+    for folder in (tools, *tools.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(0o711)  # the worker leaves out folders that builds can't enter
+    host.gateway.environment["PATH"] = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    worker = await host.worker("deploys")
+    assert "deploys.no_repositories" in worker.log
+    cloned = await host.app(repository={"url": f"file://{tmp_path}"}, build=BUILD)
+    deploy = await host.over(await host.trigger(await host.hook(cloned)))
+    assert deploy["error"] == "build: repositories can't be cloned: the worker needs git 2.37 or newer"
+    published = await host.app(build=BUILD)
+    files = {"build.sh": "mkdir dist; echo page > dist/index.html"}
+    assert (await host.over(await host.publish(published, files)))["state"] == "live"
+
+
 async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: Host) -> None:
     app = await host.app(build=BUILD)
     await host.worker("deploys", "webhooks")
@@ -109,6 +128,22 @@ async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: H
         [(event, data)] = await host.events(deploy["id"])
         assert (event, data["phase"], data["reason"]) == ("deploy.failed", phase, reason)
         assert await host.page(app) == "good\n"
+
+
+async def test_an_account_has_so_much_disk(host: Host) -> None:
+    host.gateway.environment["GATEWAY_ACCOUNT_DISK"] = "7"
+    app, second = await host.app(build=BUILD), await host.app(build=BUILD)
+    await host.worker("deploys")
+    page = "mkdir dist; echo {} > dist/index.html; head -c {}000000 /dev/zero > dist/more"
+    for number in range(3):
+        deploy = await host.over(await host.publish(app, {"build.sh": page.format(number, 2)}))
+        assert deploy["state"] == "live", deploy["log"]
+    deploy = await host.over(await host.publish(second, {"build.sh": page.format("second", 4)}))
+    assert deploy["error"] == "build: the account's apps take more than 7 MiB of disk; make them smaller"
+    assert await host.page(app) == "2\n"
+    assert await host.page(second) == "404"
+    small = await host.over(await host.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
+    assert small["state"] == "live"
 
 
 async def test_a_canary_that_fails_rolls_back(host: Host) -> None:
@@ -131,8 +166,79 @@ async def test_a_canary_that_fails_rolls_back(host: Host) -> None:
     await wait_until(lambda: _is(host, app, "good"), 10)
 
 
+async def test_deep_folders_stop_neither_the_worker_nor_the_next_one(host: Host) -> None:
+    app, deep = await host.app(build=BUILD), await host.app(build=BUILD)
+    worker = await host.worker("deploys", constants={TIDY: 0.2})
+    assert (await host.over(await host.publish(app, {"build.sh": "mkdir dist; echo good > dist/index.html"})))["state"]
+    nested = "for i in $(seq 1200); do mkdir d; cd -P d; done; "
+    failed = await host.over(await host.publish(deep, {"build.sh": nested + "exit 3"}))
+    assert failed["error"] == "build: the build command ended with status 3"
+    killed = await host.publish(deep, {"build.sh": nested + "echo nested; sleep 60"})
+
+    async def is_nested() -> bool:
+        return "nested" in (await host.deploy(killed))["log"]
+
+    await wait_until(is_nested, 20)
+    worker.kill()
+    await host.worker("deploys", constants={TIDY: 0.2})
+    assert (await host.over(killed))["state"] == "failed"
+    await wait_until(lambda: not list((host.gateway.folder / "data" / "builds").iterdir()), 10)
+    assert await host.page(app) == "good\n"
+
+
 async def _is(host: Host, app: str, text: str) -> bool:
     return await host.page(app) == text
+
+
+@pytest.mark.parametrize("former", ["still-runs", "was-stopped"])
+async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(host: Host, former: str) -> None:
+    """Visitors get an answer all the while, although the replaced app may have to start again first."""
+    app = await host.app(build=START)
+    await host.worker("sites", joined=False)
+    await host.worker("deploys")
+    good = await host.over(await host.publish(app, server("good")))
+    assert good["state"] == "live", good
+    await host.workers[-1].stop()
+    host.gateway.environment["GATEWAY_CANARY"] = "60"
+    worker = await host.worker("deploys", constants={TIDY: 0.2})
+    deploy = await host.publish(app, server("unverified"))
+    await host.in_state(deploy, "canary")
+    assert await host.page(app) == "unverified"
+    answers: list[str] = []
+
+    async def visitor() -> None:
+        while True:
+            answers.append(await host.page(app))
+            await asyncio.sleep(0.02)
+
+    visiting = asyncio.create_task(visitor())
+    worker.kill()
+    link = host.gateway.folder / "data" / "running" / good["id"]
+    if former == "was-stopped":
+        link.unlink()
+        await wait_until(lambda: not link.with_suffix(".state").exists(), 15)
+    await host.worker("deploys", constants={TIDY: 0.2})
+    await wait_until(lambda: answers[-1] == "good", 15)
+    failed = await host.over(deploy)
+    assert failed["error"] == "canary: the worker stopped during the deploy; deploy again"
+    await asyncio.sleep(1)  # for more rounds of tidying
+    visiting.cancel()
+    assert set(answers) == {"unverified", "good"}
+    assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "once, and for good"
+
+
+async def test_a_damaged_record_stops_neither_its_app_nor_others(host: Host) -> None:
+    damaged, other = await host.app(build=BUILD), await host.app(build=BUILD)
+    worker = await host.worker("deploys", constants={TIDY: 0.2})
+    page = {"build.sh": "mkdir dist; echo page > dist/index.html"}
+    assert (await host.over(await host.publish(damaged, page)))["state"] == "live"
+    with host.gateway.redis.client() as client:
+        record = client.get(f"app:{damaged}")
+        client.set(f"app:{damaged}", "{")
+        await wait_until(lambda: worker.log.count("app.unreadable") > 2, 10)
+        assert (await host.over(await host.publish(other, page)))["state"] == "live"
+        assert [await host.page(app) for app in (damaged, other)] == ["page\n", "page\n"]
+        client.set(f"app:{damaged}", record)
 
 
 async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host: Host, tmp_path: Path) -> None:
@@ -140,12 +246,12 @@ async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(host
     worker = await host.worker("deploys", "webhooks")
     begun = "echo begun; mkdir dist; echo done > dist/index.html; "
     killed = await host.publish(app, {"build.sh": begun + "sleep 61.234"})
-    waits = await host.publish(app, {"build.sh": begun})
 
     async def builds() -> bool:
         return "begun" in (await host.deploy(killed))["log"]
 
     await wait_until(builds, 10)
+    waits = await host.publish(app, {"build.sh": begun})
     assert (await host.deploy(waits))["state"] == "queued"
     worker.kill()
     await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 61.234"], capture_output=True).stdout, 5)
@@ -175,10 +281,11 @@ async def test_a_stopped_worker_s_deploy_is_made_by_the_next(host: Host) -> None
 async def test_apps_side_by_side_and_one_app_in_order(host: Host, tmp_path: Path) -> None:
     diary = tmp_path / "data" / "diary"
     one, other = await host.app(build=BUILD), await host.app(build=BUILD)
-    first = await host.publish(one, {"build.sh": "sleep 1; mkdir dist; echo first > dist/index.html"})
+    await host.worker("deploys")
+    first = await host.publish(one, {"build.sh": "sleep 3; mkdir dist; echo first > dist/index.html"})
+    await host.in_state(first, "building")
     second = await host.publish(one, {"build.sh": "mkdir dist; echo second > dist/index.html"})
     third = await host.publish(other, {"build.sh": "mkdir dist; echo third > dist/index.html"})
-    await host.worker("deploys")
     assert (await host.over(third))["state"] == "live"
     assert (await host.deploy(second))["state"] == "queued"
     assert (await host.over(second))["state"] == "live"
@@ -280,7 +387,8 @@ async def test_a_builder_of_another_folder_stands_by(host: Host, tmp_path: Path)
     host.gateway.environment["GATEWAY_DATA_DIR"] = str(tmp_path / "elsewhere")
     other = await host.worker("deploys", joined=False)
     await wait_until(lambda: "deploys.elsewhere" in other.log, 10)
-    deploys = [await host.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"}) for _ in range(3)]
-    assert [(await host.over(deploy))["state"] for deploy in deploys] == ["live"] * 3
+    for _ in range(3):
+        deploy = await host.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"})
+        assert (await host.over(deploy))["state"] == "live"
     assert await host.page(app) == "here\n"
     assert "stream.joined" not in other.log

@@ -9,6 +9,7 @@ import pytest_asyncio
 from gateway.store import keys
 from gateway.store.client import Store
 from tests.support.polling import wait_until
+from tests.support.tcp_proxy import Proxy
 from workers.deploys import lock
 from workers.deploys.lock import LIFETIME, BuilderLock
 
@@ -31,15 +32,15 @@ async def test_builders_of_one_folder_share_it_and_others_wait(store: Store, mon
     waiting = asyncio.create_task(other.acquire())
     await asyncio.sleep(0.1)
     assert not waiting.done()
-    await other.release()
-    assert await store.client.get(keys.BUILDER) == "folder-1", "only its owner releases it"
-    await first.release()
+    assert await store.client.get(keys.BUILDER) == "folder-1"
+    await store.client.delete(keys.BUILDER)  # an operator's decision
     await asyncio.wait_for(waiting, 2)
     assert await store.client.get(keys.BUILDER) == "folder-2"
 
 
 async def test_it_is_extended_until_another_folder_has_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "LIFETIME", 1)
+    monkeypatch.setattr(lock, "EXTEND_INTERVAL", 0.2)
     builder = BuilderLock(store, "folder-1")
     await builder.acquire()
     keeping = asyncio.create_task(builder.keep())
@@ -49,3 +50,23 @@ async def test_it_is_extended_until_another_folder_has_it(store: Store, monkeypa
     await wait_until(keeping.done)
     with pytest.raises(RuntimeError, match="different data folder"):
         await keeping
+
+
+async def test_a_redis_that_stands_still_hands_nothing_over(store: Store, proxy: Proxy) -> None:
+    """The owner is cut off for longer than workers live in Redis, while another folder's builder stands by."""
+    through_proxy = Store(proxy.url)
+    owner, other = BuilderLock(through_proxy, "folder-1"), BuilderLock(store, "folder-2")
+    await owner.acquire()
+    keeping, waiting = asyncio.create_task(owner.keep()), asyncio.create_task(other.acquire())
+    proxy.swallowing = True
+    await asyncio.sleep(keys.HEARTBEAT_SECONDS + 1.5)
+    assert not waiting.done()
+    proxy.swallowing = False
+    proxy.cut()
+    await asyncio.sleep(1)
+    assert not keeping.done()
+    assert await store.client.get(keys.BUILDER) == "folder-1"
+    for task in (keeping, waiting):
+        task.cancel()
+    await asyncio.gather(keeping, waiting, return_exceptions=True)
+    await through_proxy.close()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.sandbox import Room
 from workers.deploys import source
-from workers.deploys.source import DeployError
+from workers.deploys.source import DeployError, check_git
 from workers.sandbox.sandbox import MIB, Limits
 
 AUTHOR = {
@@ -73,6 +73,24 @@ async def test_the_latest_commit_of_the_branch_is_cloned(room: Room, repository:
     assert (room.build / "source" / "index.html").read_text() == "two"
     assert not (room.build / "gitconfig").exists()
     assert latest not in room.lines
+
+
+@pytest.mark.parametrize("version", ["git version 2.36.6", "git version 1.99.0", "nonsense", ""])
+async def test_a_git_that_ignores_checked_addresses_is_refused(
+    room: Room, repository: Repository, tmp_path: Path, version: str
+) -> None:
+    git = tmp_path / "git"
+    git.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {tmp_path}/used\necho "{version}"\n')
+    git.chmod(0o755)
+    room.sandbox.path = f"{tmp_path}{os.pathsep}{room.sandbox.path}"
+    with pytest.raises(DeployError, match=r"the worker needs git 2\.37 or newer"):
+        await clone(room, repository.url)
+    assert not (tmp_path / "used").exists()
+
+
+def test_a_machine_without_git_clones_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="needs git"):
+        check_git(str(tmp_path))
 
 
 async def test_hooks_do_not_run_and_submodules_are_not_fetched(room: Room, repository: Repository) -> None:

@@ -16,7 +16,7 @@ from gateway.inference.admission import Admission, Reservation
 from gateway.settings import Settings
 from gateway.store import scripts
 from gateway.store.client import Store
-from gateway.store.keys import partition_tags, spend_key, tag
+from gateway.store.keys import partition_tags, reservation_keys, spend_key, tag
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -150,6 +150,21 @@ async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker
         await client.rename("aside", "{p00}:leases")
         await here.look()
     assert await here.spend(first) == (7, 0)
+
+
+async def test_a_broken_reservation_does_not_hold_up_the_others(here: Worker) -> None:
+    """It is overdue for longest, so every look meets it first."""
+    broken = await here.reserve("acc_1", 100, lease=-5000)
+    for _ in range(3):
+        await here.reserve("acc_1", 7, lease=-1)
+    reservations = reservation_keys(tag("acc_1"))[0]
+    whole = await here.store.client.hget(reservations, broken)
+    await here.store.client.hset(reservations, broken, "no words of three")
+    assert await here.look() == 3
+    assert (await here.spend("acc_1"))[0] == 21
+    await here.store.client.hset(reservations, broken, whole)
+    assert await here.look() == 1
+    assert await here.spend("acc_1") == (121, 0)
 
 
 async def test_it_outlives_a_redis_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.support.polling import wait_until
-from tests.support.sandbox import USERS, Room, marked
+from tests.support.sandbox import WAYS, Room, marked
 from workers.sandbox.sandbox import MIB, Command, Limits, Outcome
 
 # -- limits --------------------------------------------------------------------------------------------------
@@ -28,10 +29,67 @@ FILL = "i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done"
         ("while :; do sleep $MARK & done", Limits(processes=40), "it started more than 40 processes"),
     ],
 )
-async def test_a_limit_ends_it_and_says_which(room: Room, script: str, limits: Limits, told: str) -> None:
+async def test_a_limit_ends_it_and_says_which(each_room: Room, script: str, limits: Limits, told: str) -> None:
+    room = each_room
     ended = await room.sandbox.run(room.command(script, limits), room.uid, room.lines.append)
-    assert ended.describe("it", limits) == told
+    if "&" in script and not room.sandbox._cgroups:  # it may fail by itself before it is measured
+        assert not ended.ok
+    else:
+        assert ended.describe("it", limits) == told
     assert room.alive() == []
+
+
+MEMORY_ATTACKS = {
+    "memfd": "fd = os.memfd_create('x'); [os.write(fd, bytes(1 << 20)) for _ in range(400)]",
+    "shared": "m = mmap.mmap(-1, 400 << 20); [m.write(bytes(1 << 20)) for _ in range(400)]",
+    "shm": "f = open('/dev/shm/x', 'wb'); [f.write(bytes(1 << 20)) for _ in range(400)]",
+    "children": "[m.write(bytes(1 << 20)) for _ in range(8) if os.fork() == 0 for m in [mmap.mmap(-1, 50 << 20)]"
+    " for _ in range(50)]",
+    "sysv": "c = ctypes.CDLL(None); c.shmat.restype = ctypes.c_void_p;"
+    " ctypes.memset(c.shmat(c.shmget(0, ctypes.c_size_t(400 << 20), 0o1600), None, 0), 1, 400 << 20)",
+}
+
+
+@pytest.mark.parametrize("attack", MEMORY_ATTACKS)
+async def test_no_kind_of_memory_escapes_the_limit(each_room: Room, attack: str) -> None:
+    script = f'exec /usr/bin/python3 -c "import ctypes, mmap, os, time; {MEMORY_ATTACKS[attack]}; time.sleep(20)"'
+    outcome = await each_room.run(script, memory=100 * MIB, seconds=15)
+    if attack == "shm" and not outcome.why:
+        assert "No space left" in each_room.lines[-1]  # at half of the limit
+    else:
+        assert outcome.why == "memory"
+    assert each_room.alive() == []
+    assert "1600 " not in Path("/proc/sysvipc/shm").read_text(), "nothing outlives it"
+
+
+DISK_ATTACKS = {
+    "unlinked": "f = open('x', 'wb'); os.unlink('x'); [f.write(bytes(1 << 20)) for _ in range(150)]; f.flush()",
+    "mapped": "f = open('x', 'w+b'); f.truncate(150 << 20); m = mmap.mmap(f.fileno(), 0); f.close(); os.unlink('x');"
+    " [m.write(bytes(1 << 20)) for _ in range(150)]",
+    "many": "[open(str(n), 'wb').write(bytes(1 << 20)) for n in range(150)]",
+}
+
+
+@pytest.mark.parametrize("attack", DISK_ATTACKS)
+async def test_no_file_escapes_the_limit(each_room: Room, attack: str) -> None:
+    script = f'exec /usr/bin/python3 -c "import mmap, os, time; {DISK_ATTACKS[attack]}; time.sleep(20)"'
+    outcome = await each_room.run(script, memory=1_024 * MIB, disk=100 * MIB, seconds=15)
+    assert outcome.why == "disk", each_room.lines
+
+
+async def test_a_flood_of_processes_is_killed_at_once(each_room: Room) -> None:
+    script = "trap '' TERM; bomb() { setsid sleep $MARK & bomb & bomb; }; bomb; sleep $MARK"
+    outcome = await each_room.run(script, processes=100, seconds=10)
+    assert outcome.why == "processes" or not each_room.sandbox._cgroups
+    assert each_room.alive() == []
+
+
+async def test_the_processor_is_bounded(room: Room) -> None:
+    if WAYS == ["measured"]:
+        return  # an ordinary user without control groups
+    spin = "timeout 1 sh -c 'while :; do :; done' & "
+    assert (await room.run(f"{spin * 4} wait; awk '{{print $16 + $17}}' /proc/$$/stat", cpus=0.5)).ok
+    assert int(room.lines[-1]) < 130, "four loops of one second, in hundredths"
 
 
 @pytest.mark.parametrize(
@@ -48,9 +106,10 @@ async def test_its_exit_is_told(room: Room, script: str, ended: Outcome, said: l
 
 
 async def test_a_missing_program_is_told(room: Room) -> None:
-    command = Command(arguments=["nowhere"], folder=room.folder, environment=room.sandbox.environment)
-    assert await room.sandbox.run(command, room.uid, room.lines.append) == Outcome(126)
-    assert room.lines[0].startswith("nowhere: ")
+    environment = room.sandbox.environment
+    command = Command(arguments=["nowhere"], folder=room.folder, environment=environment, write=[room.folder])
+    assert not (await room.sandbox.run(command, room.uid, room.lines.append)).ok
+    assert "nowhere" in room.lines[0]
 
 
 # -- its end is the end of all of it -------------------------------------------------------------------------
@@ -99,16 +158,17 @@ async def test_told_to_stop_it_has_its_grace(room: Room) -> None:
 async def test_it_dies_with_its_worker_and_with_its_keeper(room: Room, victim: str) -> None:
     """Killed, so that neither can do anything about it."""
     script = textwrap.dedent(f"""
-        import asyncio, os, sys
+        import asyncio, os
         from pathlib import Path
         from workers.sandbox.sandbox import *
-        sandbox = Sandbox(development=False, users=BUILD_USERS)
+        sandbox = Sandbox(development=True, users=BUILD_USERS)
         async def main():
+            sandbox.check(Path({str(room.build)!r}))
             with sandbox.reserve_user() as uid:
                 folder = Path({str(room.build)!r}, "another")
                 folder.mkdir()
                 sandbox.give_to_user(folder, uid)
-                command = Command(arguments=["sh", "-c", "echo $PPID; exec sleep {room.mark}"], folder=folder,
+                command = Command(arguments=["sh", "-c", "echo ready; exec sleep {room.mark}"], folder=folder,
                     environment=sandbox.environment, write=[folder])
                 await sandbox.run(command, uid, lambda line: print(os.getpid(), line, flush=True))
         asyncio.run(main())
@@ -116,20 +176,13 @@ async def test_it_dies_with_its_worker_and_with_its_keeper(room: Room, victim: s
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process, process.stdout as output:
-        worker, keeper = map(int, output.readline().split())
+        while output.readline().split() != [str(process.pid), "ready"]:  # a warning may precede it
+            assert process.poll() is None
         assert await wait_until(lambda: f"sleep {room.mark} " in marked(room.mark))
-        os.kill(worker if victim == "worker" else keeper, signal.SIGKILL)
-        await wait_until(lambda: f"sleep {room.mark} " not in marked(room.mark), 2)
+        if victim == "worker":
+            process.kill()
+        else:
+            for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+        await wait_until(lambda: f"sleep {room.mark} " not in marked(room.mark), 5)
         process.kill()
-
-
-@pytest.mark.skipif(not USERS, reason="only as root")
-async def test_what_a_killed_keeper_left_goes_before_its_user_is_used_again(room: Room) -> None:
-    command = room.command("sleep $MARK & echo $PPID; sleep $MARK", Limits())
-    async with room.sandbox.start(command, room.uid, room.lines.append) as ending:
-        await wait_until(lambda: room.lines)
-        os.kill(int(room.lines[0]), signal.SIGKILL)
-        assert await ending == Outcome(-9, "stopped")
-    assert room.alive()
-    assert (await room.run("true")).ok
-    assert room.alive() == []

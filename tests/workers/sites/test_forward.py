@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import os
+import socket
 from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
@@ -15,7 +16,7 @@ from aiohttp import web
 from tests.fakes.shop import Shop
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
+from workers.sites import limits
 from workers.sites.web import AppState, state_path
 
 
@@ -42,10 +43,10 @@ async def shop(hosting: Hosting) -> AsyncIterator[Shop]:
         web.Server(shop.answer, handler_cancellation=True, auto_decompress=False), shutdown_timeout=0.1
     )
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
+    path = str(hosting.folder / "app.sock")
+    await web.UnixSite(runner, path).start()
     state = state_path(hosting.folder, "dep_1")
-    state.write_bytes(msgspec.json.encode(AppState(runner.addresses[0][1])))
+    state.write_bytes(msgspec.json.encode(AppState(path)))
     yield shop
     state.unlink()
     shop.go_on.set()
@@ -189,8 +190,9 @@ async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes, caplog: p
         writer.close()
 
     state = state_path(hosting.folder, "dep_1")
-    async with await asyncio.start_server(talk, "127.0.0.1", 0) as app:
-        state.write_bytes(msgspec.json.encode(AppState(app.sockets[0].getsockname()[1])))
+    path = str(hosting.folder / "app.sock")
+    async with await asyncio.start_unix_server(talk, path):
+        state.write_bytes(msgspec.json.encode(AppState(path)))
         said = await hosting.ask("/")
         assert said.status in (200, 502, 999)
         state.unlink()
@@ -199,9 +201,69 @@ async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes, caplog: p
 
 async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
     state = state_path(hosting.folder, "dep_1")
-    for running in (None, AppState(0, exits=3), AppState(free_port())):
+    for running in (None, AppState(exits=3), AppState("/nowhere/app.sock")):
         if running is not None:
             state.write_bytes(msgspec.json.encode(running))
         said = await hosting.ask("/index.html")
         assert (said.status, said.headers["retry-after"]) == (502, "1")
     state.unlink()
+
+
+async def test_a_body_that_drips_is_ended(hosting: Hosting, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLOW_SECONDS", 0.3)
+    head = f"POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+    writer.write(head.encode())
+    for _ in range(100):
+        writer.write(b"x")
+        await asyncio.sleep(0.02)
+        if reader._buffer:  # type: ignore[attr-defined]
+            break
+    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+    assert (await hosting.ask("/")).status == 200
+
+
+async def test_a_reader_that_stops_is_ended(hosting: Hosting, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLOW_SECONDS", 0.3)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.connect(("127.0.0.1", hosting.port))
+    connection.sendall(f"GET /endless HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+    await wait_until(lambda: shop.endless == 1)
+    await wait_until(lambda: shop.left == 1, 10)
+    connection.close()
+
+
+async def test_an_app_s_cookies_are_its_own(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
+    shop.cookies = [
+        "a=1; Domain=apps.test; Path=/",
+        "b=2; path=/; DOMAIN = .Apps.Test ;Secure",
+        "c=3; Domain=test",
+        "d=4; Domain=other.apps.test",
+        f"e=5; Domain={HOST}; HttpOnly",
+        "f=domain=apps.test; Domain=example.com",
+        "g=7; Domain=apps.test; Domain=apps.test.",
+    ]
+    async with visitor.get("/cookies") as answer:
+        assert answer.headers.getall("Set-Cookie") == [
+            "a=1; Path=/",
+            "b=2; path=/;Secure",
+            "c=3",
+            "d=4",
+            f"e=5; Domain={HOST}; HttpOnly",
+            "f=domain=apps.test; Domain=example.com",
+            "g=7",
+        ]
+
+
+async def test_previews_ask_not_to_be_listed(hosting: Hosting, shop: Shop) -> None:
+    deploy = hosting.deploy(f"dep_{hosting.port}", kind="preview")
+    site = hosting.build(deploy, {"index.html": "-"}, start="any")
+    site.swap(deploy.id)
+    hosting.releases.serve_as("shop-preview.apps.test", site)
+    state_path(hosting.folder, deploy.id).write_bytes(state_path(hosting.folder, "dep_1").read_bytes())
+    for path in ("/", "/events/none"):
+        said = await hosting.ask(path, host="shop-preview.apps.test")
+        assert (said.status, said.headers.get("x-robots-tag")) == (200, "noindex")
+        assert "x-robots-tag" not in (await hosting.ask(path)).headers

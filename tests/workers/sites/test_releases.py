@@ -153,6 +153,24 @@ def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not gone.folder.parent.exists()
 
 
+def test_what_an_unverified_release_replaced_keeps_running(hosting: Hosting) -> None:
+    for deploy_id in ("dep_1", "dep_2"):
+        site = hosting.build(hosting.deploy(deploy_id), {"a": "1"}, start="node a")
+        hosting.releases.run(site.release(deploy_id))
+        site.swap(deploy_id, canary=True)
+        assert site.unverified == deploy_id
+        if deploy_id == "dep_1":
+            site.confirm("dep_0")
+            assert site.unverified == "dep_1", "another one is in its canary"
+            site.confirm("dep_1")
+    hosting.releases.tidy(["shop"], set())
+    assert hosting.releases.releases_to_run().keys() == {"dep_1", "dep_2"}
+    site.confirm("dep_2")
+    assert site.unverified is None
+    hosting.releases.tidy(["shop"], set())
+    assert hosting.releases.releases_to_run().keys() == {"dep_2"}
+
+
 def test_an_app_has_so_many_previews(hosting: Hosting) -> None:
     hosting.publish("dep_0", {"index.html": "live"})
     for number in range(KEPT_PREVIEWS + 2):
@@ -188,6 +206,71 @@ def test_what_a_build_closed_is_removed_too(tmp_path: Path) -> None:
         folder.chmod(0)
     remove_folder(tmp_path / "build")
     assert [path.name for path in tmp_path.iterdir()] == ["outside"]
+
+
+def nest(folder: Path, depth: int, name: str = "d") -> None:
+    """Nests folders deeper than any path can name."""
+    folder.mkdir(parents=True)
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=inner)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+        inner, outer = os.open(name, os.O_RDONLY, dir_fd=inner), inner
+        os.close(outer)
+    os.close(inner)
+
+
+@pytest.mark.parametrize(("depth", "name"), [(1_200, "d"), (3_000, "d" * 200)], ids=["deep", "longer-than-a-path"])
+def test_a_deep_folder_is_removed(tmp_path: Path, depth: int, name: str) -> None:
+    try:
+        nest(tmp_path / "build", depth, name)
+        remove_folder(tmp_path / "build")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "build"], check=False)  # pytest's own cleaning recurses
+
+
+def test_an_ordinary_user_removes_what_a_build_closed() -> None:
+    with data_folder() as folder:
+        folder.chmod(0o777)
+        if (child := os.fork()) == 0:
+            ended = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setgroups([])
+                    os.setgid(65_534)
+                    os.setuid(65_534)
+                build_closed_folders(folder / "build")
+                remove_folder(folder / "build")
+                ended = 0
+            finally:
+                os._exit(ended)
+        assert os.waitpid(child, 0)[1] == 0
+        assert list(folder.iterdir()) == []
+
+
+def build_closed_folders(build: Path) -> None:
+    folders = [build, build / "a", build / "a" / "b", build / "a" / "b" / "c", build / "z"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").touch()
+    for folder in reversed(folders):
+        folder.chmod(0)
+
+
+def test_tidying_goes_on_after_a_step_that_fails(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    for build in ("dep_1", "dep_2", "dep_3"):
+        nest(hosting.releases.builds / build, 1_200)
+    hosting.publish("dep_4", {"index.html": "1"}, app_id="broken")
+    (hosting.folder / "releases" / "broken" / "gone").mkdir()  # can't be unlinked
+    gone = hosting.publish("dep_5", {"index.html": "1"}, app_id="gone")
+    link = hosting.releases.running / "dep_9"
+    link.symlink_to(link)  # a circle: can't be resolved
+    (hosting.releases.running / "dep_8").symlink_to("../releases/none/live/dep_8")
+    hosting.releases.tidy(["broken"], set())
+    assert list(hosting.releases.builds.iterdir()) == []
+    assert (gone.folder.parent / "gone").exists()
+    assert not (hosting.releases.running / "dep_8").is_symlink()
 
 
 async def test_one_process_at_a_time(tmp_path: Path) -> None:

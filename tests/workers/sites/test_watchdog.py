@@ -1,9 +1,14 @@
 """Real start commands in the real sandbox: Node servers that tell about themselves."""
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import os
+import secrets
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,10 +16,14 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from gateway.accounts.vault import Vault
+from gateway.deploys.runtime_log import FORMER
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder, swapped_under_load
 from tests.support.polling import wait_until
+from tests.support.sandbox import marked
 from workers.sandbox.sandbox import MIB, Sandbox
 from workers.sites import watchdog
+from workers.sites.environment import write_environment
 from workers.sites.watchdog import LIMITS, Watchdog, output_path
 from workers.sites.web import AppState, read_state
 
@@ -22,10 +31,14 @@ USERS = range(61_184, 61_200)  # of no worker's: other tests may run meanwhile
 # What it answers is its release; the paths end it in different ways.
 SERVER = """
 const fs = require('fs'), http = require('http'), { PORT, HOST, HOME } = process.env
+const born = Math.random()
 const answers = {
   '/who': () => JSON.stringify({ uid: process.getuid?.(), pid: process.pid, home: HOME, cwd: process.cwd() }),
   '/write': () => { fs.writeFileSync(HOME + '/note', 'x'); return 'kept' },
   '/deface': () => { fs.writeFileSync('index.html', 'x'); return 'done' },
+  '/born': () => String(born),
+  '/neighbours': () => JSON.stringify(fs.readdirSync(HOME + '/..').filter(name => !name.endsWith('.scratch'))),
+  '/releases': () => JSON.stringify(fs.readdirSync('../../../..')),
   '/exit': () => process.exit(3),
   '/kill': () => process.kill(process.pid, 'SIGKILL'),
   '/eat': () => { const all = []; for (;;) all.push(Buffer.alloc(1 << 24, 1)) },
@@ -54,15 +67,20 @@ class Watch:
         self.hosting = hosting
         self.crashes: list[tuple[str, str, int | None]] = []
         self.limits = LIMITS
+        self.vault: Vault | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def crashed(self, *what: object) -> None:
         self.crashes.append(what)  # type: ignore[arg-type]
 
     def start(self) -> None:
+        if self._task is not None:
+            return
         sandbox = Sandbox(development=False, users=USERS)
         sandbox.check(self.hosting.folder)
-        self._task = asyncio.create_task(Watchdog(self.hosting.folder, sandbox, self.crashed, self.limits).run())
+        self._task = asyncio.create_task(
+            Watchdog(self.hosting.folder, sandbox, self.crashed, self.limits, self.vault).run()
+        )
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -85,18 +103,24 @@ class Watch:
 
     async def ask(self, deploy_id: str, path: str = "/") -> str:
         """Once it listens."""
-        async with aiohttp.ClientSession() as client, asyncio.timeout(15):
+        async with asyncio.timeout(20):
             while True:
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with client.get(f"http://127.0.0.1:{self.state(deploy_id).port}{path}") as answer:
-                        return await answer.text()
+                    return await self.get(deploy_id, path)
                 await asyncio.sleep(0.02)
+
+    async def get(self, deploy_id: str, path: str) -> str:
+        connector = aiohttp.UnixConnector(self.state(deploy_id).socket)
+        async with (
+            aiohttp.ClientSession(connector=connector) as client,
+            client.get(f"http://localhost{path}") as answer,
+        ):
+            return await answer.text()
 
     async def end(self, deploy_id: str, path: str) -> None:
         await self.ask(deploy_id)
         with contextlib.suppress(aiohttp.ClientError):
-            async with aiohttp.ClientSession() as client:
-                await client.get(f"http://127.0.0.1:{self.state(deploy_id).port}{path}")
+            await self.get(deploy_id, path)
 
 
 @pytest_asyncio.fixture
@@ -104,8 +128,12 @@ async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     monkeypatch.setattr(watchdog, "FIRST_PAUSE", 0.1)
     watch = Watch(hosting)
     yield watch
+    watch.start()
+    for link in hosting.releases.running.iterdir():
+        if link.is_symlink():
+            link.unlink()
+    await wait_until(lambda: not [*hosting.releases.running.iterdir()], 20)
     await watch.stop()
-    assert not [path for path in hosting.releases.running.iterdir() if not path.is_symlink()]
 
 
 async def test_an_app_runs_alone(watch: Watch) -> None:
@@ -115,7 +143,7 @@ async def test_an_app_runs_alone(watch: Watch) -> None:
     assert who["cwd"] == str(watch.hosting.releases.site(watch.hosting.deploy("dep_1")).release("dep_1") / "app")
     assert (who["uid"] in USERS) == (os.geteuid() == 0)
     assert await watch.ask("dep_1", "/write") == "kept"
-    assert await watch.ask("dep_1", "/deface") == "EACCES"
+    assert await watch.ask("dep_1", "/deface") == "EROFS"
     assert output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n"
 
 
@@ -165,29 +193,136 @@ async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
     watch.start()
-    pids = [eval(await watch.ask(deploy_id, "/who"))["pid"] for deploy_id in ("dep_1", "dep_2")]
+    for deploy_id in ("dep_1", "dep_2"):
+        await watch.ask(deploy_id)
+    keeper = watch.state("dep_1").keeper
     under_way = asyncio.create_task(watch.ask("dep_1", "/slow"))
     await asyncio.sleep(0.2)
     watch.hosting.releases.stop("dep_1")
     assert await under_way == "slow", "it may finish what it is doing"
-    await wait_until(lambda: not Path(f"/proc/{pids[0]}").exists())
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists())
     await wait_until(lambda: watch.state("dep_1") == AppState())
     assert await watch.ask("dep_2") == "release dep_2"
-    await watch.stop()
-    assert not Path(f"/proc/{pids[1]}").exists()
     assert watch.crashes == []
 
 
-async def test_a_start_command_that_is_lost_harms_no_other(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+# -- apps outlive the watchdog -------------------------------------------------------------------------------
+
+
+async def test_a_new_watchdog_goes_on_with_the_apps_of_the_former(watch: Watch) -> None:
     watch.publish("dep_1")
     watch.publish("dep_2", app_id="other")
-    site = watch.hosting.releases.site(watch.hosting.deploy("dep_2", "other"))
-    (site.release("dep_2") / "start").unlink()
-    (watch.hosting.releases.running / "dep_9").symlink_to("../releases/gone")
+    watch.start()
+    assert await watch.ask("dep_1", "/write") == "kept"
+    before = await watch.ask("dep_1", "/born"), await watch.ask("dep_2", "/born")
+    await watch.stop()
+    assert await watch.get("dep_1", "/born") == before[0], "it runs without a watchdog"
+    watch.hosting.releases.stop("dep_2")
+    keeper = watch.state("dep_2").keeper
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 15)
+    watch.start()
+    await wait_until(lambda: not [*watch.hosting.releases.running.glob("dep_2*")])
+    assert await watch.ask("dep_1", "/born") == before[0]
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: watch.crashes)
+    assert watch.crashes == [("shop", "exit", 3)]
+    assert await watch.ask("dep_1", "/born") != before[0]
+
+
+async def test_a_release_that_is_stopped_and_served_again_has_not_crashed(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    before = await watch.ask("dep_1", "/born")
+    keeper = watch.state("dep_1").keeper
+    release = (watch.hosting.releases.running / "dep_1").resolve()
+    watch.hosting.releases.stop("dep_1")
+    await asyncio.sleep(0.5)  # the keeper has noticed
+    watch.hosting.releases.run(release)
+    await wait_until(lambda: watch.state("dep_1").keeper not in (0, keeper), 15)
+    assert await watch.ask("dep_1", "/born") != before
+    assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
+
+
+async def test_a_crash_without_a_watchdog_is_told_by_the_next(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    await watch.stop()
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists())
     watch.start()
     assert await watch.ask("dep_1") == "release dep_1"
-    await wait_until(lambda: watch.state("dep_2").exits >= 2)
-    assert watch.crashes[0] == ("other", "exit", 126)
+    assert watch.crashes == [("shop", "exit", 3)]
+    assert watch.state("dep_1").exits == 1
+
+
+async def test_a_killed_worker_stops_no_app(watch: Watch) -> None:
+    watch.publish("dep_1")
+    script = f"""
+import asyncio
+from pathlib import Path
+from workers.sandbox.sandbox import Sandbox
+from workers.sites.watchdog import Watchdog
+
+async def crashed(*what: object) -> None: ...
+
+folder = Path({str(watch.hosting.folder)!r})
+sandbox = Sandbox(development=False, users=range({USERS.start}, {USERS.stop}))
+sandbox.check(folder)
+asyncio.run(Watchdog(folder, sandbox, crashed).run())
+"""
+    worker = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        born = await watch.ask("dep_1", "/born")
+    finally:
+        worker.kill()
+        worker.wait()
+    await asyncio.sleep(1)
+    assert await watch.get("dep_1", "/born") == born
+    watch.start()
+    keeper = watch.state("dep_1").keeper
+    assert await watch.ask("dep_1", "/born") == born
+    os.kill(keeper, signal.SIGKILL)  # the kernel kills the app with it
+    await wait_until(lambda: watch.crashes)
+    assert await watch.ask("dep_1", "/born") != born
+
+
+async def test_no_app_can_take_the_place_of_another(watch: Watch) -> None:
+    """Each has the same port, in a network of its own; and no way to the sockets of the others."""
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    watch.start()
+    for deploy_id in ("dep_1", "dep_2"):
+        assert await watch.ask(deploy_id) == f"release {deploy_id}"
+        assert await watch.ask(deploy_id, "/neighbours") == "[]"
+    assert await watch.ask("dep_1", "/releases") == '["shop"]'
+    assert await watch.ask("dep_2", "/releases") == '["other"]'
+    sockets = [Path(watch.state(deploy_id).socket) for deploy_id in ("dep_1", "dep_2")]
+    assert [path.stat().st_mode & 0o777 for path in sockets] == [0o600, 0o600]
+    assert len({path.stat().st_uid for path in sockets} | {os.geteuid()}) == 1
+
+
+async def test_output_is_bounded_and_the_latest_is_kept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch.publish("dep_1", "seq 400000; sleep 1.2; exec node server.js")
+    watch.start()
+    await watch.ask("dep_1")
+    path = output_path(watch.hosting.folder, "dep_1")
+    await wait_until(lambda: path.read_text().endswith("starting\n"))
+    former = path.with_name(f"{path.name}{FORMER}")
+    assert path.stat().st_size + (former.stat().st_size if former.exists() else 0) <= 1 << 20
+
+
+async def test_secrets_reach_the_app_and_neither_output_nor_command_lines(watch: Watch, hosting: Hosting) -> None:
+    secret = f"secret-{secrets.token_hex(8)}"
+    watch.publish("dep_1", 'echo "it is $TOKEN"; exec node server.js')
+    vault = Vault(base64.b64encode(os.urandom(32)).decode())
+    write_environment(hosting.releases.site(hosting.deploy("dep_1")).release("dep_1"), {"TOKEN": secret}, vault)
+    watch.vault = vault
+    watch.start()
+    await watch.ask("dep_1")
+    assert output_path(hosting.folder, "dep_1").read_text() == "it is ***\nstarting\n"
+    assert not marked(secret)
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -8,6 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, data_folder
+from workers.sites import web
 
 FILES: dict[str, str | bytes] = {
     "index.html": "<h1>Shop</h1>",
@@ -52,6 +53,14 @@ async def test_each_host_has_its_release(hosting: Hosting) -> None:
             said = await hosting.ask("/", host=written)
             assert said.kept == (200, text.encode(), PAGE), written
             assert "server" not in said.headers or said.headers["server"] == "nginx"
+
+
+async def test_previews_ask_not_to_be_listed(hosting: Hosting) -> None:
+    for path in ("/", "/index.html", "/some/route"):
+        assert "x-robots-tag" not in (await hosting.ask(path)).headers
+        for host in ("shop-preview.apps.test", "shop--p-fix.apps.test"):
+            said = await hosting.ask(path, host=host)
+            assert (said.status, said.headers["x-robots-tag"]) == (200, "noindex")
 
 
 OTHER_HOSTS = """
@@ -238,3 +247,46 @@ async def test_slow_clients_hold_up_nobody(hosting: Hosting) -> None:
     async with asyncio.timeout(5):
         while len(os.listdir("/proc/self/fd")) > open_before + 5:
             await asyncio.sleep(0.02)
+
+
+async def test_a_reader_that_stops_is_disconnected(filled: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By nginx too, after its `send_timeout`."""
+    monkeypatch.setattr(web, "SLOW_SECONDS", 0.3)
+    monkeypatch.setattr(web, "SLOW_BYTES", 1 << 30)
+    filled.publish("dep_8", {"huge.bin": b"x" * 30_000_000}, "huge.apps.test", app_id="huge")
+    async with filled.served("embedded") as hosting:
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port, limit=1_024)
+        writer.write(b"GET /huge.bin HTTP/1.1\r\nHost: huge.apps.test\r\n\r\n")
+        await reader.readline()
+        await asyncio.sleep(1)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(30_000_000), 10)
+        writer.close()
+
+
+async def test_a_visitor_who_leaves_is_no_error(filled: Hosting, caplog: pytest.LogCaptureFixture) -> None:
+    async with filled.served("embedded") as hosting:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+            writer.write(f"GET /big.bin HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+            await asyncio.sleep(0.005)
+            writer.transport.abort()
+        assert (await hosting.ask("/")).status == 200
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_connections_without_a_request_make_room(filled: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "open_files", lambda: 100)
+    filled.publish("dep_7", {"big.bin": b"x" * 30_000_000}, "slow.apps.test", app_id="slow")
+    async with filled.served("embedded") as hosting:
+        reader, loading = await asyncio.open_connection("127.0.0.1", hosting.port)
+        loading.write(b"GET /big.bin HTTP/1.1\r\nHost: slow.apps.test\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        held = [await asyncio.open_connection("127.0.0.1", hosting.port) for _ in range(120)]
+        for silent, _ in held[:70]:
+            assert await asyncio.wait_for(silent.read(), 5) == b"", "the oldest are closed"
+        assert not any(silent.at_eof() for silent, _ in held[80:])
+        assert (await hosting.ask("/")).status == 200
+        assert len(await reader.readexactly(30_000_000)) == 30_000_000, "a request in progress stays"
+        for _, writer in (*held, (reader, loading)):
+            writer.close()

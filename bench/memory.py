@@ -1,0 +1,211 @@
+"""Measures what the service's data takes in Redis, on a server of its own, through the service's own code.
+
+Prints the bytes per thing that docs/operations.md names: `used_memory` after, less before, divided by their number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from rig import free_port, redis_command
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.events.catalogue import AppCrashed, Finding, SecurityFinding, queued_event
+from gateway.events.deliveries import SHARE
+from gateway.ids import new_id, now_iso
+from gateway.store import keys, scripts
+from gateway.store.client import Store
+from gateway.store.scripts import Delivery, QueuedEvent
+
+KEY = "bench-encryption-key-of-no-value-0123456789"
+DAYS = 35  # that the spend of a day is kept
+HEADERS = msgspec.json.encode(
+    {"Content-Type": "application/json", "Content-Length": "15", "Date": "Sat, 21 Nov 2026 12:00:00 GMT", "Server": "x"}
+).decode()
+GROUP = "webhooks"
+
+Fill = Callable[[Store, int], Awaitable[None]]
+
+
+async def fill_accounts(store: Store, count: int) -> None:
+    """An account with its API key."""
+    registry = Registry(store, Vault(KEY))
+    for number in range(count):
+        await registry.create_account(f"Account {number}", "free")
+
+
+async def fill_apps(store: Store, count: int) -> None:
+    registry = Registry(store, Vault(KEY))
+    account, _ = await registry.create_account("One", "free")
+    for number in range(count):
+        name = f"app-{number}"
+        await registry.put_app(App(id=new_id("app"), name=name, account=account.id, createdAt=now_iso()), None)
+
+
+async def fill_days(store: Store, count: int) -> None:
+    for number in range(count):
+        key = keys.spend_key(f"acc_{number // DAYS:016x}", f"2026-01-{number % DAYS:02d}")
+        await store.client.hset(key, mapping={"settled": 12_345_678, "reserved": 0})
+        await store.client.expire(key, 3_024_000)
+
+
+async def fill_windows(store: Store, count: int) -> None:
+    """A user of an app who sends a request, which is reserved and settled."""
+    for number in range(count):
+        account = f"acc_{number % 16}"
+        decision = await admit(store, account, number)
+        assert decision == "ok", decision
+        await scripts.settle(store, keys.tag(account), f"res_{number:020}", 1000)
+
+
+async def fill_running(store: Store, count: int) -> None:
+    for number in range(count):
+        assert await admit(store, "acc_running", number, user="u") == "ok"
+
+
+async def admit(store: Store, account: str, number: int, user: str = "") -> str:
+    decision = await scripts.admit(
+        store,
+        account,
+        "app",
+        user or f"user-{number}",
+        app_limit=10**9,
+        user_limit=10**9,
+        bound=1_000_000,
+        cap=10**15,
+        reservation=f"res_{number:020}",
+        lease=360_000,
+        deadline=0,
+    )
+    return decision.verdict
+
+
+def crash(account: str) -> QueuedEvent:
+    event = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
+    return queued_event(event, new_id("evt"), account, new_id("app"), "sample-app")
+
+
+async def fill_waiting(store: Store, count: int) -> None:
+    for number in range(count):
+        await scripts.emit(store, crash(f"acc_{number % 10}"))
+
+
+async def deliver(store: Store, event: QueuedEvent, headers: str, body: str) -> None:
+    await scripts.emit(store, event)
+    tag = keys.tag(event.account)
+    stream = keys.stream_key(tag, "events")
+    if not await store.client.exists(keys.worker_key(GROUP, tag)):
+        await store.client.set(keys.worker_key(GROUP, tag), "", ex=600)
+        await store.client.xgroup_create(stream, GROUP, "0")
+    ((_, ((entry, _),)),) = await store.client.xreadgroup(GROUP, "one", {stream: ">"})
+    url = "https://hooks.example.com/capsule"
+    ended = Delivery("delivered", int(time.time() * 1000), 45, 200, "", url, headers, body)
+    assert await scripts.finish(store, tag, event, ended, group=GROUP, entry=entry)
+
+
+async def fill_deliveries(store: Store, count: int) -> None:
+    """Answered with four headers and a short body."""
+    for number in range(count):
+        await deliver(store, crash(f"acc_{number // 1000}"), HEADERS, '{"status":"ok"}')
+
+
+async def fill_long_deliveries(store: Store, count: int) -> None:
+    """Answered with as much as is kept."""
+    for number in range(count):
+        headers = msgspec.json.encode({f"X-{n}": "v" * 90 for n in range(10)}).decode()
+        await deliver(store, crash(f"acc_{number // 1000}"), headers, "x" * 1024)
+
+
+async def fill_shares(store: Store, count: int) -> None:
+    """Accounts whose events are as large as they can be, until their shares are used up."""
+    finding = Finding(
+        cve="CVE-2026-0001", component="c" * 200, severity="critical", fixedIn="1", tier="red", deadlineAt=now_iso()
+    )
+    for number in range(count):
+        for _ in range(60):
+            event = SecurityFinding(findings=[finding] * 600)
+            account = f"acc_{number}"
+            await deliver(store, queued_event(event, new_id("evt"), account, "app", "app"), HEADERS, "x" * 1024)
+        used = await store.client.zscore(keys.stored_key(keys.tag(account)), account)
+        assert SHARE * 0.9 < used <= SHARE, used
+
+
+async def fill_deploys(store: Store, count: int) -> None:
+    """Finished deploys of an account; their logs are files."""
+    for number in range(count):
+        account, deploy = f"acc_{number // 1000}", new_id("dep")
+        record = {
+            "id": deploy,
+            "account": account,
+            "app": "sample-app",
+            "appId": "app_0123456789",
+            "kind": "live",
+            "trigger": "hook",
+            "createdAt": now_iso(),
+        }
+        limits = {"hook_limit": 6, "quota": 10**9, "source": "src_1", "has_repository": True}
+        triggered = await scripts.trigger(store, account, "app_1", deploy, record, hook="", **limits)  # type: ignore[arg-type]
+        assert triggered.verdict == "queued"
+        ended = {"state": "live", "startedAt": now_iso(), "finishedAt": now_iso(), "durationMs": "41250"}
+        ended |= {"url": "https://sample-app.apps.example.com", "commit": "0" * 40}
+        move = scripts.Advance(
+            account=account, app="app_1", deploy=deploy, expected="queued", fields=ended, dequeue=True
+        )
+        assert await scripts.advance(store, move)
+
+
+THINGS: list[tuple[str, int, Fill]] = [
+    ("account with an API key", 2_000, fill_accounts),
+    ("app", 2_000, fill_apps),
+    ("account and day of use", 20_000, fill_days),
+    ("user of an app, active in the last minute", 20_000, fill_windows),
+    ("running request", 5_000, fill_running),
+    ("event that waits", 10_000, fill_waiting),
+    ("delivery in the log, short answer", 5_000, fill_deliveries),
+    ("delivery in the log, longest answer", 3_000, fill_long_deliveries),
+    ("account whose share is used up", 4, fill_shares),
+    ("finished deploy", 3_000, fill_deploys),
+]
+
+
+async def used(store: Store) -> int:
+    return int((await store.info())[0]["used_memory"])
+
+
+async def measure(url: str) -> None:
+    store = Store(url)
+    print(f"{'bytes in Redis per':44} {'':>10}")
+    for name, count, fill in THINGS:
+        await store.client.flushall()
+        await fill(store, min(count, 10))  # scripts, groups and the first entries of each structure
+        await store.client.flushall()
+        before = await used(store)
+        await fill(store, count)
+        print(f"{name:44} {(await used(store) - before) / count:>10,.0f}", flush=True)
+    await store.close()
+
+
+def main() -> None:
+    port = free_port()
+    redis = subprocess.Popen([str(word) for word in redis_command(port)], stdout=subprocess.DEVNULL)
+    try:
+        time.sleep(0.5)
+        asyncio.run(measure(f"redis://127.0.0.1:{port}/0"))
+    finally:
+        redis.terminate()
+        redis.wait(10)
+
+
+if __name__ == "__main__":
+    main()

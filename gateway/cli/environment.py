@@ -1,0 +1,135 @@
+"""`capsule env`: an app's environment variables. `capsule logs`: the output of its start command.
+
+Values are read from a prompt, standard input or a file, never from the command line, which every process of the machine
+can see and which shells keep in their history.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from gateway.cli.show import age_of, as_json, show_json, show_table, strip_controls, text_of
+
+LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+RECONNECTS = 15  # in a row
+PAUSE = 1.0  # seconds
+
+
+@click.group()
+def env() -> None:
+    """Set the environment variables of an app's builds and start command.
+
+    They apply from the next deploy on.
+    """
+
+
+@env.command("list")
+@click.argument("app")
+@as_json
+def env_list(app: str, as_json: bool) -> None:
+    """List the names of APP's variables. No value is ever shown."""
+    rows = open_service().rows(path("account", "apps", app, "env"))
+    if as_json:
+        return show_json(rows)
+    columns = {"name": text_of("name"), "set": age_of("updatedAt")}
+    show_table(rows, columns, empty=f"No variables yet. Set one with: capsule env set {app} NAME")
+
+
+@env.command("set")
+@click.argument("app")
+@click.argument("name", metavar="[NAME]", default="")
+@click.option(
+    "--file",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Set every variable of a file with lines NAME=value.",
+)
+def env_set(app: str, name: str, source: Path | None) -> None:
+    """Set variable NAME of APP to what you type, or to standard input.
+
+    A script passes the value on standard input: capsule env set APP NAME < value
+    """
+    if bool(name) == bool(source):
+        raise WrongUsage("give either a NAME or --file")
+    if "=" in name:
+        known = name.partition("=")[0]
+        raise WrongUsage(f"keep the value off the command line: capsule env set {app} {known}, and then type it")
+    values: dict[str, str | None] = {name: _read_value(name)} if source is None else _read_file(source)
+    _put(app, values)
+    click.echo(f"Set {', '.join(values)} for {app}, from the next deploy on.")
+
+
+@env.command("unset")
+@click.argument("app")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+def env_unset(app: str, names: tuple[str, ...]) -> None:
+    """Remove variables from APP."""
+    _put(app, dict.fromkeys(names))
+    click.echo(f"Removed {', '.join(names)} from {app}, from the next deploy on.")
+
+
+def _put(app: str, values: dict[str, str | None]) -> None:
+    open_service().change(path("account", "apps", app, "env"), values)
+
+
+def _read_value(name: str) -> str:
+    if sys.stdin.isatty():
+        value: str = click.prompt(f"Value of {name}", hide_input=True, default="", show_default=False, err=True)
+        return value
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _read_file(source: Path) -> dict[str, str | None]:
+    """Raises WrongUsage, which names the line and never quotes it."""
+    values: dict[str, str | None] = {}
+    for number, line in enumerate(source.read_text().splitlines(), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        found = LINE.fullmatch(line)
+        if found is None:
+            raise WrongUsage(f"{source}, line {number}: use NAME=value")
+        name, value = found.groups()
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        values[name] = value[1:-1] if quoted else value
+    if not values:
+        raise WrongUsage(f"{source} sets no variables")
+    return values
+
+
+# -- runtime logs --------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("app")
+@click.option("--tail", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Number of last lines.")
+@click.option("--follow", is_flag=True, help="Go on with new lines until you press Ctrl-C.")
+def logs(app: str, tail: int, follow: bool) -> None:
+    """Print the output of APP's start command."""
+    service, address = open_service(), path("account", "apps", app, "logs")
+    if follow:
+        return _follow(service, address, tail)
+    for line in service.text(address, tail=tail).splitlines():
+        click.echo(strip_controls(line))
+
+
+def _follow(service: Service, address: str, tail: int) -> None:
+    """Connects again when the service restarts or ends the stream."""
+    failures = 0
+    while True:
+        try:
+            for line in service.events(address, tail=tail):
+                failures = 0
+                click.echo(strip_controls(line))
+        except Refused as refused:
+            failures += 1
+            if not refused.temporary or failures > RECONNECTS:
+                raise
+        tail = 1  # the last line shows again: nothing tells where the stream was cut
+        time.sleep(PAUSE)

@@ -1,0 +1,216 @@
+"""The log of an account's deliveries: the last 1,000 outcomes of 30 days, each with what is needed to debug it.
+
+An entry names its event; the event's data is stored once, in the account's bodies (`lua/deliveries.lua`). The request
+is not stored: its body and headers follow from the event and the time of sending. Signatures are left out, because
+whoever holds one can repeat the request until receivers consider it too old.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from gateway.errors import NotFound, RequestMalformed
+from gateway.events import catalogue
+from gateway.ids import now_iso
+from gateway.store import keys
+from gateway.store.client import Store, backbone
+
+LOGGED = 1_000  # deliveries kept per account
+LOGGED_SECONDS = 30 * 86_400
+PAGE = 100  # entries read at a time
+SHARE = 8_388_608  # bytes that an account's log and the data of its events may take: `lua/deliveries.lua`
+KEPT_BODY = 1_024  # bytes of an answer
+READ_BODY = KEPT_BODY + 128  # so that a secret at the end is seen whole
+KEPT_HEADERS = 1_024  # characters of an answer's headers
+NOT_KEPT = "(not kept)"
+
+Outcome = Literal["delivered", "failed", "dropped"]
+
+
+class Delivery(msgspec.Struct, kw_only=True):
+    """The outcome of one delivery."""
+
+    id: str  # the event's
+    attempt: str  # tells deliveries of the same event apart
+    type: str
+    app: str
+    at: catalogue.Time
+    durationMs: int
+    outcome: Outcome
+    status: int | msgspec.UnsetType = msgspec.UNSET  # the receiver's
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class SentRequest(msgspec.Struct):
+    headers: dict[str, str]  # without the values of signatures; empty if nothing was sent
+    body: str | None  # null if the event's data is no longer stored
+
+
+class ReceivedResponse(msgspec.Struct):
+    status: int
+    headers: dict[str, str]  # the first of them
+    body: str  # its first KiB
+
+
+class DeliveryDetail(Delivery, kw_only=True):
+    """A delivery with the request and the receiver's response."""
+
+    url: str | None  # null if no webhook was set
+    request: SentRequest
+    response: ReceivedResponse | None  # null if the receiver did not answer
+
+
+class Filter(msgspec.Struct, frozen=True):
+    type: str | None = None
+    app: str | None = None
+    outcome: Outcome | None = None
+
+    def matches(self, fields: Mapping[str, str]) -> bool:
+        return (
+            self.type in (None, fields["type"])
+            and self.app in (None, fields["app"])
+            and self.outcome in (None, fields["outcome"])
+        )
+
+
+Entry = tuple[str, dict[str, str]]  # the attempt, and what is logged of it
+
+
+async def list_deliveries(store: Store, account_id: str, limit: int, before: str, chosen: Filter) -> list[Delivery]:
+    """Newest first. `before`: an attempt, or the id of an event; '' for the newest. Raises RequestMalformed."""
+    found: list[Entry] = []
+    after = before if _is_attempt(before) or not before else await _oldest_attempt(store, account_id, before)
+    count = limit if chosen == Filter() else PAGE
+    while len(found) < limit:
+        page = await _read_page(store, account_id, after, count)
+        found += [entry for entry in page if chosen.matches(entry[1])]
+        if not page:
+            break
+        after = page[-1][0]
+    return [msgspec.convert(_row(entry), Delivery, strict=False) for entry in found[:limit]]
+
+
+async def read_delivery(store: Store, account_id: str, delivery_id: str) -> DeliveryDetail:
+    """The delivery of this attempt, or the newest one of this event. Raises NotFound."""
+    found = await _find(store, account_id, delivery_id)
+    if not found:
+        raise NotFound("There is no delivery of this id in the last 30 days.")
+    attempt, fields = found[0]
+    with backbone():
+        data = await store.client.hget(keys.bodies_key(account_id), fields["id"])
+    data, timestamp, url = data or fields.get("data"), int(fields["at"]), fields.get("url")
+    body = None if data is None else encode_body(fields["id"], fields["type"], data, timestamp).decode()
+    headers = sent_headers(fields["id"], fields["type"], timestamp, NOT_KEPT, NOT_KEPT) if url else {}
+    response = None
+    if fields["status"]:
+        answered = msgspec.json.decode(fields.get("headers") or "{}", type=dict[str, str])
+        response = ReceivedResponse(int(fields["status"]), answered, fields.get("body", ""))
+    detail = {"url": url or None, "request": SentRequest(headers, body), "response": response}
+    return msgspec.convert({**_row((attempt, fields)), **detail}, DeliveryDetail, strict=False)
+
+
+async def stored_bytes(store: Store, account_id: str) -> int:
+    """What the account's log and the data of its events take, of `SHARE`."""
+    with backbone():
+        return int(await store.client.zscore(keys.stored_key(keys.tag(account_id)), account_id) or 0)
+
+
+def _row(entry: Entry) -> dict[str, str]:
+    attempt, fields = entry
+    shown = {"id", "type", "app", "durationMs", "outcome", *(name for name in ("status", "error") if fields[name])}
+    row = {name: fields[name] for name in shown}
+    return {**row, "attempt": attempt, "at": now_iso(int(fields["at"]) / 1000)}
+
+
+def _is_attempt(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,15}-[0-9]{1,15}", text) is not None
+
+
+async def _oldest_attempt(store: Store, account_id: str, event_id: str) -> str:
+    found = await _find(store, account_id, event_id)
+    if not found:
+        raise RequestMalformed("before: there is no delivery of this id.")
+    return found[-1][0]
+
+
+async def _find(store: Store, account_id: str, delivery_id: str) -> list[Entry]:
+    """Newest first."""
+    if _is_attempt(delivery_id):
+        with backbone():
+            entries = await store.client.xrange(keys.deliveries_key(account_id), delivery_id, delivery_id)
+        return [entry for entry in entries if int(entry[0].partition("-")[0]) >= _oldest()]
+    found: list[Entry] = []
+    after = ""
+    while page := await _read_page(store, account_id, after, PAGE):
+        found += [entry for entry in page if entry[1]["id"] == delivery_id]
+        after = page[-1][0]
+    return found
+
+
+async def _read_page(store: Store, account_id: str, before: str, count: int) -> list[Entry]:
+    last = f"({before}" if before else "+"
+    with backbone():
+        page: list[Entry] = await store.client.xrevrange(
+            keys.deliveries_key(account_id), max=last, min=str(_oldest()), count=count
+        )
+    return page
+
+
+def _oldest() -> int:
+    return int((time.time() - LOGGED_SECONDS) * 1000)
+
+
+# -- requests and answers ------------------------------------------------------------------------------------
+
+
+def encode_body(event_id: str, event_type: str, data: str, timestamp: int) -> bytes:
+    """The exact bytes that are sent. `timestamp` is in milliseconds."""
+    return b'{"type":%b,"id":%b,"timestamp":%d,"data":%b}' % (
+        msgspec.json.encode(event_type),
+        msgspec.json.encode(event_id),
+        timestamp,
+        data.encode(),
+    )
+
+
+def sent_headers(event_id: str, event_type: str, timestamp: int, signature: str, standard: str) -> dict[str, str]:
+    """`signature` is our own, `standard` that of Standard Webhooks, whose timestamps are in seconds."""
+    return {
+        "Content-Type": "application/json",
+        "X-Service-Event": event_type,
+        "X-Service-Delivery": event_id,
+        "X-Service-Timestamp": str(timestamp),
+        "X-Service-Signature": f"sha256={signature}",
+        "webhook-id": event_id,
+        "webhook-timestamp": str(timestamp // 1000),
+        "webhook-signature": f"v1,{standard}",
+    }
+
+
+def describe_answer(headers: Iterable[tuple[str, str]], body: bytes, secrets: Sequence[str]) -> tuple[str, str]:
+    """What the log keeps of an answer: its first headers as JSON, and the beginning of its body as text.
+
+    `secrets` are left out of both: a receiver may print its environment, or echo the request.
+    """
+    kept: dict[str, str] = {}
+    room = KEPT_HEADERS
+    for name, value in headers:
+        room -= len(name) + len(value)
+        if room < 0:
+            break
+        # The client decodes bytes that are not UTF-8 as surrogates, which no JSON can hold.
+        text = _without(value.encode(errors="surrogateescape"), secrets).decode(errors="replace")
+        kept[name] = f"{kept[name]}, {text}" if name in kept else text
+    text = _without(body, secrets)[:KEPT_BODY].decode(errors="replace") if body else ""
+    return msgspec.json.encode(kept).decode() if kept else "", text
+
+
+def _without(text: bytes, secrets: Sequence[str]) -> bytes:
+    for secret in secrets:
+        text = text.replace(secret.encode(), NOT_KEPT.encode())
+    return text

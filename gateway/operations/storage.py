@@ -1,0 +1,83 @@
+"""Entries that no worker could process, and the accounts that store most in Redis, of all partitions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.accounts.registry import Registry
+from gateway.events.catalogue import Time
+from gateway.events.deliveries import SHARE
+from gateway.ids import now_iso
+from gateway.store import keys, scripts
+from gateway.store.client import Store
+
+TOP = 8  # accounts
+NEWEST = 10  # dead letters
+
+
+class DeadLetter(msgspec.Struct):
+    """An entry of a stream that no worker could process."""
+
+    stream: str
+    entry: str  # its id in the stream
+    at: Time  # when it was taken out
+    reason: str
+    fields: dict[str, str]  # the beginning of each
+
+
+class DeadLetters(msgspec.Struct):
+    count: int  # of 30 days, at most 100 per partition
+    newest: list[DeadLetter]
+
+
+class StoredAccount(msgspec.Struct):
+    account: str
+    name: str
+    bytes: int  # of its delivery log and the data of its events
+
+
+class Storage(msgspec.Struct):
+    limit: int  # bytes per account
+    top: list[StoredAccount]
+
+
+async def count_dead_letters(store: Store) -> int:
+    """Raises one of store.FAULTS."""
+    async with store.client.pipeline(transaction=False) as pipe:
+        for tag in keys.partition_tags():
+            pipe.xlen(keys.dead_letters_key(tag))
+        return sum(await pipe.execute())
+
+
+async def read_dead_letters(store: Store) -> DeadLetters:
+    """Raises one of store.FAULTS."""
+    async with store.client.pipeline(transaction=False) as pipe:
+        for tag in keys.partition_tags():
+            pipe.xrevrange(keys.dead_letters_key(tag), count=NEWEST)
+        letters = [letter for page in await pipe.execute() for letter in page]
+    letters.sort(key=lambda letter: -int(letter[0].partition("-")[0]))
+    return DeadLetters(await count_dead_letters(store), [_dead_letter(*letter) for letter in letters[:NEWEST]])
+
+
+def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
+    at = now_iso(int(letter_id.partition("-")[0]) / 1000)
+    try:
+        fields = msgspec.json.decode(letter.get("fields", ""), type=dict[str, str])
+    except msgspec.DecodeError:  # not ours; it must not hide the others
+        fields = {}
+    return DeadLetter(letter.get("stream", ""), letter.get("entry", ""), at, letter.get("reason", ""), fields)
+
+
+async def read_storage(store: Store, registry: Registry) -> Storage:
+    """Raises one of store.FAULTS, or BackboneUnavailable."""
+    async with store.client.pipeline(transaction=False) as pipe:
+        for tag in keys.partition_tags():
+            pipe.zrevrange(keys.stored_key(tag), 0, TOP - 1, withscores=True)
+        stored = [(account, int(count)) for page in await pipe.execute() for account, count in page]
+    top = []
+    for account, count in sorted(stored, key=lambda each: -each[1])[:TOP]:
+        if await scripts.forget_stored(store, account):
+            continue
+        record = await registry.account(account)
+        top.append(StoredAccount(account, record.name if record else "", count))
+    return Storage(SHARE, top)

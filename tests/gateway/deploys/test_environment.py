@@ -1,0 +1,125 @@
+"""Environment variables over HTTP: what is listed, refused and kept."""
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.accounts.records import App
+from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.deploys.environment import Environments
+from gateway.store.client import Store
+from tests.fakes import FakeProvider
+from tests.gateway.deploys.test_states import an_app, call
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway, gateway_with_redis
+
+
+@pytest.fixture
+async def gw(provider: FakeProvider, tmp_path: Path) -> Any:
+    async with gateway_with_redis(provider, tmp_path, GATEWAY_DEPLOY_ENGINE="external") as running:
+        yield running
+
+
+async def names(account: Account, app: str) -> list[str]:
+    return [each["name"] for each in (await call(account, "GET", f"/account/apps/{app}/env")).json()]
+
+
+async def test_names_are_shown_and_values_never(gw: Gateway) -> None:
+    account, stranger = await gw.account("max"), await gw.account("max")
+    app, value = await an_app(account), secrets.token_hex(20)
+    gw.confidential.add(value)
+    path = f"/account/apps/{app}/env"
+    assert (await call(account, "GET", path)).json() == []
+    put = await call(account, "PUT", path, {"TOKEN": value, "_B2": "", "A": "ä\n"})
+    assert put.status_code == 200
+    assert [each["name"] for each in put.json()] == ["A", "TOKEN", "_B2"]
+    assert all(each.keys() == {"name", "updatedAt"} for each in put.json())
+    assert value not in put.text
+    put = await call(account, "PUT", path, {"A": None, "UNKNOWN": None, "C": "1"})
+    assert [each["name"] for each in put.json()] == ["C", "TOKEN", "_B2"]
+    for method in ("GET", "PUT"):
+        assert (await call(stranger, method, path, {"A": "b"})).status_code == 404
+    with gw.redis.client() as client:
+        [key] = client.keys("*:environment:*")
+        assert value.encode() not in client.get(key)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lower",
+        "1A",
+        "A-B",
+        "",
+        "A B",
+        "É",
+        "GATEWAY_X",
+        "PORT",
+        "VITE_SERVICE_AI_URL",
+        "PATH",
+        "LD_PRELOAD",
+        "GLIBC_TUNABLES",
+        "A\n",
+    ],
+)
+async def test_names_that_are_refused(gw: Gateway, name: str) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    answer = await call(account, "PUT", f"/account/apps/{app}/env", {"GOOD": "x", name: "the value"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_MALFORMED")
+    assert "the value" not in answer.text
+    assert await names(account, app) == []
+
+
+async def test_bodies_that_are_refused(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    path = f"/account/apps/{app}/env"
+    for body in ([], "x", {"A": 1}, {"A": {"b": "c"}}, {"A": "nul\0"}, {"A": "x" * 65_536}):
+        answer = await call(account, "PUT", path, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "REQUEST_MALFORMED"), body
+    half = {"A": "x" * 32_000}
+    assert (await call(account, "PUT", path, half)).is_success
+    assert (await call(account, "PUT", path, {"B": "x" * 33_600})).status_code == 400
+    assert (await call(account, "PUT", path, {"A": None, "B": "x" * 33_600})).is_success
+    many = {f"V{n}": "x" for n in range(500)}
+    assert (await call(account, "PUT", path, many)).status_code == 400
+    assert await names(account, app) == ["B"]
+
+
+async def test_changes_at_once_are_all_kept(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    path = f"/account/apps/{app}/env"
+    answers = await asyncio.gather(*[call(account, "PUT", path, {f"V{n}": "x"}) for n in range(5)])
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert await names(account, app) == [f"V{n}" for n in range(5)]
+
+
+async def test_another_account_inherits_none(gw: Gateway) -> None:
+    account, other = await gw.account("max"), await gw.account("max")
+    for change in ("delete", "move"):
+        app = await an_app(account)
+        await call(account, "PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
+        if change == "delete":
+            await gw.platform("DELETE", f"apps/{app}")
+        await gw.platform("PUT", f"apps/{app}", {"account": other.id})
+        assert await names(other, app) == []
+        await gw.platform("PUT", f"apps/{app}", {"account": account.id})
+        assert await names(account, app) == []
+    with gw.redis.client() as client:
+        assert client.keys("*:environment:*") == []
+
+
+async def test_another_key_opens_none(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    await call(account, "PUT", f"/account/apps/{app}/env", {"TOKEN": "x"})
+    store = Store(gw.redis.url)
+    record = App(id=app, name=app, account=account.id, createdAt="")
+    with pytest.raises(NoEncryptionKey):
+        await Environments(store, Vault("another")).open(record)
+    await store.close()

@@ -1,0 +1,61 @@
+"""Following the output of a start command while the worker exchanges its files."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.deploys import runtime_log
+from gateway.deploys.runtime_log import FORMER, RuntimeLog
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Path:
+    folder = tmp_path / "running"
+    folder.mkdir()
+    return folder
+
+
+async def test_nothing_is_lost_or_repeated_when_the_files_are_exchanged(
+    running: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_log, "POLL_INTERVAL", 0)
+    path, live, seen = running / "dep_1.output", "dep_1", list[str]()
+
+    async def find_live() -> str:
+        return live
+
+    path.write_text("one\ntwo\nthr")
+    follow = RuntimeLog(str(running.parent)).follow(find_live, 1, lambda: False)
+
+    async def read() -> None:
+        seen.extend(await anext(follow))
+
+    await read()
+    assert seen == ["two"], "only complete lines"
+    with path.open("a") as file:
+        file.write("ee\nfour\n")
+    await read()
+    with path.open("a") as file:
+        file.write("five\n")
+    path.replace(running / f"dep_1.output{FORMER}")
+    path.write_text("six\nsev")
+    await read()
+    with path.open("a") as file:
+        file.write("en\n")
+    await read()
+    assert seen == ["two", "three", "four", "five", "six", "seven"]
+    live = "dep_2"
+    (running / "dep_2.output").write_text("of the next\n")
+    monkeypatch.setattr(runtime_log, "DEPLOY_INTERVAL", 0)
+    while seen[-1] != "of the next":
+        await read()
+    await follow.aclose()
+
+
+async def test_an_app_that_wrote_nothing(running: Path) -> None:
+    assert await RuntimeLog(str(running.parent)).tail("dep_1", 10) == []
+
+
+async def test_an_id_from_elsewhere_reads_nothing_else(running: Path) -> None:
+    (running.parent / "secret.output").write_text("secret\n")
+    assert await RuntimeLog(str(running.parent)).tail("dep_none", 10) == []

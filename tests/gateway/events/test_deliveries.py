@@ -1,0 +1,207 @@
+"""The delivery log over HTTP: its pages, its filters, and what it keeps of each delivery."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.events.deliveries import KEPT_BODY, describe_answer
+from gateway.store import keys
+from tests.fakes.receiver import FakeReceiver, verified
+from tests.fakes.server import HANG, Head, Raw, Script, answer
+from tests.support.redis_servers import free_port
+from tests.support.responses import refused
+from tests.support.webhook_holder import DELIVERIES, Holder
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def detail(holder: Holder, delivery_id: str) -> dict[str, Any]:
+    response = await holder.call("GET", f"{DELIVERIES}/{delivery_id}")
+    assert response.status_code == 200, response.text
+    assert not holder.secret or holder.secret not in response.text
+    return response.json()
+
+
+async def delivered(holder: Holder, receiver: FakeReceiver, script: Script, kind: str = "app.crashed") -> str:
+    receiver.plays(holder.path, script)
+    before = len(await holder.log())
+    event_id = await holder.test(kind)
+    await holder.logged(before + 1)
+    return event_id
+
+
+# One delivery
+
+
+async def test_a_delivery_with_its_request_and_response(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    holder.path += "?token=abc"
+    await holder.set(receiver.url(holder.path))
+    event_id = await delivered(holder, receiver, answer(422, {"why": "é"}, {"X-Trace": "t1"}))
+    shown = await detail(holder, event_id)
+    [row] = await holder.log()
+    assert {name: shown[name] for name in row} == row
+    assert shown["url"] == receiver.url(holder.path)
+    (exchange,) = receiver.got(holder.path)
+    assert shown["request"]["body"].encode() == exchange.body, "the very bytes"
+    verified(exchange, holder.secret)
+    for name, value in shown["request"]["headers"].items():
+        if name.lower().endswith("signature"):
+            assert value in ("sha256=(not kept)", "v1,(not kept)")
+            assert exchange.header(name).split("=")[0].split(",")[0] in value
+        else:
+            assert exchange.header(name) == value, name
+    assert len(shown["request"]["headers"]) == 8
+    assert shown["response"] == {
+        "status": 422,
+        "headers": {"Content-Type": "application/json", "Content-Length": "17", "X-Trace": "t1"},
+        "body": json.dumps({"why": "é"}),
+    }
+
+
+async def test_of_a_long_answer_its_beginning(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    await holder.set()
+    long = b"a" * 1000 + b"b" * 100_000
+    many = {f"X-{n}": "v" * 200 for n in range(20)}
+    shown = await detail(holder, await delivered(holder, receiver, answer(500, long, many)))
+    assert shown["response"]["body"] == "a" * 1000 + "b" * (KEPT_BODY - 1000)
+    assert len(json.dumps(shown["response"]["headers"])) < 2000
+    slow = await detail(holder, await delivered(holder, receiver, [Head(200), b"first", HANG]))
+    assert (slow["outcome"], slow["response"]["body"]) == ("delivered", "first"), "what had come in time"
+
+
+async def test_an_answer_that_is_no_text(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    """Bytes that are not UTF-8, in headers too, neither spoil the log nor the worker."""
+    await holder.set()
+    raw = b"HTTP/1.1 500 \xff\r\nX-Odd: a\xff\xfeb\r\nX-Odd: c\r\nContent-Length: 4\r\n\r\n\x00\xff\x1bz"
+    shown = await detail(holder, await delivered(holder, receiver, [Raw(raw)]))
+    assert shown["response"]["headers"]["X-Odd"] == "a\ufffd\ufffdb, c"
+    assert shown["response"]["body"] == "\x00\ufffd\x1bz"
+
+
+async def test_a_receiver_that_prints_the_secret(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    await holder.set()
+    echo = f"{'x' * 990} {holder.secret} and more".encode()
+    shown = await detail(holder, await delivered(holder, receiver, answer(500, echo, {"X-Env": holder.secret})))
+    assert shown["response"]["headers"]["X-Env"] == "(not kept)"
+    assert shown["response"]["body"].endswith("x (not kept) and more")
+    assert "whsec_" not in str(shown)
+
+
+async def test_nothing_was_answered_or_sent(holder: Holder, worker: Worker) -> None:
+    event_id = await holder.test()
+    await holder.logged(1)
+    dropped = await detail(holder, event_id)
+    assert (dropped["error"], dropped["url"], dropped["response"]) == ("no-receiver", None, None)
+    assert dropped["request"]["headers"] == {}
+    assert json.loads(dropped["request"]["body"])["id"] == event_id
+    url = f"http://127.0.0.1:{free_port()}/"
+    await holder.set(url)
+    event_id = await holder.test()
+    await holder.logged(2)
+    failed = await detail(holder, event_id)
+    assert (failed["error"], failed["url"], failed["response"]) == ("connect", url, None)
+
+
+async def test_each_delivery_of_an_event(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    """An event's id shows its newest delivery, and an attempt the very one."""
+    await holder.set()
+    event_id = await delivered(holder, receiver, answer(500, b"first"))
+    receiver.plays(holder.path, answer(200, b"second"))
+    await holder.call("POST", f"{DELIVERIES}/{event_id}/redeliver")
+    new, old = await holder.logged(2)
+    assert (await detail(holder, event_id))["response"]["body"] == "second"
+    assert (await detail(holder, new["attempt"]))["response"]["body"] == "second"
+    assert (await detail(holder, old["attempt"]))["response"]["body"] == "first"
+    with holder.account.gateway.redis.client() as client:
+        assert client.hlen(keys.bodies_key(holder.id)) == 2, "one copy of the data, and how often it is needed"
+
+
+@pytest.mark.parametrize(
+    "unknown", ["evt_unknown", "1-1", "999999999999999-1", "99999999999999999999999-1", "%FF", "x" * 500]
+)
+async def test_an_unknown_delivery(holder: Holder, unknown: str) -> None:
+    refused(await holder.call("GET", f"{DELIVERIES}/{unknown}"), 404, "NOT_FOUND")
+
+
+async def test_another_account_s_delivery(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    event_id = await holder.test()
+    [row] = await holder.logged(1)
+    other = Holder(await holder.account.gateway.account(), receiver)
+    for delivery in (event_id, row["attempt"]):
+        refused(await other.call("GET", f"{DELIVERIES}/{delivery}"), 404, "NOT_FOUND")
+
+
+# The list
+
+
+def fill(holder: Holder, count: int) -> None:
+    """Deliveries of two types, two apps and three outcomes; each event has two in a row."""
+    key = keys.deliveries_key(holder.id)
+    with holder.account.gateway.redis.client() as client:
+        now = int(client.time()[0]) * 1000
+        for number in range(count):
+            fields = {
+                "id": f"evt_{number // 2}",
+                "type": ("app.crashed", "deploy.failed")[number % 2],
+                "app": ("shop", "notes")[number // 2 % 2],
+                "at": now,
+                "durationMs": 5,
+                "outcome": ("delivered", "failed", "dropped")[number % 3],
+                "status": "",
+                "error": "",
+            }
+            client.xadd(key, fields, id=f"{now}-{number + 1}")
+        client.expire(key, 600)
+
+
+async def test_pages(holder: Holder) -> None:
+    fill(holder, 230)
+    whole = await holder.log("?limit=1000")
+    paged: list[dict[str, Any]] = []
+    while page := await holder.log(f"?limit=50&before={paged[-1]['attempt'] if paged else ''}"):
+        paged += page
+    assert paged == whole
+    assert len(whole) == 230
+    after = await holder.log("?limit=1000&before=evt_100")
+    assert after == whole[whole.index(next(row for row in whole if row["id"] == "evt_99")) :], (
+        "after its oldest delivery"
+    )
+
+
+async def test_filters(holder: Holder) -> None:
+    fill(holder, 230)
+    whole = await holder.log("?limit=1000")
+    for chosen in (
+        {"type": "app.crashed"},
+        {"app": "notes"},
+        {"outcome": "failed"},
+        {"type": "deploy.failed", "app": "shop", "outcome": "dropped"},
+    ):
+        query = "&".join(f"{name}={value}" for name, value in chosen.items())
+        expected = [row for row in whole if all(row[name] == value for name, value in chosen.items())]
+        assert await holder.log(f"?limit=1000&{query}") == expected
+        assert await holder.log(f"?limit=7&{query}") == expected[:7]
+        assert await holder.log(f"?limit=7&{query}&before={expected[6]['attempt']}") == expected[7:14]
+    assert await holder.log("?app=nobody") == []
+
+
+@pytest.mark.parametrize("query", ["before=evt_unknown", "type=app.bored", "outcome=lost"])
+async def test_a_wrong_filter(holder: Holder, query: str) -> None:
+    response = await holder.call("GET", f"{DELIVERIES}?{query}")
+    assert query.partition("=")[0] in refused(response, 400, "REQUEST_MALFORMED")["message"]
+
+
+async def test_what_is_stored_is_shown(holder: Holder, worker: Worker) -> None:
+    async def storage() -> dict[str, int]:
+        return (await holder.call("GET", "/account")).json()["storage"]
+
+    assert await storage() == {"bytes": 0, "limit": 8_388_608}
+    await holder.test()
+    await holder.logged(1)
+    assert 300 < (await storage())["bytes"] < 2_000
+
+
+async def test_no_header_that_is_too_long() -> None:
+    assert describe_answer([("a", "x" * 2000), ("b", "y")], b"", []) == ("", "")

@@ -1,0 +1,94 @@
+"""Visitors who hold one hosted app's requests, while others visit another tenant's apps on the same web server."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.hostile.bystander import FULL, attacked, scaled
+from tests.support.hosted_apps import SERVERS, Hosting, data_folder, needs_nginx
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.workers.sites.test_sites import Sites
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HANGING = "require('http').createServer(() => {}).listen(process.env.PORT)"
+HONEST = "require('http').createServer((_, answer) => answer.end('honest')).listen(process.env.PORT)"
+HOSTS = {"hanging": "hanging.apps.test", "static": "static.apps.test"}  # of the attacked tenant
+BYSTANDERS = ("page.apps.test", "honest.apps.test")  # of another tenant: files, and an app that runs
+REQUESTS = 150 if FULL else 60  # to each bystander
+
+# name: what the attacker does, and what each of its connections sends first
+ATTACKS = {
+    "requests that hang": ("hold", "GET / HTTP/1.1\r\nHost: hanging.apps.test\r\n\r\n"),
+    "bodies that drip": ("hold", "POST / HTTP/1.1\r\nHost: hanging.apps.test\r\nContent-Length: 60000\r\n\r\n"),
+    "bodies that drip to nobody": ("hold", "POST / HTTP/1.1\r\nHost: none.apps.test\r\nContent-Length: 60000\r\n\r\n"),
+    "heads that drip": ("hold", "GET / HTTP/1.1\r\nHost: hanging.apps.test\r\nX: "),
+    "readers that stop": ("stall", "GET /big.bin HTTP/1.1\r\nHost: static.apps.test\r\n\r\n"),
+}
+
+
+@pytest_asyncio.fixture(params=SERVERS, loop_scope="session")
+async def hosting(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+    with data_folder() as folder:
+        if request.param == "nginx":
+            needs_nginx(folder)
+        hosting = Hosting(folder)
+        hosting.port = free_port()
+        hosting.publish("dep_1", {"index.html": "page"}, "page.apps.test", app_id="page")
+        hosting.publish("dep_2", {"big.bin": b"x" * 20_000_000}, "static.apps.test", app_id="static")
+        for number, (name, code) in enumerate({"hanging": HANGING, "honest": HONEST}.items()):
+            deploy = hosting.deploy(f"dep_{3 + number}", name)
+            site = hosting.build(deploy, {"app.js": code}, start="exec node app.js")
+            site.swap(deploy.id)
+            hosting.releases.serve_as(f"{name}.apps.test", site)
+            hosting.releases.run(site.release(deploy.id))
+        worker = Sites(hosting, redis_url, request.param)
+        worker.start()
+        try:
+            await worker.serving()
+            for host in BYSTANDERS:
+                await wait_until(lambda host=host: answers(hosting, host), 20)
+            yield hosting
+        finally:
+            await worker.stop()
+        assert "Traceback" not in worker.log, worker.log[-4_000:]
+
+
+async def answers(hosting: Hosting, host: str) -> bool:
+    return (await hosting.ask("/", host=host)).status == 200
+
+
+async def visit(hosting: Hosting, host: str) -> list[float]:
+    """Milliseconds of each request, all of which must be answered."""
+    waits = []
+    for _ in range(REQUESTS):
+        began = time.perf_counter()
+        assert (await hosting.ask("/", host=host)).status == 200, host
+        waits.append((time.perf_counter() - began) * 1_000)
+        await asyncio.sleep(0.025)
+    return sorted(waits)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("attack", ATTACKS)
+async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack: str) -> None:
+    name, opening = ATTACKS[attack]
+    async with attacked(hosting, name, scaled(5_000) if FULL else 1_500, opening.encode()):
+        for host, waits in zip(BYSTANDERS, await asyncio.gather(*(visit(hosting, h) for h in BYSTANDERS)), strict=True):
+            p50, p99 = (waits[int(len(waits) * part)] for part in (0.5, 0.99))
+            print(f"{attack}: {host} {p50:.0f} / {p99:.0f} ms")
+            assert p50 < 50
+            # The other attackers come again as soon as they are refused, thousands in a second.
+            assert p99 < (50 if FULL and attack == "requests that hang" else 1_000)
+
+
+async def test_an_app_that_is_full_says_when_to_come_again(hosting: Hosting) -> None:
+    name, opening = ATTACKS["requests that hang"]
+    async with attacked(hosting, name, 1_000, opening.encode()):
+        refused = await hosting.ask("/", host=HOSTS["hanging"])
+    assert refused.status == 503
+    assert refused.headers["retry-after"] == "1"

@@ -1,0 +1,112 @@
+"""Environment variables and the output of start commands, from end to end: gateway, workers and apps are real."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes import FakeProvider
+from tests.support.deployment import Host, hosting
+
+SERVER = """\
+const value = process.env.TOKEN ?? 'none'
+console.log('starting with ' + value)
+require('http').createServer((request, answer) => {
+  console.log('GET ' + request.url)
+  answer.end([value.length, process.env.NODE_ENV, process.env.PORT === undefined].join(' '))
+}).listen(process.env.PORT)
+"""
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[Host]:
+    async with FakeProvider() as provider, hosting(provider, tmp_path) as host:
+        yield host
+
+
+async def test_builds_see_the_variables_and_logs_do_not(host: Host) -> None:
+    app = await host.app(build={"command": "sh build.sh", "output": "dist"})
+    await host.worker("deploys")
+    secret = secrets.token_hex(16)
+    host.gateway.confidential.add(secret)
+    await host.call("PUT", f"/account/apps/{app}/env", json={"TOKEN": secret, "CI": "mine"})
+    script = 'echo "the token is $TOKEN"; mkdir dist; printf %s "$TOKEN" | sha256sum > dist/index.html; echo $CI'
+    # No command line on this machine has the value.
+    script += "; cat /proc/*/cmdline | tr '\\0' ' ' | grep -c \"[^]]$TOKEN\" >> dist/index.html || true"
+    deploy = await host.over(await host.publish(app, {"build.sh": script}))
+    assert deploy["state"] == "live", deploy
+    assert "the token is ***" in deploy["log"]
+    assert secret not in deploy["log"]
+    assert "mine" in deploy["log"]
+    lines = (await host.page(app)).splitlines()
+    assert len(lines[0].split()[0]) == 64
+    assert lines[1] == "0"
+
+
+async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host) -> None:
+    app = await host.app(build={"start": "exec node server.js"})
+    await host.worker("deploys")
+    path, secret = f"/account/apps/{app}/env", "a secret of " + secrets.token_hex(8)
+    host.gateway.confidential.add(secret)
+    first = await host.over(await host.publish(app, {"server.js": SERVER}))
+    assert (first["state"], await host.page(app)) == ("live", "4 production false")
+    await host.call("PUT", path, json={"TOKEN": secret, "NODE_ENV": "staging"})
+    assert await host.page(app) == "4 production false", "only from the next deploy on"
+    deploy = await host.over(await host.publish(app, {"server.js": SERVER}))
+    assert deploy["state"] == "live"
+    assert await host.page(app) == f"{len(secret)} staging false"
+    assert secret not in deploy["log"]
+    # A rollback is a deploy too: it runs the former files with the variables of now.
+    await host.call("PUT", path, json={"NODE_ENV": None})
+    back = await host.over((await host.call("POST", f"/account/apps/{app}/rollback", json={}))["deployId"])
+    assert back["release"] == first["id"]
+    assert await host.page(app) == f"{len(secret)} production false"
+    # On disk the value is sealed, and the release that shares its files has none still.
+    release = host.gateway.folder / "data" / "releases" / app / "live"
+    assert not (release / first["id"] / "environment").exists()
+    assert secret not in (release / back["id"] / "environment").read_text()
+    logs = await host.gateway.http.get(
+        f"/account/apps/{app}/logs", headers={"Authorization": f"Bearer {host.account.key}"}
+    )
+    assert "starting with ***" in logs.text
+
+
+async def test_the_output_of_a_start_command_is_read_and_followed(host: Host) -> None:
+    app = await host.app(build={"start": "exec node server.js"})
+    await host.worker("deploys")
+    assert (await host.over(await host.publish(app, {"server.js": SERVER})))["state"] == "live"
+    headers = {"Authorization": f"Bearer {host.account.key}"}
+    path = f"/account/apps/{app}/logs"
+
+    async def text(query: str = "") -> str:
+        answer = await host.gateway.http.get(path + query, headers=headers)
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        return answer.text
+
+    assert (await text()).startswith("starting with none\nGET /\n")
+    assert (await text("?tail=1")) == "GET /\n"
+    stranger = {"Authorization": f"Bearer {(await host.gateway.account('maker')).key}"}
+    assert (await host.gateway.http.get(path, headers=stranger)).status_code == 404
+    events = {**headers, "Accept": "text/event-stream"}
+    async with asyncio.timeout(60), host.gateway.http.stream("GET", path + "?tail=1", headers=events) as stream:
+        lines = stream.aiter_lines()
+        assert await anext(lines) == "data: GET /"
+        await host.web.get("/new", headers={"Host": f"{app}.apps.localhost"})
+        while (line := await anext(lines)) != "data: GET /new":
+            assert line in ("", "data: GET /")
+        # The next release's output follows in the same stream.
+        await host.over(await host.publish(app, {"server.js": SERVER.replace("starting", "beginning")}))
+        while await anext(lines) != "data: beginning with none":
+            pass
+
+
+async def test_an_app_without_a_start_command_has_no_output(host: Host) -> None:
+    app = await host.app(build={"command": "true", "output": "."})
+    answer: httpx.Response = await host.gateway.http.get(
+        f"/account/apps/{app}/logs", headers={"Authorization": f"Bearer {host.account.key}"}
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "NOT_FOUND")
+    assert "no start command" in answer.json()["error"]["message"]

@@ -1,0 +1,28 @@
+"""One broken record ends none of the monitors."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.store import keys
+from tests.support.monitored_apps import fleet
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize("entry", [{"garbage": "1"}, {"id": "dep_1", "account": "acc_1", "app": "app_1"}])
+async def test_a_broken_deploy_of_an_outside_engine(tmp_path: Path, entry: dict[str, str]) -> None:
+    async with fleet(tmp_path) as running:
+        app = await running.app()
+        client = running.queue.store.client
+        tag = keys.tag("acc_1")
+        await client.xadd(keys.stream_key(tag, "builds"), entry)
+        await client.hset(keys.tagged_deploy_key(tag, "dep_1"), mapping={"id": "dep_1", "state": "no such state"})
+        await client.expire(keys.tagged_deploy_key(tag, "dep_1"), 600)
+        worker = await running.worker("monitors", GATEWAY_DEPLOY_ENGINE="external")
+        worker.tracebacks_allowed = True
+        await wait_until(lambda: "deploys.unreadable" in worker.log, 10)
+        await app.probed(3)
+        assert worker.process.poll() is None
+        assert await worker.stop() == 0

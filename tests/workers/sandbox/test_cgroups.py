@@ -1,0 +1,61 @@
+"""Version 2 by the files that the kernel would read, for machines with version 1. `test_keeper.py` tests bounds."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from workers.sandbox import cgroups
+from workers.sandbox.cgroups import Cgroup
+
+
+@pytest.fixture
+def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cgroups, "MOUNT", tmp_path)
+    (tmp_path / "cgroup.controllers").write_text("cpu io memory pids")
+    (tmp_path / "cgroup.subtree_control").write_text("memory pids cpu")
+    return tmp_path
+
+
+def test_one_group_bounds_everything(parent: Path) -> None:
+    group = Cgroup([str(parent)], memory=1 << 20, processes=7, cpus=0.5)
+    folder = parent / f"capsule-{os.getpid()}"
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    limits = {"memory.max": "1048576", "memory.swap.max": "0", "pids.max": "7", "cpu.max": "50000 100000"}
+    assert written == limits
+    group.attach(41)
+    assert group.processes() == [41]
+    for memory, pids, expected in ((0, 0, ""), (0, 2, "processes"), (1, 2, "memory")):
+        (folder / "memory.events").write_text(f"low 0\noom 3\noom_kill {memory}\n")
+        (folder / "pids.events").write_text(f"max {pids}\n")
+        assert group.exceeded() == expected
+
+
+def test_groups_of_killed_keepers_are_removed(parent: Path) -> None:
+    (parent / "capsule-4999999").mkdir()
+    (parent / f"capsule-{os.getppid()}").mkdir()
+    Cgroup([str(parent)], memory=1, processes=1, cpus=1)
+    assert sorted(path.name for path in parent.glob("capsule-*")) == sorted(
+        [f"capsule-{os.getppid()}", f"capsule-{os.getpid()}"]
+    )
+
+
+def test_processes_move_out_of_a_group_that_is_to_bound_others(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container, whose own group is the top that it sees."""
+    control = parent / "cgroup.subtree_control"
+    control.write_text("")
+    (parent / "cgroup.procs").write_text("1\n23\n")
+    moved: list[str] = []
+    write_text = Path.write_text
+
+    def write(path: Path, text: str) -> int:
+        if path == control and not moved:
+            raise OSError(16, "Device or resource busy")
+        if path.name == "cgroup.procs":
+            moved.append(text)
+        return write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert cgroups._prepare(parent)
+    assert moved == ["1", "23"]
+    assert control.read_text() == "+memory +pids +cpu"

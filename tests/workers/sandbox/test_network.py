@@ -1,0 +1,221 @@
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from tests.support.redis_servers import RedisServer
+from tests.support.sandbox import Room
+from workers.sandbox import network
+from workers.sandbox.sandbox import Limits
+
+# Each attack prints what it reached. Their targets: Redis, the gateway or another app on this machine, by every address
+# that the machine has.
+ATTACK = """
+import socket, struct, sys
+targets, port = sys.argv[2].split(","), int(sys.argv[3])
+kinds = {
+    "tcp": (socket.AF_INET, socket.SOCK_STREAM, 0),
+    "mptcp": (socket.AF_INET, socket.SOCK_STREAM, 262),
+    "sctp": (socket.AF_INET, socket.SOCK_STREAM, 132),
+    "fastopen": (socket.AF_INET, socket.SOCK_STREAM, 0),
+    "udp": (socket.AF_INET, socket.SOCK_DGRAM, 0),
+    "udplite": (socket.AF_INET, socket.SOCK_DGRAM, 136),
+    "icmp": (socket.AF_INET, socket.SOCK_DGRAM, 1),
+    "raw": (socket.AF_INET, socket.SOCK_RAW, 1),
+    "tcp6": (socket.AF_INET6, socket.SOCK_STREAM, 0),
+}
+for target in targets:
+    try:
+        with socket.socket(*kinds[sys.argv[1]]) as attacker:
+            attacker.settimeout(1)
+            if kinds[sys.argv[1]][0] == socket.AF_INET6:
+                target = "::1" if target.startswith("127.") else "::ffff:" + target
+            if sys.argv[1] == "fastopen":
+                attacker.sendto(b"PING\\r\\n", 0x20000000, (target, port))
+            elif sys.argv[1] in ("icmp", "raw"):
+                attacker.sendto(struct.pack(">BBHHH", 8, 0, 0xF7FF, 0, 0), (target, 0))
+            else:
+                attacker.connect((target, port))
+                attacker.send(b"PING\\r\\n")
+            if answer := attacker.recv(64):
+                print("reached", target, answer)
+    except OSError:
+        pass
+"""
+KINDS = ["tcp", "mptcp", "sctp", "fastopen", "udp", "udplite", "icmp", "raw", "tcp6"]
+OWN = [443, 465, 5432]
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+def own_addresses() -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))
+        return [probe.getsockname()[0]]
+    return []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_nothing_of_this_machine_can_be_reached(room: Room, redis: RedisServer, kind: str) -> None:
+    (room.folder / "attack.py").write_text(ATTACK)
+    (room.folder / "attack.py").chmod(0o644)
+    targets = ",".join(["127.0.0.1", "127.9.9.9", "0.0.0.0", *own_addresses()])
+    script = f"exec /usr/bin/python3 attack.py {kind} {targets} {redis.port}"
+    # Even where its port is one that the sandbox may reach.
+    for connect in ([443], [redis.port]):
+        assert (await room.run(script, connect=connect)).ok, room.lines
+        assert room.lines == []
+    with redis.client() as client:
+        assert client.ping()
+
+
+PRIVATE = "10.0.0.1 100.100.100.200 169.254.169.254 169.254.170.2 168.63.129.16 172.17.0.1 192.168.1.1 192.0.0.192"
+
+
+async def test_no_private_address_can_be_reached(room: Room) -> None:
+    """Refused at once, so that nothing waits for an answer."""
+    script = """
+import socket
+for host in "{}".split():
+    for port in {}:
+        try: socket.create_connection((host, port), 5)
+        except PermissionError: continue
+        except OSError as error: print(host, port, error)
+        else: print("reached", host, port)
+"""
+    (room.folder / "attack.py").write_text(script.format(PRIVATE, [*OWN, 80, 6379]))
+    (room.folder / "attack.py").chmod(0o644)
+    assert (await room.run("exec /usr/bin/python3 attack.py", connect=OWN)).ok, room.lines
+    assert room.lines == []
+
+
+async def test_unix_sockets_of_the_machine_can_not_be_reached(room: Room) -> None:
+    name = f"capsule-{secrets.token_hex(8)}"
+    path = str(room.top / "worker.sock")
+    with socket.socket(socket.AF_UNIX) as named, socket.socket(socket.AF_UNIX) as abstract:
+        for server, address in ((named, path), (abstract, f"\0{name}")):
+            server.bind(address)
+            server.listen()
+        os.chmod(path, 0o777)
+        for address in (repr(path), f"chr(0) + {name!r}"):
+            script = f"import socket; socket.socket(socket.AF_UNIX).connect({address})"
+            assert (await room.run(f'exec /usr/bin/python3 -c "{script}"')).code == 1
+            assert "refused" in room.lines[-1] or "No such file" in room.lines[-1]
+
+
+# -- the way out ---------------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture
+async def echo() -> AsyncIterator[int]:
+    """A server on this machine that answers with what it got, once that has ended."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+ASK = """
+import socket
+with socket.create_connection(("127.0.0.1", {}), 10) as one:
+    one.sendall(b"x" * 3_000_000)
+    one.shutdown(socket.SHUT_WR)
+    got = 0
+    while part := one.recv(65_536):
+        got += len(part)
+    print(got)
+"""
+
+
+async def test_what_may_be_reached_is_reached_whole(room: Room, echo: int) -> None:
+    (room.folder / "ask.py").write_text(ASK.format(echo))
+    (room.folder / "ask.py").chmod(0o644)
+    assert (await room.run("exec /usr/bin/python3 ask.py", connect=[echo], hosts=["127.0.0.1"])).ok, room.lines
+    assert room.lines == ["3000000"]
+
+
+async def test_one_sandbox_does_not_reach_another(room: Room) -> None:
+    """Both may use the same port, and neither sees the other there."""
+    listening = (
+        "import socket, time; s = socket.create_server(('0.0.0.0', 8080)); print('up', flush=True); time.sleep(9)"
+    )
+    async with room.sandbox.start(
+        room.command(f'exec /usr/bin/python3 -c "{listening}"', Limits()),
+        room.uid,
+        room.lines.append,
+    ):
+        while room.lines != ["up"]:
+            await asyncio.sleep(0.02)
+        script = "import socket; socket.create_connection(('127.0.0.1', 8080), 2)"
+        assert (await room.run(f'exec /usr/bin/python3 -c "{script}"', connect=[443])).code == 1
+        assert "refused" in room.lines[-1]
+
+
+async def test_a_private_name_has_no_address_and_other_records_are_empty(room: Room) -> None:
+    script = "import socket; print(socket.gethostbyname('localhost'), flush=True); socket.gethostbyname('{}')"
+    name = socket.gethostname()
+    assert (await room.run(f'exec /usr/bin/python3 -c "{script.format(name)}"', connect=[443])).code == 1
+    assert room.lines[0] == "127.0.0.1"
+    assert "gaierror" in room.lines[-1]
+
+
+def query(name: str, kind: int = 1) -> bytes:
+    labels = b"".join(bytes([len(part)]) + part.encode() for part in name.split("."))
+    return struct.pack(">6H", 0x1234, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack(">2H", kind, 1)
+
+
+def test_questions_are_read() -> None:
+    asked = query("api.example.com")
+    assert network.read_question(asked) == ("api.example.com", len(asked))
+    for damaged in (b"", asked[:14], asked[:12] + b"\xff" * 40):
+        with pytest.raises((IndexError, UnicodeError)):
+            network.read_question(damaged)
+
+
+@pytest.mark.parametrize(("found", "code", "count"), [(["93.184.216.34"], 0, 1), (["93.184.216.34", "10.0.0.1"], 3, 0)])
+async def test_names_are_answered(monkeypatch: pytest.MonkeyPatch, found: list[str], code: int, count: int) -> None:
+    async def getaddrinfo(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(0, 0, 0, "", (address, 0)) for address in found]
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo, raising=False)
+    answers: asyncio.Queue[bytes] = asyncio.Queue()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.bind(("127.0.0.1", 0))
+        transport, _ = await loop.create_datagram_endpoint(network.Resolver, sock=own.dup())
+        client, _ = await loop.create_datagram_endpoint(
+            lambda: Receiver(answers), remote_addr=("127.0.0.1", own.getsockname()[1])
+        )
+        try:
+            for kind, counted in ((28, 0), (1, count)):
+                client.sendto(query("example.com", kind))
+                async with asyncio.timeout(5):
+                    answer = await answers.get()
+                head = struct.unpack(">6H", answer[:12])
+                assert head == (0x1234, 0x8180 | (code if kind == 1 else 0), 1, counted, 0, 0)
+            assert answer.endswith(socket.inet_aton(found[0])) == bool(count)
+        finally:
+            client.close()
+            transport.close()
+
+
+class Receiver(asyncio.DatagramProtocol):
+    def __init__(self, answers: asyncio.Queue[bytes]) -> None:
+        self._answers = answers
+
+    def datagram_received(self, data: bytes, _: object) -> None:
+        self._answers.put_nowait(data)

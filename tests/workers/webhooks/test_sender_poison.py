@@ -1,0 +1,89 @@
+"""Entries and records that no worker can process: they end no worker, delay nobody, and stay visible."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from gateway.store import keys
+from tests.fakes.receiver import FakeReceiver, verified
+from tests.support.polling import wait_until
+from tests.support.worker_process import Queue, queue
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(tmp_path: Path) -> AsyncIterator[Queue]:
+    """Without a worker yet."""
+    async with queue(tmp_path) as running:
+        yield running
+
+
+async def dead(own: Queue, tag: str) -> list[dict[str, str]]:
+    return [fields for _, fields in await own.store.client.xrange(keys.dead_letters_key(tag))]
+
+
+async def test_poison_ends_no_worker(own: Queue, receiver: FakeReceiver) -> None:
+    """One of each kind, before the worker starts and while it runs; all other events arrive."""
+    account = await own.account(receiver)
+    tag = keys.tag(account.id)
+    whole = {"id": "evt_x", "account": account.id, "app": "shop", "type": "app.crashed", "data": "{}", "at": "1"}
+    elsewhere = own.unset_account()
+    while keys.tag(elsewhere.id) == tag:
+        elsewhere = own.unset_account()
+    poison = [
+        {"garbage": "1"},
+        {b"\xff": b"\xfe"},
+        {**whole, "at": "yesterday"},
+        {**whole, "at": ""},
+        {**whole, "account": elsewhere.id},
+        *({name: value for name, value in whole.items() if name != missing} for missing in ("id", "account", "type")),
+    ]
+    worker = None
+    for _ in range(2):
+        for fields in poison:
+            await own.store.client.xadd(f"{tag}:events", fields)
+        event_id = await account.emit()
+        worker = worker or await own.worker()
+        assert await account.outcome(event_id) == ("delivered", 204)
+
+    async def all_dead() -> list[dict[str, str]]:
+        letters = await dead(own, tag)
+        return letters if len(letters) == 2 * len(poison) else []
+
+    letters = await wait_until(all_dead)
+    assert {letter["reason"].split(":")[0] for letter in letters} == {"KeyError", "ValueError"}
+    assert await own.waiting() == 0
+    assert worker.process.poll() is None
+    assert worker.log.count("stream.joined") == 1, "the same worker all the time"
+
+
+async def test_a_broken_receiver_record(own: Queue, receiver: FakeReceiver) -> None:
+    """A fault of ours is tried three times. Then the account sees a failure, and can send the event again."""
+    account, other = await own.account(receiver), await own.account(receiver)
+    record = await own.store.client.get(keys.webhook_key(account.id))
+    await own.store.client.set(keys.webhook_key(account.id), '{"url": 1}')
+    event_id = await account.emit()
+    worker = await own.worker()
+    worker.tracebacks_allowed = True
+    assert await other.outcome(await other.emit()) == ("delivered", 204)
+    assert await account.outcome(event_id, 60) == ("failed", "internal")
+    assert worker.log.count("delivery.postponed") == 3
+    (letter,) = await dead(own, keys.tag(account.id))
+    assert letter["reason"].startswith("ValidationError")
+    assert event_id in letter["fields"]
+    await own.store.client.set(keys.webhook_key(account.id), record)
+    await own.webhooks.redeliver(account.id, event_id)
+    await wait_until(lambda: receiver.got(f"/{account.id}"))
+    assert verified(receiver.got(f"/{account.id}")[0], account.secret)["id"] == event_id
+
+
+async def test_an_event_whose_data_is_gone(own: Queue, receiver: FakeReceiver) -> None:
+    account = await own.account(receiver)
+    event_id = await account.emit()
+    await own.store.client.hdel(keys.bodies_key(account.id), event_id)
+    await own.worker()
+    assert await account.outcome(event_id) == ("dropped", "expired")
+    assert receiver.exchanges == []

@@ -1,0 +1,121 @@
+"""Control groups: bounds on memory (shared memory included), processes and CPU for everything in a sandbox.
+
+Version 2 where the machine has it, otherwise version 1. The keeper stays outside, so a full group cannot stop it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+CONTROLLERS = ("memory", "pids", "cpu")
+PREFIX = "capsule-"
+WORKERS = "capsule-worker"  # version 2 does not allow processes in a group that bounds other groups
+PERIOD = 100_000  # microseconds
+REMOVAL_SECONDS = 2.0
+
+
+def find_parents() -> list[str]:
+    """The groups below which this process can create groups: one for version 2, one per controller for version 1.
+
+    Empty if there are none: the worker is neither root nor in a group that was delegated to it.
+    """
+    own: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            own |= {name: path.lstrip("/") for name in controllers.split(",")}
+    if (MOUNT / "cgroup.controllers").exists():
+        parents = [(MOUNT / own.get("", "")).parent if own.get("", "").endswith(WORKERS) else MOUNT / own.get("", "")]
+        if not _prepare(parents[0]):
+            return []
+    else:
+        parents = [MOUNT / name / own.get(name, "") for name in CONTROLLERS]
+    usable = all(os.access(path, os.W_OK) and os.statvfs(path).f_flag & os.ST_RDONLY == 0 for path in parents)
+    return [os.fspath(path) for path in parents] if usable else []
+
+
+def _prepare(group: Path) -> bool:
+    """Lets groups below this one have bounds. If the kernel asks for it, its processes move into a group below."""
+    control, wanted = group / "cgroup.subtree_control", " ".join(f"+{name}" for name in CONTROLLERS)
+    with contextlib.suppress(OSError):
+        if {*CONTROLLERS} <= {*control.read_text().split()}:
+            return True
+        with contextlib.suppress(OSError):
+            control.write_text(wanted)
+            return True
+        (group / WORKERS).mkdir(exist_ok=True)
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (group / WORKERS / "cgroup.procs").write_text(pid)
+        control.write_text(wanted)
+        return True
+    return False
+
+
+class Cgroup:
+    """Raises OSError when it cannot be created."""
+
+    def __init__(self, parents: Sequence[str], *, memory: int, processes: int, cpus: float) -> None:
+        for parent in map(Path, parents):
+            for left in parent.glob(f"{PREFIX}[0-9]*"):  # of keepers that were killed
+                if not os.path.exists(f"/proc/{left.name.removeprefix(PREFIX)}"):
+                    with contextlib.suppress(OSError):
+                        left.rmdir()
+        self._folders = [Path(parent, f"{PREFIX}{os.getpid()}") for parent in parents]
+        for folder in self._folders:
+            folder.mkdir(exist_ok=True)
+        quota = int(cpus * PERIOD)
+        if len(parents) == 1:
+            self._memory = self._pids = folder = self._folders[0]
+            (folder / "memory.max").write_text(str(memory))
+            with contextlib.suppress(FileNotFoundError):
+                (folder / "memory.swap.max").write_text("0")
+            (folder / "pids.max").write_text(str(processes))
+            (folder / "cpu.max").write_text(f"{quota} {PERIOD}")
+            self._oom_file = folder / "memory.events"
+        else:
+            self._memory, self._pids, cpu = self._folders
+            (self._memory / "memory.limit_in_bytes").write_text(str(memory))
+            with contextlib.suppress(FileNotFoundError):  # without swap accounting
+                (self._memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
+            (self._pids / "pids.max").write_text(str(processes))
+            (cpu / "cpu.cfs_quota_us").write_text(str(quota))
+            self._oom_file = self._memory / "memory.oom_control"
+
+    def attach(self, pid: int) -> None:
+        for folder in self._folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def processes(self) -> list[int]:
+        return [int(pid) for pid in (self._pids / "cgroup.procs").read_text().split()]
+
+    def exceeded(self) -> str:
+        """The bound at which the kernel killed a process, or refused to start one."""
+        if _counter(self._oom_file, "oom_kill"):
+            return "memory"
+        return "processes" if _counter(self._pids / "pids.events", "max") else ""
+
+    def remove(self) -> None:
+        """Once all its processes have ended; the kernel may take a moment to notice."""
+        ends = time.monotonic() + REMOVAL_SECONDS
+        for folder in self._folders:
+            while folder.exists():
+                try:
+                    folder.rmdir()
+                except OSError:
+                    if time.monotonic() > ends:
+                        return
+                    time.sleep(0.01)
+
+
+def _counter(file: Path, name: str) -> int:
+    for line in file.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

@@ -1,0 +1,196 @@
+"""The network of a sandbox: a namespace with nothing but loopback, and a way out in which each connection is judged.
+
+In the namespace every public IPv4 address is local, and the others are prohibited. So a connection to 93.184.216.34:443
+reaches a listener in the namespace, which the keeper holds open from outside. The listener's end of the connection
+names the address that was meant. The keeper judges it and connects to it. Listeners exist for the ports that the
+sandbox may reach, and for names at port 53 of 127.0.0.1. There is no other way out: no device, no route, no forwarding.
+Tools need no settings for this, unlike with a proxy.
+
+In the other direction, a relay in the namespace takes connections from a Unix socket outside and connects them to
+127.0.0.1 inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import ipaddress
+import os
+import shutil
+import socket
+import struct
+import subprocess
+from collections.abc import Sequence
+
+from gateway.outbound.public import NOT_PUBLIC, is_public
+
+NEW_USERS, NEW_NETWORK = 0x1000_0000, 0x4000_0000
+PARENT_DIED, DUMPABLE, SUBREAPER = 1, 4, 36  # prctl
+CONNECTIONS, LOOKUPS = 512, 32  # of one sandbox at a time
+CONNECT_SECONDS = 30.0
+CHUNK = 65_536
+ABORT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets the connection
+NO_SUCH_NAME, SERVER_FAILURE = 3, 2
+TIME_TO_LIVE = 30  # seconds
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    if _libc.prctl(ctypes.c_int(option), *[ctypes.c_ulong(number) for number in (value, 0, 0, 0)]) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.socket]:
+    """Moves this process into a user and a network namespace of its own. Returns the listeners of the way out.
+
+    `hosts`: addresses that may be reached although they are not public. Raises OSError.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    prctl(DUMPABLE, 1)  # or /proc/self belongs to root after a change of user
+    if _libc.unshare(NEW_USERS | NEW_NETWORK) != 0:
+        raise OSError(ctypes.get_errno(), "the kernel gives this user no namespaces")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    steps = ["link set lo up", "route add local 0.0.0.0/0 dev lo"]
+    steps += [f"route add prohibit {block}" for block in NOT_PUBLIC if block.version == 4 and not block.is_loopback]
+    steps += [f"route add local {host}/32 dev lo" for host in hosts if not ipaddress.ip_address(host).is_loopback]
+    ip = shutil.which("ip", path=f"{os.defpath}:/usr/sbin:/sbin") or "ip"
+    subprocess.run([ip, "-batch", "-"], input="\n".join(steps), text=True, check=True, timeout=10)  # noqa: S603
+    listeners = [socket.create_server(("0.0.0.0", port), backlog=CONNECTIONS) for port in ports]  # noqa: S104
+    if ports:
+        listeners.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        listeners[-1].bind(("127.0.0.1", 53))
+    return listeners
+
+
+class Egress:
+    """The way out of one sandbox. The keeper runs it in its own namespace."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._hosts = {ipaddress.ip_address(host) for host in hosts}
+        self._connections = 0
+
+    async def serve(self, listeners: Sequence[socket.socket]) -> None:
+        for listener in listeners:
+            if listener.type == socket.SOCK_DGRAM:
+                await asyncio.get_running_loop().create_datagram_endpoint(Resolver, sock=listener)
+            else:
+                await asyncio.start_server(self._connect, sock=listener)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port = writer.get_extra_info("sockname")
+        self._connections += 1
+        try:
+            address = ipaddress.ip_address(host)
+            if self._connections > CONNECTIONS or not (is_public(address) or address in self._hosts):
+                raise OSError("refused")
+            async with asyncio.timeout(CONNECT_SECONDS):
+                outer = await asyncio.open_connection(host, port)
+            await splice((reader, writer), outer)
+        except (OSError, TimeoutError):
+            abort(writer)
+        finally:
+            self._connections -= 1
+
+
+async def relay(listener: socket.socket, port: int) -> None:
+    """Connects the Unix socket to a port of this namespace. Runs until it is killed."""
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await splice((reader, writer), await asyncio.open_connection("127.0.0.1", port))
+        except OSError:
+            abort(writer)
+
+    async with await asyncio.start_unix_server(connect, sock=listener) as server:
+        await server.serve_forever()
+
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def splice(one: Connection, other: Connection) -> None:
+    """Carries bytes in both directions until both have ended. When one side breaks off, so does the other."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+    directions = [asyncio.create_task(carry(one[0], other[1])), asyncio.create_task(carry(other[0], one[1]))]
+    try:
+        await asyncio.gather(*directions)
+    except (OSError, RuntimeError):  # the second: the other direction has just closed it
+        abort(one[1])
+        abort(other[1])
+    finally:
+        for direction in directions:
+            direction.cancel()
+        one[1].close()
+        other[1].close()
+
+
+def abort(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
+    writer.transport.abort()
+
+
+class Resolver(asyncio.DatagramProtocol):
+    """Answers look-ups of IPv4 addresses, and only with public ones. Names have no other records here."""
+
+    def __init__(self) -> None:
+        self._pending: set[asyncio.Task[None]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def datagram_received(self, query: bytes, sender: tuple[str, int]) -> None:
+        if len(self._pending) < LOOKUPS:  # otherwise its resolver asks again
+            task = asyncio.create_task(self._answer(query, sender))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
+
+    async def _answer(self, query: bytes, sender: tuple[str, int]) -> None:
+        try:
+            name, end = read_question(query)
+        except (IndexError, UnicodeError):
+            return
+        code, found = 0, list[str]()
+        if query[end - 4 : end] == b"\0\1\0\1":  # A, IN
+            code, found = await _look_up(name)
+        head = query[:2] + struct.pack(">5H", 0x8180 | code, 1, len(found), 0, 0)
+        record = struct.pack(">3HIH", 0xC00C, 1, 1, TIME_TO_LIVE, 4)  # its name: the one at offset 12
+        answers = b"".join(record + socket.inet_aton(address) for address in found)
+        self._transport.sendto(head + query[12:end] + answers, sender)  # type: ignore[attr-defined]
+
+
+def read_question(query: bytes) -> tuple[str, int]:
+    """The name, and where the question ends. Raises IndexError or UnicodeError."""
+    labels, at = list[str](), 12
+    while length := query[at]:
+        labels.append(query[at + 1 : at + 1 + length].decode("ascii"))
+        at += 1 + length
+    return ".".join(labels), at + 5
+
+
+async def _look_up(name: str) -> tuple[int, list[str]]:
+    """The code of the answer, and the addresses."""
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            f"{name}.", None, family=socket.AF_INET, type=socket.SOCK_STREAM
+        )
+    except socket.gaierror as error:
+        missing = error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
+        return NO_SUCH_NAME if missing else SERVER_FAILURE, []
+    except (OSError, UnicodeError):
+        return SERVER_FAILURE, []
+    found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+    if not all(is_public(ipaddress.ip_address(address)) for address in found):
+        return NO_SUCH_NAME, []
+    return 0, found[:8]
