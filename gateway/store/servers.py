@@ -23,15 +23,8 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
 
-SCHEMES = (
-    "redis",
-    "rediss",
-    "unix",
-    "redis+cluster",
-    "rediss+cluster",
-    "redis+sentinel",
-    "rediss+sentinel",
-)
+from gateway.settings import REDIS_SCHEMES
+
 CLUSTER_PORT, SENTINEL_PORT = 6379, 26379
 
 # Errors of a server that takes no writes. Without retries, naming them as worth one only closes the connection: its
@@ -116,7 +109,7 @@ class RedisServers(msgspec.Struct, frozen=True):
 def parse(url: str) -> RedisServers:
     """Raises ValueError with a message for the operator."""
     parts = urlsplit(url)
-    if parts.scheme not in SCHEMES:
+    if parts.scheme not in REDIS_SCHEMES:
         raise ValueError("must begin with redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://")
     scheme, _, kind = parts.scheme.partition("+")
     if not kind:

@@ -151,7 +151,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 30
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError("the cluster did not form")
+            raise TimeoutError("the servers did not find each other")
         time.sleep(0.05)
 
 
@@ -201,11 +201,18 @@ def sentinels(primary: RedisServer, service: str = "gateway", name: str = "valke
     command = [binary(name), str(folder / "sentinel.conf"), "--sentinel"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        _wait_for(lambda: _knows_a_replica(port, service))
         yield f"redis+sentinel://127.0.0.1:{port}/{service}"
     finally:
         process.kill()
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _knows_a_replica(port: int, service: str) -> bool:
+    with contextlib.suppress(redis.exceptions.RedisError), redis.Redis(port=port, socket_timeout=5) as client:
+        return bool(client.execute_command("SENTINEL REPLICAS", service))
+    return False
 
 
 def _whole(node: RedisServer, size: int) -> bool:
