@@ -196,9 +196,20 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+
+
 def _redis_url(text: str) -> str:
-    if urlsplit(text).scheme not in ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"):
-        raise ValueError("must begin with redis://, rediss://, unix:// or redis+cluster://")
+    parts = urlsplit(text)
+    if parts.scheme not in REDIS_SCHEMES:
+        raise ValueError("must begin with redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://")
+    for host in parts.netloc.rpartition("@")[2].split(",") if parts.scheme != "unix" else []:
+        try:
+            named, port = urlsplit(f"//{host}").hostname, urlsplit(f"//{host}").port
+        except ValueError:
+            raise ValueError("must have a port between 1 and 65535 after each host") from None
+        if not named or port == 0:
+            raise ValueError("must name a host, and may name a port between 1 and 65535, as in redis://host:6379/0")
     return text
 
 

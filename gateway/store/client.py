@@ -9,18 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import structlog
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import RedisCluster
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import (
-    BusyLoadingError,
-    MasterDownError,
     NoScriptError,
-    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
@@ -28,7 +22,8 @@ from redis.exceptions import (
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
-from gateway.store import keys
+from gateway.store import keys, servers
+from gateway.store.cluster import ClusterPipeline
 from gateway.store.pipeline import Pipeline
 
 logger = structlog.get_logger()
@@ -38,10 +33,6 @@ LUA = Path(__file__).parents[2] / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
 # redis-py's cluster errors do not inherit from RedisError.
 _FAULTS = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
-
-# Errors of a server that takes no writes. Without retries, naming them as worth one only closes the connection: its
-# address may lead to a new primary by now.
-NOT_PRIMARY: list[type[Exception]] = [ReadOnlyError, MasterDownError, BusyLoadingError]
 
 T = TypeVar("T")
 
@@ -55,6 +46,19 @@ def backbone() -> Iterator[None]:
         raise BackboneRefused from error
     except _FAULTS as error:
         raise BackboneUnavailable from error
+    except (RuntimeError, AttributeError) as error:
+        if not _is_raised_by_redis_py(error):
+            raise
+        raise BackboneUnavailable from error
+
+
+def _is_raised_by_redis_py(error: BaseException) -> bool:
+    """Its cluster client raises these when uvloop has closed a connection under it."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    module = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
+    return module.startswith(("redis.", "asyncio."))
 
 
 async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: str = "") -> T:
@@ -91,51 +95,36 @@ class Store:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.cluster = urlsplit(url).scheme.endswith("+cluster")
-        # No automatic retries: a command whose answer was lost may have run, and its caller must know.
-        options: dict[str, Any] = {
-            "decode_responses": True,
-            "encoding_errors": "replace",
-            "socket_timeout": ATTEMPT,
-            "socket_connect_timeout": ATTEMPT,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        self.client: Any = (
-            RedisCluster.from_url(url.replace("+cluster", ""), **options)
-            if self.cluster
-            else Redis.from_url(url, max_connections=1024, retry_on_error=NOT_PRIMARY, **options)
-        )
-        # In a cluster the client runs the scripts: it knows the nodes and follows slots that move.
-        self._pipeline = None if self.cluster else Pipeline(url, ATTEMPT)
-        self._call: Callable[..., Awaitable[Any]] = (
-            self.client.execute_command if self._pipeline is None else self._pipeline.call
-        )
+        self._servers = servers.parse(url)
+        self.cluster = self._servers.kind == "cluster"
+        self._sentinel = self._servers.sentinel(ATTEMPT)
+        self.client: Any = self._servers.client(ATTEMPT, ATTEMPT, 1024, self._sentinel)
+        self._pipeline = self._make_pipeline()
+
+    def _make_pipeline(self) -> Pipeline | ClusterPipeline:
+        url, sentinel = self._servers.url, self._sentinel
+        if self.cluster:
+            return ClusterPipeline(url, self._servers.nodes, ATTEMPT)
+        if sentinel is not None:
+            return Pipeline(url, ATTEMPT, lambda: sentinel.discover_master(self._servers.service))
+        return Pipeline(url, ATTEMPT)
 
     async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
         """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
         rest = (len(script_keys), *script_keys, *args)
         try:  # what `backbone` does, without its cost: each request to a model runs two scripts
-            return await self._call("EVALSHA", script.sha, *rest)
+            return await self._pipeline.call("EVALSHA", script.sha, *rest)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
                 raise BackboneRefused from error
         except _FAULTS as error:
             raise BackboneUnavailable from error
         with backbone():
-            return await self._call("EVAL", script.source, *rest)
+            return await self._pipeline.call("EVAL", script.source, *rest)
 
     def blocking_client(self) -> Any:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""
-        options: dict[str, Any] = {
-            "decode_responses": True,
-            "encoding_errors": "replace",  # one entry that is not UTF-8 must not end the reading of all others
-            "socket_timeout": None,
-            "socket_connect_timeout": ATTEMPT,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        if self.cluster:
-            return RedisCluster.from_url(self.url.replace("+cluster", ""), **options)
-        return Redis.from_url(self.url, max_connections=64, **options)
+        return self._servers.client(None, ATTEMPT, 64, self._sentinel)
 
     async def get(self, key: str) -> str | None:
         with backbone():
@@ -165,16 +154,12 @@ class Store:
     @asynccontextmanager
     async def subscription(self, *channels: str) -> AsyncIterator[PubSub]:
         """Subscribes to channels on a connection of its own. A cluster passes messages on to every node."""
-        parts = urlsplit(self.url.replace("+cluster", ""))
         if self.cluster:
             await self.client.initialize()
             node = self.client.get_random_node()
-            credentials, _, _ = parts.netloc.rpartition("@")
-            host = f"[{node.host}]" if ":" in node.host else node.host
-            parts = parts._replace(netloc=f"{credentials}{'@' if credentials else ''}{host}:{node.port}", path="")
-        client = Redis.from_url(
-            urlunsplit(parts), decode_responses=True, socket_timeout=None, socket_connect_timeout=ATTEMPT
-        )
+            client = self._servers.node_client(node.host, node.port, ATTEMPT)
+        else:
+            client = self._servers.client(None, ATTEMPT, 1, self._sentinel)
         try:
             async with client.pubsub() as subscription:
                 await subscription.subscribe(*channels)
@@ -183,6 +168,8 @@ class Store:
             await client.aclose()
 
     async def close(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.close()
+        await self._pipeline.close()
         await self.client.aclose()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                await sentinel.aclose()

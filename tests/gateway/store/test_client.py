@@ -16,7 +16,7 @@ from gateway.inference.admission import Admission
 from gateway.settings import Settings
 from gateway.store import client as store_module
 from gateway.store import scripts
-from gateway.store.client import LUA, Store
+from gateway.store.client import LUA, Store, backbone
 from gateway.store.keys import CHANGES, PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
 from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
@@ -63,6 +63,20 @@ def test_a_script_opens_with_its_contract(name: str) -> None:
     contract = (LUA / f"{name}.lua").read_text().partition("\n\n")[0]
     assert contract.startswith(f"-- {name}.lua: ")
     assert all(word in contract for word in ("-- KEYS", "-- ARGV", "-- Returns"))
+
+
+@pytest.mark.parametrize("module", ["redis.asyncio.cluster", "asyncio.streams"])
+@pytest.mark.parametrize("error", ["RuntimeError('unable to perform operation on a closed transport')", "None.write"])
+def test_errors_inside_the_redis_client_are_faults(module: str, error: str) -> None:
+    """Its cluster client raises them when a connection is closed under it: they ended workers."""
+    statement = f"raise {error}" if "(" in error else error
+    with pytest.raises(BackboneUnavailable), backbone():
+        exec(statement, {"__name__": module})
+
+
+def test_errors_of_our_own_are_none() -> None:
+    with pytest.raises(RuntimeError), backbone():
+        raise RuntimeError
 
 
 # -- one server --------------------------------------------------------------------------------------------------
