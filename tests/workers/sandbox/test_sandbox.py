@@ -14,7 +14,8 @@ from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.sandbox import ORDINARY, ROOT, Room, as_ordinary_user, delegation
 from workers.sandbox import bwrap, cgroups
-from workers.sandbox.sandbox import BUILD_USERS, LINE, Command, Limits, Sandbox, Unsafe
+from workers.sandbox.output import LINE
+from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Sandbox, Unsafe
 
 
 @pytest.mark.parametrize("delegated", [True, False], ids=["with control groups", "measured"])
