@@ -21,6 +21,7 @@ from gateway.errors import (
     AppRateLimited,
     BackboneUnavailable,
     Headers,
+    NotReplicated,
     ServiceError,
     SpendCapReached,
     UserRateLimited,
@@ -123,6 +124,10 @@ class Admission:
                 lease=self._lease,
                 deadline=self._clock.at(sent + IN_TIME),
             )
+        except NotReplicated:
+            self._settle_later(Unwritten(reservation, 0))
+            logger.error("admission.failed", error="too few replicas")
+            raise
         except BaseException as error:
             # The script may have run and only its answer been lost, or it may yet run, in time.
             if reservation.bound:

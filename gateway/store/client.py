@@ -25,6 +25,7 @@ from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.store import keys, servers
 from gateway.store.cluster import ClusterPipeline
 from gateway.store.pipeline import Pipeline
+from gateway.store.replication import make_pipeline
 
 logger = structlog.get_logger()
 
@@ -93,34 +94,42 @@ class Script:
 class Store:
     """One client for every command, and separate connections for reads that block (subscriptions, streams)."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, *, replicas: int = 0) -> None:
+        """`replicas`: that must have a reservation."""
+        self.url, self.replicas = url, replicas
         self._servers = servers.parse(url)
         self.cluster = self._servers.kind == "cluster"
         self._sentinel = self._servers.sentinel(ATTEMPT)
         self.client: Any = self._servers.client(ATTEMPT, ATTEMPT, 1024, self._sentinel)
         self._pipeline = self._make_pipeline()
+        self._replicated = self._make_pipeline(replicas) if replicas else self._pipeline
 
-    def _make_pipeline(self) -> Pipeline | ClusterPipeline:
+    def _make_pipeline(self, replicas: int = 0) -> Pipeline | ClusterPipeline:
         url, sentinel = self._servers.url, self._sentinel
         if self.cluster:
-            return ClusterPipeline(url, self._servers.nodes, ATTEMPT)
+            return ClusterPipeline(url, self._servers.nodes, ATTEMPT, replicas=replicas)
         if sentinel is not None:
-            return Pipeline(url, ATTEMPT, lambda: sentinel.discover_master(self._servers.service))
-        return Pipeline(url, ATTEMPT)
+            return make_pipeline(url, ATTEMPT, lambda: sentinel.discover_master(self._servers.service), replicas)
+        return make_pipeline(url, ATTEMPT, None, replicas)
 
-    async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
-        """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
+    async def run_script(
+        self, script: Script, script_keys: Sequence[str], *args: str | int, replicated: bool = False
+    ) -> Any:
+        """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused.
+
+        With `replicated`, returns `Replicated`, after `replicas` have what was written, or after half a second.
+        """
         rest = (len(script_keys), *script_keys, *args)
+        pipeline = self._replicated if replicated else self._pipeline
         try:  # what `backbone` does, without its cost: each request to a model runs two scripts
-            return await self._pipeline.call("EVALSHA", script.sha, *rest)
+            return await pipeline.call("EVALSHA", script.sha, *rest)
         except ResponseError as error:
             if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
                 raise BackboneRefused from error
         except _FAULTS as error:
             raise BackboneUnavailable from error
         with backbone():
-            return await self._pipeline.call("EVAL", script.source, *rest)
+            return await pipeline.call("EVAL", script.source, *rest)
 
     def blocking_client(self) -> Any:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""
@@ -169,6 +178,7 @@ class Store:
 
     async def close(self) -> None:
         await self._pipeline.close()
+        await self._replicated.close()
         await self.client.aclose()
         if self._sentinel is not None:
             for sentinel in self._sentinel.sentinels:

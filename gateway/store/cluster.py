@@ -20,6 +20,7 @@ from redis.crc import key_slot
 from redis.exceptions import ClusterDownError, RedisError, ResponseError
 
 from gateway.store.pipeline import Pipeline
+from gateway.store.replication import make_pipeline
 
 SLOTS = 16_384
 REDIRECTIONS = 8
@@ -28,9 +29,12 @@ FIRST_KEY = 3  # EVALSHA <sha> <number of keys> <first key>
 
 
 class ClusterPipeline:
-    def __init__(self, url: str, seeds: Sequence[tuple[str, int]], timeout: float) -> None:
-        """`url` holds what all nodes share; `timeout` is in seconds, as for a `Pipeline`."""
-        self._url, self._seeds, self._timeout = url, seeds, timeout
+    def __init__(self, url: str, seeds: Sequence[tuple[str, int]], timeout: float, *, replicas: int = 0) -> None:
+        """`url` holds what all nodes share; `timeout` is in seconds, as for a `Pipeline`.
+
+        With `replicas`, calls are those of a `ReplicatedPipeline`.
+        """
+        self._url, self._seeds, self._timeout, self._wait = url, seeds, timeout, replicas
         self._pipelines: dict[tuple[str, int], Pipeline] = {}
         self._retired: set[Pipeline] = set()  # of nodes that own nothing any more, while their calls are answered
         self._owners: list[Pipeline | None] = [None] * SLOTS
@@ -139,7 +143,7 @@ class ClusterPipeline:
             async def find() -> tuple[str, int]:
                 return address
 
-            pipeline = self._pipelines[address] = Pipeline(self._url, self._timeout, find)
+            pipeline = self._pipelines[address] = make_pipeline(self._url, self._timeout, find, self._wait)
         return pipeline
 
 

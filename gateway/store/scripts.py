@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.errors import NotReplicated
 from gateway.store import keys
 from gateway.store.client import Script, Store
 
@@ -134,8 +135,9 @@ async def admit(
 
     Limits are requests in 60 seconds, `bound` and `cap` nano-euro (a bound of 0 reserves nothing), `lease` is in
     milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none) takes nothing.
+    Raises NotReplicated if too few replicas have the reservation.
     """
-    tag = keys.tag(account)
+    tag, replicated = keys.tag(account), bound > 0 and store.replicas > 0
     reply = await store.run_script(
         _ADMIT,
         [
@@ -152,7 +154,12 @@ async def admit(
         account,
         lease,
         deadline,
+        replicated=replicated,
     )
+    if replicated:
+        reply, replicas = reply
+        if replicas < store.replicas and reply[0] == "ok":
+            raise NotReplicated
     verdict, day, app_count, app_frees, user_count, user_frees, now, settled = reply
     app_window, user_window = Window(app_count, int(app_frees)), Window(user_count, int(user_frees))
     return Decision(verdict, day, app_window, user_window, int(now), int(settled))

@@ -1,17 +1,22 @@
 """Money over a failover: a replica that has not heard of everything takes over from its primary."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 import redis.asyncio
 
-from gateway.inference.admission import Reservation
-from tests.gateway.inference.admissions import EVALSHA, Books, Desk, desk
+from gateway.errors import NotReplicated, SpendCapReached
+from gateway.inference.admission import Admitted, Reservation
+from gateway.store import client as store_module
+from tests.gateway.inference.admissions import CAP, EVALSHA, Books, Desk, desk
 from tests.support.polling import wait_until
-from tests.support.redis_servers import BINARIES, RedisServer
+from tests.support.redis_servers import BINARIES, RedisServer, acknowledges
 from tests.support.tcp_proxy import Proxy
 from workers.monitors.leases import settle_overdue
+
+on_redis = pytest.mark.parametrize("servers", ["redis"], indirect=True)  # a Valkey replica needs a second to start
 
 
 class Pair:
@@ -59,8 +64,7 @@ async def pair(servers: tuple[RedisServer, RedisServer]) -> AsyncIterator[Pair]:
         with replica.client() as client:
             client.replicaof("127.0.0.1", str(link.port))
         pair = Pair(primary, replica, link, gateway)
-        with replica.client() as client:
-            await wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+        await wait_until(lambda: asyncio.to_thread(acknowledges, primary))
         yield pair
 
 
@@ -128,10 +132,93 @@ async def test_a_settlement_lost_after_its_answer_is_settled_at_its_bound(pair: 
         assert await books.spend() == (2_000_033, 0)
 
 
-async def test_a_lost_admission_that_was_not_answered_books_nothing(pair: Pair, here: Desk) -> None:
-    await pair.replicated()
+@on_redis
+async def test_a_release_of_an_admission_that_was_not_answered_books_nothing(pair: Pair, here: Desk) -> None:
     await here.settle(Reservation("never-answered", "acc_one", 1000), 0)
-    async with pair.books() as books:
-        assert await books.closed()
-        assert await books.spend() == (0, 0)
+    with pair.primary.client() as client:
+        assert not client.keys("*")
     assert here.counted("gateway_reservations_lost_total") == 0
+
+
+# -- GATEWAY_REDIS_WAIT --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def careful(pair: Pair) -> AsyncIterator[Desk]:
+    """A gateway that waits for one replica."""
+    async with desk(pair.gateway.url, replicas=1) as running:
+        yield running
+
+
+async def test_a_reservation_that_a_replica_has_survives(pair: Pair, careful: Desk) -> None:
+    reservations = await asyncio.gather(*[careful.reserve(1000, user=f"u{n}") for n in range(30)])
+    pair.link.go_down()
+    pair.fail_over()
+    async with pair.books() as books:
+        assert set(await books.open()) == {reservation.id for reservation in reservations}
+        assert await books.spend() == (0, 30_000)
+
+
+@on_redis
+@pytest.mark.parametrize("fault", ["away", "frozen", "behind"])
+async def test_a_reservation_that_no_replica_has_is_refused_and_released(pair: Pair, careful: Desk, fault: str) -> None:
+    running = await careful.reserve(500)
+    match fault:
+        case "away":
+            pair.replica.kill()
+        case "frozen":
+            pair.replica.freeze()
+        case "behind":
+            pair.link.swallowing = True
+    began = asyncio.get_running_loop().time()
+    answers = await asyncio.gather(
+        *[careful.admit(1000, user=f"u{n}") for n in range(20)], careful.admit(0), return_exceptions=True
+    )
+    assert asyncio.get_running_loop().time() - began < store_module.ATTEMPT
+    assert all(isinstance(answer, NotReplicated) for answer in answers[:-1])
+    assert (answers[0].status, answers[0].code) == (503, "BACKBONE_UNAVAILABLE")
+    assert isinstance(answers[-1], Admitted)  # it reserves nothing
+    await careful.settle(running, 7)  # does not wait
+    async with redis.asyncio.Redis(port=pair.primary.port, decode_responses=True) as client:
+        books = Books(client)
+        await wait_until(books.closed)
+        assert await books.spend() == (7, 0)
+    if fault == "frozen":
+        pair.replica.thaw()
+        await wait_until(lambda: _passes(careful))
+
+
+async def _passes(desk: Desk) -> bool:
+    try:
+        await desk.settle(await desk.reserve(1), 0)
+    except NotReplicated:
+        return False
+    return True
+
+
+@on_redis
+async def test_refusals_name_their_own_reason(pair: Pair, careful: Desk) -> None:
+    pair.replica.kill()
+    with pytest.raises(SpendCapReached):
+        await careful.admit(CAP + 1)
+
+
+@on_redis
+async def test_scripts_that_were_forgotten_are_sent_again(pair: Pair, careful: Desk) -> None:
+    await careful.settle(await careful.reserve(1), 0)
+    with pair.primary.client() as client:
+        client.script_flush()
+    await careful.settle(await careful.reserve(1), 0)
+
+
+@on_redis
+async def test_without_the_setting_nothing_waits(pair: Pair, here: Desk) -> None:
+    """Not a command more is sent, whatever the replica does."""
+    pair.replica.freeze()
+    with pair.primary.client() as client:
+        client.config_resetstat()
+        await here.settle(await here.reserve(1), 0)
+        calls = client.info("commandstats")
+    assert "cmdstat_wait" not in calls
+    assert calls["cmdstat_evalsha"]["calls"] + calls.get("cmdstat_eval", {"calls": 0})["calls"] <= 4
+    pair.replica.thaw()
