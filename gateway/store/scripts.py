@@ -138,24 +138,10 @@ async def admit(
     Raises NotReplicated if too few replicas have the reservation.
     """
     tag, replicated = keys.tag(account), bound > 0 and store.replicas > 0
-    reply = await store.run_script(
-        _ADMIT,
-        [
-            keys.app_window_key(tag, app),
-            keys.user_window_key(tag, app, user),
-            keys.account_spend_prefix(account),
-            *keys.reservation_keys(tag),
-        ],
-        app_limit,
-        user_limit,
-        bound,
-        cap,
-        reservation,
-        account,
-        lease,
-        deadline,
-        replicated=replicated,
-    )
+    windows = (keys.app_window_key(tag, app), keys.user_window_key(tag, app, user))
+    script_keys = [*windows, keys.account_spend_prefix(account), *keys.reservation_keys(tag)]
+    args = (app_limit, user_limit, bound, cap, reservation, account, lease, deadline)
+    reply = await store.run_script(_ADMIT, script_keys, *args, replicated=replicated)
     if replicated:
         reply, replicas = reply
         if replicas < store.replicas and reply[0] == "ok":
