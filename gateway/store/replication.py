@@ -11,7 +11,6 @@ import asyncio
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError
 
 from gateway.store.pipeline import MAX_PENDING_CALLS, Find, Pipeline, pack
 
@@ -60,7 +59,7 @@ class ReplicatedPipeline(Pipeline):
                 connection = await self._connected()
                 calls = [connection.call(command) for command, _ in group]
                 *replies, replicas = await asyncio.gather(*calls, connection.call(self._wait), return_exceptions=True)
-            except (TimeoutError, RedisError, OSError) as error:
+            except Exception as error:  # no connection
                 replies = [error] * len(group)
             finally:
                 for (_, answer), reply in zip(group, replies, strict=True):
