@@ -41,6 +41,7 @@ class ProviderTimeouts(msgspec.Struct, frozen=True):
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str = "redis://localhost:6379/0"
+    redis_wait: int = 0  # replicas that must have a reservation before its request goes on
     base_url: str = "http://localhost:8000"  # {base_url}: the public address of inference and the API
     api_url: str = ""  # {api_url}: the address in deploy hook URLs; empty: the base URL
     apps_domain: str = "apps.localhost"  # {apps_domain}
@@ -196,9 +197,20 @@ def _url(text: str) -> str:
     return text.rstrip("/")
 
 
+REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
+
+
 def _redis_url(text: str) -> str:
-    if urlsplit(text).scheme not in ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster"):
-        raise ValueError("must begin with redis://, rediss://, unix:// or redis+cluster://")
+    parts = urlsplit(text)
+    if parts.scheme not in REDIS_SCHEMES:
+        raise ValueError("must begin with redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://")
+    for host in parts.netloc.rpartition("@")[2].split(",") if parts.scheme != "unix" else []:
+        try:
+            named, port = urlsplit(f"//{host}").hostname, urlsplit(f"//{host}").port
+        except ValueError:
+            raise ValueError("must have a port between 1 and 65535 after each host") from None
+        if not named or port == 0:
+            raise ValueError("must name a host, and may name a port between 1 and 65535, as in redis://host:6379/0")
     return text
 
 
@@ -246,6 +258,7 @@ def _readable(text: str) -> str:
 _BY_TYPE: dict[Any, Callable[[str], Any]] = {bool: _switch, int: _whole, float: _seconds}
 _READERS: dict[str, Callable[[str], Any]] = {
     "redis_url": _redis_url,
+    "redis_wait": _zero_or(_whole, 0),
     "base_url": _url,
     "api_url": _url,
     "apps_domain": _domain,

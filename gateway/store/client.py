@@ -5,43 +5,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import structlog
-from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.client import PubSub
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    BusyLoadingError,
-    MasterDownError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
-from gateway.store import keys
+from gateway.store import keys, servers
+from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
 from gateway.store.pipeline import Pipeline
+from gateway.store.replication import make_pipeline
 
 logger = structlog.get_logger()
 
 FIRST_PAUSE = 0.1  # seconds
 LUA = Path(__file__).parents[2] / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
-# redis-py's cluster errors do not inherit from RedisError.
-_FAULTS = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
-
-# Errors of a server that takes no writes. Without retries, naming them as worth one only closes the connection: its
-# address may lead to a new primary by now.
-NOT_PRIMARY: list[type[Exception]] = [ReadOnlyError, MasterDownError, BusyLoadingError]
+_FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 
 T = TypeVar("T")
 
@@ -55,6 +41,16 @@ def backbone() -> Iterator[None]:
         raise BackboneRefused from error
     except _FAULTS as error:
         raise BackboneUnavailable from error
+    except (RuntimeError, AttributeError) as error:
+        if not _passed_redis_py(error):
+            raise
+        raise BackboneUnavailable from error
+
+
+def _passed_redis_py(error: BaseException) -> bool:
+    """redis-py lets these through when uvloop has closed a connection under it."""
+    frames = (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(module.get("__name__")).startswith("redis.") for module in frames)
 
 
 async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: str = "") -> T:
@@ -89,53 +85,64 @@ class Script:
 class Store:
     """One client for every command, and separate connections for reads that block (subscriptions, streams)."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.cluster = urlsplit(url).scheme.endswith("+cluster")
-        # No automatic retries: a command whose answer was lost may have run, and its caller must know.
-        options: dict[str, Any] = {
-            "decode_responses": True,
-            "encoding_errors": "replace",
-            "socket_timeout": ATTEMPT,
-            "socket_connect_timeout": ATTEMPT,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        self.client: Any = (
-            RedisCluster.from_url(url.replace("+cluster", ""), **options)
-            if self.cluster
-            else Redis.from_url(url, max_connections=1024, retry_on_error=NOT_PRIMARY, **options)
-        )
-        # In a cluster the client runs the scripts: it knows the nodes and follows slots that move.
-        self._pipeline = None if self.cluster else Pipeline(url, ATTEMPT)
-        self._call: Callable[..., Awaitable[Any]] = (
-            self.client.execute_command if self._pipeline is None else self._pipeline.call
-        )
+    def __init__(self, url: str, *, replicas: int = 0) -> None:
+        """`replicas`: that must have a reservation."""
+        self.url, self.replicas = url, replicas
+        self._servers = servers.parse(url)
+        self.cluster = self._servers.kind == "cluster"
+        self._sentinel = self._servers.sentinel(ATTEMPT)
+        # For scripts. In a cluster, other commands have connections of their own too: long answers delay no script.
+        self._pipeline = self._make_pipeline()
+        self._replicated = self._make_pipeline(replicas) if replicas else self._pipeline
+        self._commands = self._make_cluster_pipeline() if self.cluster else None
+        self.client: Any
+        if self._commands is not None:
+            self.client = ClusterClient(self._commands)
+        else:
+            self.client = self._servers.client(ATTEMPT, ATTEMPT, 1024, self._sentinel)
 
-    async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
-        """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
+    def _make_pipeline(self, replicas: int = 0) -> Pipeline | ClusterPipeline:
+        url, sentinel = self._servers.url, self._sentinel
+        if self.cluster:
+            return self._make_cluster_pipeline(replicas)
+        if sentinel is None:
+            return make_pipeline(url, ATTEMPT, None, replicas)
+
+        async def find() -> tuple[str, int]:
+            with backbone():
+                address: tuple[str, int] = await sentinel.discover_master(self._servers.service)
+                return address
+
+        return make_pipeline(url, ATTEMPT, find, replicas)
+
+    def _make_cluster_pipeline(self, replicas: int = 0) -> ClusterPipeline:
+        return ClusterPipeline(self._servers.url, self._servers.nodes, ATTEMPT, replicas=replicas)
+
+    async def run_script(
+        self, script: Script, script_keys: Sequence[str], *args: str | int, replicated: bool = False
+    ) -> Any:
+        """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused.
+
+        With `replicated`, returns `Replicated`, after `replicas` have what was written, or after half a second.
+        """
         rest = (len(script_keys), *script_keys, *args)
+        pipeline = self._replicated if replicated else self._pipeline
         try:  # what `backbone` does, without its cost: each request to a model runs two scripts
-            return await self._call("EVALSHA", script.sha, *rest)
+            return await pipeline.call("EVALSHA", script.sha, *rest)
+        except NoScriptError:
+            pass
         except ResponseError as error:
-            if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
-                raise BackboneRefused from error
+            raise BackboneRefused from error
         except _FAULTS as error:
             raise BackboneUnavailable from error
         with backbone():
-            return await self._call("EVAL", script.source, *rest)
+            return await pipeline.call("EVAL", script.source, *rest)
 
     def blocking_client(self) -> Any:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""
-        options: dict[str, Any] = {
-            "decode_responses": True,
-            "encoding_errors": "replace",  # one entry that is not UTF-8 must not end the reading of all others
-            "socket_timeout": None,
-            "socket_connect_timeout": ATTEMPT,
-            "retry": Retry(NoBackoff(), 0),
-        }
-        if self.cluster:
-            return RedisCluster.from_url(self.url.replace("+cluster", ""), **options)
-        return Redis.from_url(self.url, max_connections=64, **options)
+        if self._commands is not None:
+            return BlockingReads(self._commands, lambda node: self._servers.node_client(*node, ATTEMPT))
+        return self._servers.client(None, ATTEMPT, 64, self._sentinel)
 
     async def get(self, key: str) -> str | None:
         with backbone():
@@ -158,31 +165,36 @@ class Store:
 
     async def info(self) -> list[dict[str, Any]]:
         """The INFO of the server, or of each primary of a cluster."""
-        if not self.cluster:
+        if self._commands is None:
             return [await self.client.info()]
-        return list((await self.client.info(target_nodes=RedisCluster.PRIMARIES)).values())
+        return [self.client.parse("INFO", answer) for answer in await self._commands.call_everywhere("INFO")]
 
     @asynccontextmanager
     async def subscription(self, *channels: str) -> AsyncIterator[PubSub]:
         """Subscribes to channels on a connection of its own. A cluster passes messages on to every node."""
-        parts = urlsplit(self.url.replace("+cluster", ""))
-        if self.cluster:
-            await self.client.initialize()
-            node = self.client.get_random_node()
-            credentials, _, _ = parts.netloc.rpartition("@")
-            host = f"[{node.host}]" if ":" in node.host else node.host
-            parts = parts._replace(netloc=f"{credentials}{'@' if credentials else ''}{host}:{node.port}", path="")
-        client = Redis.from_url(
-            urlunsplit(parts), decode_responses=True, socket_timeout=None, socket_connect_timeout=ATTEMPT
-        )
+        node: tuple[str, int] | None = None
+        if self._commands is not None:
+            node = await self._commands.find_any_address()
+            client = self._servers.node_client(*node, ATTEMPT)
+        else:
+            client = self._servers.client(None, ATTEMPT, 1, self._sentinel)
         try:
             async with client.pubsub() as subscription:
                 await subscription.subscribe(*channels)
                 yield subscription
+        except Exception:
+            if self._commands is not None and node is not None:
+                self._commands.forget_address(node)  # the next subscription looks for a node that answers
+            raise
         finally:
             await client.aclose()
 
     async def close(self) -> None:
-        if self._pipeline is not None:
-            self._pipeline.close()
+        await self._pipeline.close()
+        await self._replicated.close()
+        if self._commands is not None:
+            await self._commands.close()
         await self.client.aclose()
+        if self._sentinel is not None:
+            for sentinel in self._sentinel.sentinels:
+                await sentinel.aclose()

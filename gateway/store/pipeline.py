@@ -10,17 +10,33 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import hiredis
 from redis.asyncio.connection import parse_url
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 
 MAX_PENDING_CALLS = 20_000
 CHECK_INTERVAL = 0.25  # seconds
-NOT_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING")  # errors of a server that cannot take writes now
+# redis-py's classes for the codes that callers tell apart. Their text keeps the code.
+ERRORS: dict[str, type[RedisError]] = {
+    "CLUSTERDOWN": ClusterDownError,
+    "MASTERDOWN": MasterDownError,
+    "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+}
+NOT_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING")  # codes of a server that cannot take writes now
 
 
 class _Connection(asyncio.Protocol):
@@ -33,6 +49,7 @@ class _Connection(asyncio.Protocol):
         self._quiet_checks = 0  # checks in a row that found calls pending and nothing received
         self._check: asyncio.TimerHandle | None = None
         self.closed = False
+        self.retired = False  # to be closed once no call is pending
         self._transport: asyncio.Transport
 
     def call(self, command: bytes) -> asyncio.Future[Any]:
@@ -60,7 +77,7 @@ class _Connection(asyncio.Protocol):
     def _check_progress(self) -> None:
         if self._pending:
             self._quiet_checks += 1
-        if self._quiet_checks * CHECK_INTERVAL >= self._timeout:
+        if self._quiet_checks * CHECK_INTERVAL >= self._timeout or (self.retired and not self._pending):
             self.close()
         else:
             self._check = self._loop.call_later(CHECK_INTERVAL, self._check_progress)
@@ -81,8 +98,9 @@ class _Connection(asyncio.Protocol):
                 if answer.done():  # the caller was cancelled
                     continue
                 if isinstance(reply, hiredis.ReplyError):
-                    answer.set_exception(ResponseError(str(reply)))
-                    if str(reply).startswith(NOT_PRIMARY):
+                    code = str(reply).partition(" ")[0]
+                    answer.set_exception(ERRORS.get(code, ResponseError)(str(reply).removeprefix("ERR ")))
+                    if code in NOT_PRIMARY:
                         self.close()  # the address may lead to the new primary by now
                 else:
                     answer.set_result(reply)
@@ -99,13 +117,23 @@ class _Connection(asyncio.Protocol):
                 answer.set_exception(RedisConnectionError("the connection is lost"))
 
 
+Find = Callable[[], Awaitable[tuple[str, int]]]
+
+
 class Pipeline:
-    def __init__(self, url: str, timeout: float) -> None:
-        """`timeout`: seconds to connect, and seconds without any answer while calls are pending."""
+    address: tuple[str, int]  # of a node of a cluster
+
+    def __init__(self, url: str, timeout: float, find: Find | None = None) -> None:
+        """`timeout`: seconds to connect, and seconds without any answer while calls are pending.
+
+        `find` returns host and port, each time a connection is made; without it the URL names them.
+        """
         self._options: dict[str, Any] = dict(parse_url(url))
         self._timeout = timeout
+        self._find = find
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[_Connection] | None = None
+        self._retired = False
 
     def call(self, *command: str | int | bytes) -> Awaitable[Any]:
         """Awaiting it raises redis's ConnectionError or ResponseError, OSError, or TimeoutError."""
@@ -117,6 +145,16 @@ class Pipeline:
     async def _connect_and_call(self, command: tuple[str | int | bytes, ...]) -> Any:
         connection = await self._reconnect()
         return await connection.call(pack(command))
+
+    async def call_asking(self, *command: str | int | bytes) -> Any:
+        """`call` for a slot that is moving to this node of a cluster: right after ASKING."""
+        connection = await self._connected()
+        _, answer = await asyncio.gather(connection.call(pack(("ASKING",))), connection.call(pack(command)))
+        return answer
+
+    async def _connected(self) -> _Connection:
+        connection = self._connection
+        return await self._reconnect() if connection is None or connection.closed else connection
 
     async def _reconnect(self) -> _Connection:
         if self._connecting is None:
@@ -134,6 +172,7 @@ class Pipeline:
                 connection.close()
             raise
         else:
+            connection.retired = self._retired
             self._connection = connection
             return connection
         finally:
@@ -149,6 +188,8 @@ class Pipeline:
             _, connection = await loop.create_unix_connection(protocol, path)
         else:
             host, port = options.get("host", "localhost"), options.get("port", 6379)
+            if self._find is not None:
+                host, port = await self._find()
             _, connection = await loop.create_connection(protocol, host, port, ssl=_tls(options))
         return connection
 
@@ -159,9 +200,22 @@ class Pipeline:
         if database := self._options.get("db"):
             await connection.call(pack(("SELECT", str(database))))
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
         if self._connection is not None:
             self._connection.close()
+        await asyncio.sleep(0)  # the transport closes its socket in the loop's next turn
+
+    def close_when_idle(self) -> None:
+        """Closes once the pending calls are answered. No further ones follow."""
+        self._retired = True
+        if self._connection is not None:
+            self._connection.retired = True
+
+    def is_open(self) -> bool:
+        return self._connecting is not None or (self._connection is not None and not self._connection.closed)
 
 
 def pack(command: tuple[str | int | bytes, ...]) -> bytes:

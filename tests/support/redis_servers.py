@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -110,30 +111,120 @@ class RedisServer:
             self._scratch = None
 
 
+SLOTS = [0, 5461, 10923, 16384]  # where the share of each primary begins
+
+
 @contextlib.contextmanager
 def cluster(name: str = "valkey"):
     """Three masters sharing the slots; gives the address of the first."""
+    with _primaries(name) as nodes:
+        yield f"redis+cluster://127.0.0.1:{nodes[0].port}"
+
+
+@contextlib.contextmanager
+def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list[RedisServer]]:
     options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
     nodes = [RedisServer(name, *options) for _ in range(3)]
+    everyone = [*nodes, *replicas]
     try:
-        bounds = [0, 5461, 10923, 16384]
-        for node, first, end in zip(nodes, bounds, bounds[1:], strict=False):
+        for node in everyone:
             node.start()
             with node.client() as client:
-                client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
                 client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
-        deadline = time.monotonic() + 20
-        while any(not _whole(node) for node in nodes):
-            if time.monotonic() > deadline:
-                raise TimeoutError("the cluster did not form")
-            time.sleep(0.05)
-        yield f"redis+cluster://127.0.0.1:{nodes[0].port}"
+        for node, first, end in zip(nodes, SLOTS, SLOTS[1:], strict=False):
+            with node.client() as client:
+                client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
+        _wait_for(lambda: all(_whole(node, len(everyone)) for node in everyone))
+        for node, replica in zip(nodes, replicas, strict=False):
+            with node.client() as client:
+                own = client.execute_command("CLUSTER MYID")
+            with replica.client() as client:
+                client.execute_command("CLUSTER REPLICATE", own)
+        _wait_for(lambda: all(_is_in_sync(replica) for replica in replicas))
+        yield nodes
     finally:
-        for node in nodes:
+        for node in everyone:
             node.stop()
 
 
-def _whole(node: RedisServer) -> bool:
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the servers did not find each other")
+        time.sleep(0.05)
+
+
+def _is_in_sync(replica: RedisServer) -> bool:
+    with replica.client() as client:
+        return client.info("replication").get("master_link_status") == "up"
+
+
+def acknowledges(primary: RedisServer) -> bool:
+    """Whether a replica of the primary tells it within a second what it has received."""
+    with primary.client() as client:
+        if not client.info("replication")["connected_slaves"]:  # without one, there is nothing to acknowledge
+            return False
+        client.publish("replicated", "")
+        return bool(client.wait(1, 1000))
+
+
+class ReplicatedCluster:
+    """Three primaries and their replicas, in this order."""
+
+    def __init__(self, primaries: list[RedisServer], replicas: list[RedisServer]) -> None:
+        self.primaries, self.replicas = primaries, replicas
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.primaries)
+
+    def owner(self, slot: int) -> int:
+        """The index of the primary that had the slot at the start."""
+        return next(index for index, end in enumerate(SLOTS[1:]) if slot < end)
+
+    def fail_over(self, index: int) -> None:
+        """The replica takes over from a primary that may be lost."""
+        with self.replicas[index].client() as client:
+            client.execute_command("CLUSTER FAILOVER TAKEOVER")
+
+
+@contextlib.contextmanager
+def replicated_cluster(name: str = "valkey"):
+    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    replicas = [RedisServer(name, *options) for _ in range(3)]
+    with _primaries(name, replicas) as primaries:
+        yield ReplicatedCluster(primaries, replicas)
+
+
+@contextlib.contextmanager
+def sentinels(primary: RedisServer, service: str = "gateway", name: str = "valkey"):
+    """One Sentinel that watches a primary and acts alone; gives its address."""
+    folder = Path(tempfile.mkdtemp(prefix="sentinel-test-"))
+    port = free_port()
+    (folder / "sentinel.conf").write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
+        f"sentinel monitor {service} 127.0.0.1 {primary.port} 1\n"
+        f"sentinel down-after-milliseconds {service} 500\nsentinel failover-timeout {service} 2000\n"
+    )
+    command = [binary(name), str(folder / "sentinel.conf"), "--sentinel"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(lambda: _knows_a_replica(port, service))
+        yield f"redis+sentinel://127.0.0.1:{port}/{service}"
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _knows_a_replica(port: int, service: str) -> bool:
+    with contextlib.suppress(redis.exceptions.RedisError), redis.Redis(port=port, socket_timeout=5) as client:
+        return bool(client.execute_command("SENTINEL REPLICAS", service))
+    return False
+
+
+def _whole(node: RedisServer, size: int) -> bool:
     with node.client() as client:
         info = client.execute_command("CLUSTER INFO")
-    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "3"
+    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(size)

@@ -29,22 +29,24 @@ async def keep_settling_leases(store: Store) -> None:
 
 async def settle_overdue(store: Store) -> int:
     """Settles what is overdue in every partition. Returns the number of reservations that it ended."""
-    ended = 0
+    ended, postponed = 0, False
     for tag in keys.partition_tags():
         try:
             for reservation in await scripts.overdue(store, tag, BATCH):
                 ended += await _settle(store, tag, reservation)
         except BackboneUnavailable as error:  # the other partitions may be on another node
-            logger.warning("leases.postponed", partition=tag, error=type(error.__cause__).__name__)
+            if not postponed:
+                logger.warning("leases.postponed", partition=tag, error=type(error.__cause__).__name__)
+            postponed = True
     return ended
 
 
 async def _settle(store: Store, tag: str, reservation: str) -> bool:
     try:
-        settled = await scripts.settle(store, tag, reservation, None)
+        settlement = await scripts.settle(store, tag, reservation, None)
     except BackboneRefused as error:  # a broken record must not keep the others from being settled
         logger.error("lease.broken", reservation=reservation, error=str(error.__cause__))
         return False
-    if settled is not None:
-        logger.warning("lease.over", reservation=reservation, nano_euro=settled)
-    return settled is not None
+    if settlement.outcome == "settled":
+        logger.warning("lease.over", reservation=reservation, nano_euro=settlement.nano_euro)
+    return settlement.outcome == "settled"

@@ -9,6 +9,7 @@ import redis.asyncio
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.store import servers
 from gateway.store.client import Store
 from tests.support.polling import wait_until
 
@@ -19,7 +20,7 @@ KEY = "k" * 32
 async def process(url: str, subscription_url: str = "") -> AsyncIterator[Registry]:
     """A process's registry. Its subscription may go another way than its commands."""
     store = Store(url)
-    store.url = subscription_url or url
+    store._servers = servers.parse(subscription_url or url)
     registry = Registry(store, Vault(KEY))
     following = asyncio.create_task(registry.follow_changes())
     try:

@@ -22,7 +22,7 @@ async def connected(url: str, timeout: float = 1.0) -> AsyncIterator[Pipeline]:
     try:
         yield pipeline
     finally:
-        pipeline.close()
+        await pipeline.close()
 
 
 @pytest.fixture

@@ -1,0 +1,175 @@
+"""Scripts in a cluster of three primaries, with and without replicas: redirections, lost nodes, seeds that are down."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.crc import key_slot
+
+from gateway.errors import BackboneUnavailable
+from gateway.store import scripts
+from gateway.store.client import Store
+from gateway.store.keys import partition_tags
+from tests.support.polling import wait_until
+from tests.support.redis_servers import BINARIES, RedisServer, ReplicatedCluster, free_port, replicated_cluster
+
+
+@pytest.fixture(params=BINARIES, scope="module")
+def whole(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
+    """A cluster for the tests that leave it as they found it."""
+    with replicated_cluster(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def servers() -> Iterator[ReplicatedCluster]:
+    with replicated_cluster() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    gc.collect()
+    if "whole" in request.fixturenames:
+        for node in request.getfixturevalue("whole").primaries:
+            with node.client() as client:
+                client.flushall()
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Store]:
+    store = Store(url)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def count_everywhere(store: Store) -> None:
+    """Runs a script in each partition at once."""
+    await asyncio.gather(*(scripts.count(store, f"{tag}:tests", "hash", 60, {"calls": 1}) for tag in partition_tags()))
+
+
+async def counted(store: Store) -> list[int]:
+    return [int(await store.client.hget(f"{tag}:tests", "calls") or 0) for tag in partition_tags()]
+
+
+def slot_of(tag: str) -> int:
+    return key_slot(tag.strip("{}").encode())
+
+
+async def passes(store: Store, tag: str) -> bool:
+    try:
+        await scripts.count(store, f"{tag}:tests", "hash", 60, {"calls": 1})
+    except BackboneUnavailable:
+        return False
+    return True
+
+
+async def test_scripts_reach_the_primary_of_their_keys(whole: ReplicatedCluster) -> None:
+    async with opened(whole.url) as store:
+        for _ in range(3):
+            await count_everywhere(store)
+        assert await counted(store) == [3] * 16
+
+
+async def test_a_seed_that_is_down_is_passed_over(whole: ReplicatedCluster) -> None:
+    alive = f"127.0.0.1:{whole.primaries[1].port}"
+    async with opened(f"redis+cluster://127.0.0.1:{free_port()},{alive}") as store:
+        await count_everywhere(store)
+        assert await counted(store) == [1] * 16
+        async with store.subscription("changes") as subscription:
+            assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
+
+
+async def test_no_seed_answers() -> None:
+    async with opened(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as store:
+        assert not await passes(store, "{p00}")
+
+
+def move_begins(source: RedisServer, target: RedisServer, slot: int) -> None:
+    with source.client() as old, target.client() as new:
+        new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old.execute_command("CLUSTER MYID"))
+        old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", new.execute_command("CLUSTER MYID"))
+
+
+def move_keys(source: RedisServer, target: RedisServer, slot: int) -> None:
+    with source.client() as old:
+        while found := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
+            old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 2000, "KEYS", *found)
+
+
+def move_ends(source: RedisServer, target: RedisServer, slot: int) -> None:
+    with source.client() as old, target.client() as new:
+        own = new.execute_command("CLUSTER MYID")
+        new.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
+        old.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
+
+
+async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
+    """ASK while its keys leave, MOVED afterwards; no call fails, and each runs once."""
+    slot = slot_of("{p00}")
+    source = whole.primaries[whole.owner(slot)]
+    target = whole.primaries[(whole.owner(slot) + 1) % 3]
+    async with opened(whole.url) as store:
+        calls = 0
+
+        async def call() -> None:
+            nonlocal calls
+            await scripts.count(store, "{p00}:tests", "hash", 60, {"calls": 1})
+            calls += 1
+
+        await call()
+        for step in (move_begins, move_keys, move_ends):
+            await asyncio.to_thread(step, source, target, slot)
+            await asyncio.gather(*(call() for _ in range(20)))
+        await call()
+        with target.client() as client:
+            assert int(client.hget("{p00}:tests", "calls")) == calls == 62
+    for step in (move_begins, move_keys, move_ends):
+        await asyncio.to_thread(step, target, source, slot)
+
+
+async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:
+    slot = slot_of("{p00}")
+    index = servers.owner(slot)
+    other = next(tag for tag in partition_tags() if servers.owner(slot_of(tag)) != index)
+    async with opened(servers.url) as store:
+        await count_everywhere(store)
+        servers.primaries[index].kill()
+        assert not await passes(store, "{p00}")
+        await asyncio.to_thread(servers.fail_over, index)
+
+        async def recovered() -> bool:
+            return await passes(store, "{p00}")
+
+        await wait_until(recovered, 10)
+        assert await passes(store, other)
+
+
+async def test_a_primary_that_was_replaced_is_left(servers: ReplicatedCluster) -> None:
+    """It lives on, as a replica: no connection breaks, and every write is redirected."""
+    index = servers.owner(slot_of("{p00}"))
+    async with opened(servers.url) as store:
+        await count_everywhere(store)
+        await asyncio.to_thread(servers.fail_over, index)
+        for _ in range(5):
+            await count_everywhere(store)
+
+
+async def test_a_frozen_primary_fails_its_own_partitions_alone(servers: ReplicatedCluster) -> None:
+    index = servers.owner(slot_of("{p00}"))
+    other = next(tag for tag in partition_tags() if servers.owner(slot_of(tag)) != index)
+    async with opened(servers.url) as store:
+        await count_everywhere(store)
+        servers.primaries[index].freeze()
+        try:
+            frozen = asyncio.create_task(passes(store, "{p00}"))
+            for _ in range(10):
+                assert await passes(store, other)
+            assert not await frozen
+        finally:
+            servers.primaries[index].thaw()
