@@ -46,6 +46,7 @@ PIPELINED = 16  # requests of one connection that may wait for the answer to an 
 
 DESCRIPTORS = 65_536  # at most, of one process; more gains nothing on one core
 FRESH_SECONDS = 1.0  # that a connection may wait for a request before it makes room for others
+END_SECONDS = 10  # at a stop, from the end of the drain until what still runs is cut
 RESERVED_DESCRIPTORS = 512  # for Redis, key sets, files; a quarter of them all if that is less
 
 CONNECTIONS: set[BoundedProtocol] = set()
@@ -377,7 +378,7 @@ def serve(host: str, port: int, workers: int, settings: Settings) -> int:
         proxy_headers=False,  # sessions.py reads X-Forwarded-For, and trusts it from a proxy only
         backlog=4096,
         # Streams end themselves when the drain is over. This ends what does not.
-        timeout_graceful_shutdown=int(settings.drain) + 10,
+        timeout_graceful_shutdown=int(settings.drain) + END_SECONDS,
     )
     if workers == 1:
         os.environ.pop(METRICS_FOLDER, None)  # it may hold the figures of processes that are no more
