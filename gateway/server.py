@@ -29,8 +29,10 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway import log
 from gateway.errors import BackboneUnavailable, Headers, RequestMalformed
 from gateway.ids import request_id
+from gateway.settings import Settings
 from gateway.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 
 HEAD_BYTES = 65_536  # of a request line and its headers; also of trailers
@@ -44,6 +46,7 @@ PIPELINED = 16  # requests of one connection that may wait for the answer to an 
 
 DESCRIPTORS = 65_536  # at most, of one process; more gains nothing on one core
 FRESH_SECONDS = 1.0  # that a connection may wait for a request before it makes room for others
+END_SECONDS = 10  # at a stop, from the end of the drain until what still runs is cut
 RESERVED_DESCRIPTORS = 512  # for Redis, key sets, files; a quarter of them all if that is less
 
 CONNECTIONS: set[BoundedProtocol] = set()
@@ -357,7 +360,8 @@ class TimedReceive:
         raise RequestMalformed(message)
 
 
-def serve(host: str, port: int, workers: int, drain: float) -> None:
+def serve(host: str, port: int, workers: int, settings: Settings) -> int:
+    """Runs the gateway until it is stopped. Returns the exit code."""
     config = uvicorn.Config(
         "gateway.app:create_app",
         factory=True,
@@ -374,12 +378,13 @@ def serve(host: str, port: int, workers: int, drain: float) -> None:
         proxy_headers=False,  # sessions.py reads X-Forwarded-For, and trusts it from a proxy only
         backlog=4096,
         # Streams end themselves when the drain is over. This ends what does not.
-        timeout_graceful_shutdown=int(drain) + 10,
+        timeout_graceful_shutdown=int(settings.drain) + END_SECONDS,
     )
     if workers == 1:
         os.environ.pop(METRICS_FOLDER, None)  # it may hold the figures of processes that are no more
         uvicorn.Server(config).run()
-        return
+        return 0
+    log.configure(settings)
     with metrics_folder() as folder:
         os.environ[METRICS_FOLDER] = str(folder)
-        Supervisor(config, [config.bind_socket()], folder).run()
+        return Supervisor(config, config.bind_socket(), folder).run()

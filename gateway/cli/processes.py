@@ -33,7 +33,7 @@ def serve(host: str, port: int, workers: int, check: bool) -> None:
         return _check_ready(host, port)
     from gateway.server import serve as run
 
-    run(host, port, workers, _load_settings().drain)
+    sys.exit(run(host, port, workers, _load_settings()))
 
 
 def _check_ready(host: str, port: int) -> None:

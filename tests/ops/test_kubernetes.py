@@ -1,0 +1,272 @@
+"""The manifests of ops/kubernetes are valid, agree with each other, and name only what the service has."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubernetes_validate.utils import ValidationError
+
+from gateway import supervisor
+from gateway.cli.main import main
+from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
+from gateway.server import END_SECONDS
+from tests.docs.test_documents import table
+from tests.fakes import FakeProvider
+from tests.gateway.conftest import provider as provider
+from tests.support.gateway_process import gateway
+from tests.support.kustomize import Document, build, containers, identity
+from tests.support.redis_servers import RedisServer
+from workers.sandbox.sandbox import APP_USERS, NEEDED_CAPABILITIES
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "ops/kubernetes"
+README = (FOLDER / "README.md").read_text()
+KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.glob("*/kustomization.yaml"))
+VERSION = "1.34"
+SECRET = {"GATEWAY_REDIS_URL", "GATEWAY_ENCRYPTION_KEY", "GATEWAY_OPERATOR_TOKEN", "GATEWAY_PROVIDER_KEY"}
+SOON = {"GATEWAY_STORAGE_URL", "GATEWAY_REDIS_WAIT"}  # settings that come with several hosts
+# Bits of Linux' capabilities.
+BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7, "SYS_PTRACE": 19}
+
+EXAMPLE = build(FOLDER / "example")
+
+
+def of(kind: str) -> list[Document]:
+    return [document for document in EXAMPLE if document["kind"] == kind]
+
+
+def the(kind: str, namespace: str, name: str) -> Document:
+    (found,) = [document for document in EXAMPLE if identity(document) == (kind, namespace, name)]
+    return found
+
+
+def pods(namespace: str) -> list[Document]:
+    return [d["spec"]["template"] for d in of("Deployment") if d["metadata"]["namespace"] == namespace]
+
+
+def workloads() -> list[Any]:
+    return [pytest.param(d, id=d["metadata"]["name"]) for d in of("Deployment")]
+
+
+def probes(container: Document) -> dict[str, Document]:
+    return {name: container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container}
+
+
+def matches(selector: Document, labels: dict[str, str]) -> bool:
+    return selector.get("matchLabels", {}).items() <= labels.items()
+
+
+# -- valid ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
+def test_every_document_fits_its_schema(folder: Path) -> None:
+    documents = build(folder)
+    assert documents
+    for document in documents:
+        if document["kind"] == "ServiceMonitor":
+            check_service_monitor(document)
+        else:
+            kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+def check_service_monitor(document: Document) -> None:
+    """The operator's resource has no schema here: these are the fields that are used, as its API describes them."""
+    assert document["apiVersion"] == "monitoring.coreos.com/v1"
+    assert set(document["spec"]) == {"selector", "endpoints"}
+    assert set(document["spec"]["selector"]) == {"matchLabels"}
+    for endpoint in document["spec"]["endpoints"]:
+        assert set(endpoint) == {"port", "path", "interval", "scrapeTimeout"}
+        assert all(re.fullmatch(r"\d+s", endpoint[name]) for name in ("interval", "scrapeTimeout"))
+        assert int(endpoint["scrapeTimeout"][:-1]) <= int(endpoint["interval"][:-1])
+
+
+@pytest.mark.parametrize(("path", "value"), [("replicas", "three"), ("replcas", 3)])
+def test_the_schemas_refuse_wrong_fields(path: str, value: object) -> None:
+    broken = copy.deepcopy(the("Deployment", "capsule", "gateway"))
+    broken["spec"][path] = value
+    with pytest.raises(ValidationError):
+        kubernetes_validate.validate(broken, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=lambda folder: folder.name)
+def test_the_files_of_each_folder_are_used(folder: Path) -> None:
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    named = {*kustomization["resources"], *(patch["path"] for patch in kustomization.get("patches", []))}
+    there = {path.name for path in folder.iterdir()} - {"kustomization.yaml"}
+    assert there - named == ({"adapter-rules.yaml"} if folder.name == "monitoring" else set())
+
+
+# -- what the service has ------------------------------------------------------------------------------------
+
+
+def test_every_variable_is_a_setting() -> None:
+    names = {name for document in of("ConfigMap") for name in document["data"]}
+    names |= {v["name"] for d in of("Deployment") for c in containers(d) for v in c.get("env", [])}
+    assert names - set(table((ROOT / "docs/settings.md").read_text(), "variable")) <= SOON
+
+
+@pytest.mark.parametrize("deployment", workloads())
+def test_every_command_exists(deployment: Document) -> None:
+    for container in containers(deployment):
+        commands = [container["command"], *(p["exec"]["command"] for p in probes(container).values() if "exec" in p)]
+        for program, name, *arguments in commands:
+            assert program == "capsule"
+            command = main.commands[name]
+            command.make_context(name, list(arguments))  # raises for an unknown option or worker
+
+
+async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> None:
+    """A pod without Redis takes no requests, but is not restarted, because its streams go on."""
+    (container,) = containers(the("Deployment", "capsule", "gateway"))
+    paths = {name: probe["httpGet"]["path"] for name, probe in probes(container).items()}
+    server = RedisServer().start()
+    try:
+        async with gateway(server.url, provider, tmp_path) as gw:
+            assert [await gw.answers(path) for path in paths.values()] == [True] * 3
+            metrics = (
+                await gw.http.get(the("ServiceMonitor", "capsule", "gateway")["spec"]["endpoints"][0]["path"])
+            ).text
+            (metric,) = [m["pods"]["metric"]["name"] for m in autoscaler()["metrics"] if m["type"] == "Pods"]
+            assert f"# TYPE {metric} gauge" in metrics
+            (rule,) = yaml.safe_load((FOLDER / "monitoring/adapter-rules.yaml").read_text())["rules"]["custom"]
+            assert re.match(r"\w+", rule["seriesQuery"])[0] == metric  # type: ignore[index]
+            server.stop()
+            answers = {name: await gw.answers(path) for name, path in paths.items()}
+            assert answers == {"startupProbe": True, "readinessProbe": False, "livenessProbe": True}
+    finally:
+        server.stop()
+
+
+def autoscaler() -> Document:
+    spec: Document = the("HorizontalPodAutoscaler", "capsule", "gateway")["spec"]
+    return spec
+
+
+def test_the_drain_fits_into_the_grace_period() -> None:
+    deployment = the("Deployment", "capsule", "gateway")
+    (container,) = containers(deployment)
+    assert container["lifecycle"]["preStop"]["exec"]["command"][0] == "sleep"
+    before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    drain = float(the("ConfigMap", "capsule", "capsule")["data"]["GATEWAY_DRAIN"])
+    grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > before + drain + END_SECONDS + supervisor.STOP_MARGIN
+    assert before >= 2 * probes(container)["readinessProbe"]["periodSeconds"]
+
+
+# -- who may do what -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deployment", workloads())
+def test_containers_are_bounded(deployment: Document) -> None:
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    for container in containers(deployment):
+        assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
+        assert "memory" in container["resources"]["limits"]
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"]["drop"] == ["ALL"]
+        if deployment["metadata"]["namespace"] == "capsule":
+            assert pod["securityContext"]["runAsNonRoot"] is True
+            assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert "add" not in security["capabilities"]
+        else:
+            assert pod["hostUsers"] is False
+            added = security["capabilities"]["add"]
+            assert sum(1 << BITS[name] for name in added) & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES
+            assert f"cap_add: [{', '.join(added)}]" in (ROOT / "compose.yaml").read_text()
+            assert max(APP_USERS) < 65_536  # the users that a pod without the host's has
+
+
+def test_secrets_are_references() -> None:
+    assert not of("Secret")
+    assert not SECRET & {name for document in of("ConfigMap") for name in document["data"]}
+    for deployment in of("Deployment"):
+        for container in containers(deployment):
+            for variable in container.get("env", []):
+                reference = variable["valueFrom"]["secretKeyRef"]
+                assert f"--from-literal={reference['key']}=" in README or f"--from-file={reference['key']}=" in README
+    hosting = {v["name"] for p in pods("capsule-hosting") for c in p["spec"]["containers"] for v in c["env"]}
+    assert hosting.isdisjoint({"GATEWAY_OPERATOR_TOKEN", "GATEWAY_PROVIDER_KEY"})
+
+
+def test_the_configuration_is_the_same_in_both_namespaces() -> None:
+    gateways, hosting = (the("ConfigMap", namespace, "capsule")["data"] for namespace in ("capsule", "capsule-hosting"))
+    shared = gateways.keys() & hosting.keys()
+    assert {"GATEWAY_BASE_URL", "GATEWAY_APPS_DOMAIN", "GATEWAY_STORAGE_URL"} <= shared
+    assert {name: gateways[name] for name in shared} == {name: hosting[name] for name in shared}
+
+
+@pytest.mark.parametrize("namespace", ["capsule", "capsule-hosting"])
+def test_what_is_not_allowed_is_denied(namespace: str) -> None:
+    policies = {
+        d["metadata"]["name"]: d["spec"] for d in of("NetworkPolicy") if d["metadata"]["namespace"] == namespace
+    }
+    deny = policies.pop("default-deny")
+    assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    for spec in policies.values():
+        assert any(matches(spec["podSelector"], pod["metadata"]["labels"]) for pod in pods(namespace))
+        # An entry without peers would allow all of them.
+        assert all(rule.get("to") for rule in spec.get("egress", []))
+        assert all(rule.get("from") for rule in spec.get("ingress", []))
+        assert all(rule["ports"] for rule in [*spec.get("egress", []), *spec.get("ingress", [])])
+
+
+@pytest.mark.parametrize("namespace", ["capsule", "capsule-hosting"])
+def test_public_addresses_are_those_of_the_service(namespace: str) -> None:
+    (rule,) = the("NetworkPolicy", namespace, "public-addresses")["spec"]["egress"]
+    blocks = [peer["ipBlock"] for peer in rule["to"]]
+    assert {block["cidr"] for block in blocks} == {"0.0.0.0/0", str(GLOBAL_V6)}
+    assert sorted(network for block in blocks for network in block["except"]) == sorted(map(str, NOT_PUBLIC))
+
+
+# -- the parts fit together ----------------------------------------------------------------------------------
+
+
+def test_selectors_find_their_pods() -> None:
+    for service in of("Service"):
+        if service["metadata"]["name"] == "nothing":
+            continue
+        found = [
+            p
+            for p in pods(service["metadata"]["namespace"])
+            if service["spec"]["selector"].items() <= p["metadata"]["labels"].items()
+        ]
+        assert len(found) == 1
+        ports = {port["name"] for container in found[0]["spec"]["containers"] for port in container["ports"]}
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    budgets = {
+        (d["metadata"]["namespace"], d["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"])
+        for d in of("PodDisruptionBudget")
+    }
+    assert budgets == {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in of("Deployment")}
+    monitor, service = the("ServiceMonitor", "capsule", "gateway")["spec"], the("Service", "capsule", "gateway")
+    assert matches(monitor["selector"], service["metadata"]["labels"])
+    assert {e["port"] for e in monitor["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
+    assert autoscaler()["scaleTargetRef"]["name"] == "gateway"
+    assert autoscaler()["minReplicas"] > 1
+
+
+def test_the_ingress_reaches_the_services_and_hides_the_internal_paths() -> None:
+    closed = set()
+    for ingress in of("Ingress"):
+        assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+        for path in ingress["spec"]["rules"][0]["http"]["paths"]:
+            service = the("Service", ingress["metadata"]["namespace"], path["backend"]["service"]["name"])
+            ports = {port.get("name", port["port"]) for port in service["spec"]["ports"]}
+            assert set(path["backend"]["service"]["port"].values()) <= ports
+            if service["metadata"]["name"] == "nothing":
+                closed.add(path["path"])
+    assert closed == {"/health", "/ready", "/metrics"}
+    hosts = {ingress["metadata"]["name"]: ingress["spec"]["rules"][0]["host"] for ingress in of("Ingress")}
+    data = the("ConfigMap", "capsule", "capsule")["data"]
+    assert hosts == {
+        "gateway": data["GATEWAY_BASE_URL"].removeprefix("https://"),
+        "sites": f"*.{data['GATEWAY_APPS_DOMAIN']}",
+    }
