@@ -144,6 +144,14 @@ class BackboneRefused(BackboneUnavailable):
     """Redis answered with an error, so it has changed nothing."""
 
 
+class StorageUnavailable(ServiceError):
+    status, code = 503, "STORAGE_UNAVAILABLE"
+    message = "The service cannot reach the storage of sources and releases; nothing was deployed. Try again shortly."
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message, retry_after=5)
+
+
 class Unauthorized(ServiceError):
     status, code = 401, "UNAUTHORIZED"
     message = "Send a valid credential as 'Authorization: Bearer <key>'."

@@ -38,12 +38,13 @@ from gateway.inference.provider import Provider
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
-from workers.deploys.engine import Engine, Job, LocalEngine
+from workers.deploys.engine import Engine, LocalEngine
 from workers.deploys.lock import BuilderLock
 from workers.deploys.log import DeployLog
-from workers.deploys.source import DeployError
 from workers.deploys.turns import BuildTurns
 from workers.sites import sites
+from workers.sites.archives import Archive
+from workers.sites.serving import DeployError, Job
 from workers.stream import Consumer, Entry
 
 logger = structlog.get_logger()
@@ -259,7 +260,7 @@ class Builder:
                 deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
                 if app is None or app.account != deploy.account:
                     raise DeployError("the app was deleted, or now belongs to another account")
-                job = Job(deploy, app, log.write_line, self._commit_recorder(deploy))
+                job = Job(deploy, app, log.write_line, self._commit_recorder(deploy), self._archive_recorder(deploy))
                 await self._build(job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
@@ -345,6 +346,12 @@ class Builder:
             await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit))
 
         return record_commit
+
+    def _archive_recorder(self, deploy: Deploy) -> Callable[[Archive], Awaitable[None]]:
+        async def record_archive(archive: Archive) -> None:
+            await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))
+
+        return record_archive
 
     async def _requeue(self, deploy: Deploy) -> None:
         """Queues the deploy again unless it has ended.

@@ -169,6 +169,10 @@ class Releases:
                 return release
         return None
 
+    def kept(self, app_id: str) -> set[str]:
+        """The ids of all releases of the app."""
+        return {path.name for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)}
+
     def claim_folder(self, deploy: Deploy) -> None:
         """Removes the releases that another account, which had this app before, left behind."""
         folder = self._sites / deploy.appId
