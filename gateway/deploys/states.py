@@ -266,7 +266,8 @@ class Deploys:
         except StorageUnavailable:
             logger.error("deploys.sources_left", app=app.id, action=f"delete sources/{app.id} in the storage")
         with backbone():
-            await self._store.client.delete(keys.site_key(app.account, app.id))
+            await self._store.client.delete(keys.site_key(app.account, app.id), keys.serving_key(app.account, app.id))
+            await self._store.client.zrem(keys.served_apps_key(keys.tag(app.account)), app.id)
 
     # -- reading ---------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ left. To build or serve on several machines, run an outside engine, which uses t
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -20,7 +19,6 @@ import structlog
 from gateway import storage
 from gateway.accounts.records import App, Build
 from gateway.accounts.vault import NoEncryptionKey, Vault
-from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.sources import SOURCE_BYTES, Sources
 from gateway.deploys.states import Deploy
 from gateway.errors import StorageUnavailable
@@ -32,14 +30,13 @@ from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, Sandbox, Unsafe
 from workers.sites import archives, disk
 from workers.sites.archives import BadArchive
 from workers.sites.environment import write_environment
-from workers.sites.releases import exclusive_lock, remove_folder
+from workers.sites.releases import exclusive_lock, link_folder, remove_folder
 from workers.sites.serving import DeployError, Job, Serving, run_in_thread
 
 logger = structlog.get_logger()
 
 
 PRUNE_INTERVAL = 3_600.0  # seconds between two searches for archives of all apps that are no longer needed
-REUSE_SECONDS = 60.0  # within which the files of a release are linked
 
 
 class Engine(Protocol):
@@ -111,7 +108,6 @@ class LocalEngine(Serving):
             await self._reuse(job, job.deploy.release)
 
     async def _reuse(self, job: Job, former: str) -> None:
-        """Links the files of a release into a new one. Files of releases never change, so both can share them."""
         await run_in_thread(self._releases.claim_folder, job.deploy)
         found = await run_in_thread(self._releases.find_release, job.app.id, former)
         if found is None:
@@ -119,15 +115,7 @@ class LocalEngine(Serving):
         job.write_line(f"Using the release of {former}; nothing is built")
         release = self._releases.site(job.deploy).release(job.deploy.id)
         await run_in_thread(remove_folder, release)  # left by a worker that was stopped
-        # As a process of its own, which no depth of folders can stop and which leaves the event loop free.
-        copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(found), str(release))
-        try:
-            status = await asyncio.wait_for(copying.wait(), REUSE_SECONDS)
-        except BaseException:
-            copying.kill()
-            await finish_despite_cancellation(copying.wait())
-            raise
-        if status:
+        if not await link_folder(found, release):
             raise DeployError(f"the release of {former} could not be read; deploy its source again")
         if (release / "start").exists():
             write_environment(release, await self._open_variables(job.app), self._vault)
@@ -253,10 +241,12 @@ class LocalEngine(Serving):
 
     async def _prune_archives(self, app_id: str) -> None:
         """Removes the archives of releases that this host no longer keeps. Raises StorageUnavailable."""
-        kept = await run_in_thread(self._releases.kept, app_id)
-        names = await self._storage.names(archives.archive_key(app_id, "").removesuffix(archives.SUFFIX))
-        old = [name for name in names if name.removesuffix(archives.SUFFIX) not in kept]
-        await self._storage.delete([archives.archive_key(app_id, name.removesuffix(archives.SUFFIX)) for name in old])
+        await self._keep_archives(app_id, {path.name for path in await run_in_thread(self._releases.all_of, app_id)})
+
+    async def _keep_archives(self, app_id: str, kept: Set[str]) -> None:
+        names = await self._storage.names(f"{archives.FOLDER}{app_id}/")
+        ids = {name.removesuffix(archives.SUFFIX) for name in names if name.endswith(archives.SUFFIX)}
+        await self._storage.delete([archives.archive_key(app_id, deploy_id) for deploy_id in sorted(ids - kept)])
 
     async def tidy(self, in_progress: Set[str]) -> None:
         await super().tidy(in_progress)

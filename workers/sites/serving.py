@@ -18,10 +18,12 @@ import msgspec
 import structlog
 
 from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.states import Deploy, host
 from gateway.settings import Settings
-from workers.sites import sites, web
+from gateway.store.client import until_redis_answers
+from workers.sites import web
 from workers.sites.archives import Archive
 from workers.sites.releases import Releases, Site, remove_folder
 from workers.sites.watchdog import output_path
@@ -51,10 +53,23 @@ class Job(msgspec.Struct, frozen=True):
     record_archive: Callable[[Archive], Awaitable[None]]
 
 
-class Serving:
-    """`find_app` returns the record of an app by its id or name."""
+async def find_app(registry: Registry, app: str) -> App | None:
+    """Waits for Redis. An app is not served at a domain that another app claimed first."""
+    found: App | None = await until_redis_answers(lambda: registry.find(app))
+    if found is None or not found.customDomainVerified:
+        return found
+    own: App = found
+    allowed: bool = await until_redis_answers(lambda: registry.claim_domain(own))
+    return own if allowed else msgspec.structs.replace(own, customDomainVerified=False)
 
-    def __init__(self, settings: Settings, find_app: Callable[[str], Awaitable[App | None]]) -> None:
+
+class Serving:
+    """`find_app` returns the record of an app by its id or name. `builds`: this worker builds too."""
+
+    def __init__(
+        self, settings: Settings, find_app: Callable[[str], Awaitable[App | None]], *, builds: bool = True
+    ) -> None:
+        self._builds = builds
         self._settings, self._find_app = settings, find_app
         self._domain = settings.apps_domain.partition(":")[0]
         self._releases = Releases(Path(settings.data_dir))
@@ -111,16 +126,25 @@ class Serving:
     async def watch_canary(self, job: Job) -> None:
         ends = time.monotonic() + self._settings.canary
         while True:
-            if not (address := sites.read_address(self._releases.folder)):
-                raise DeployError("no process serves the apps; is the `sites` worker running?")
-            await self._request_root(address, self._host(job))
-            if exits := web.read_state(self._releases.folder, job.deploy.id).exits:
-                self._copy_output(job, job.deploy.id)
-                raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
+            await self.probe(job)
             if (left := ends - time.monotonic()) <= 0:
                 self._releases.site(job.deploy).confirm(job.deploy.id)
                 return
-            await asyncio.sleep(min(1.0, self._settings.canary / 10, left))
+            await asyncio.sleep(min(self.canary_pause, left))
+
+    @property
+    def canary_pause(self) -> float:
+        """Seconds between two requests of a canary."""
+        return min(1.0, self._settings.canary / 10)
+
+    async def probe(self, job: Job) -> None:
+        """Raises DeployError unless this host's web server answers for the release, and its start command runs."""
+        if not (address := web.read_address(self._releases.folder)):
+            raise DeployError("no process serves the apps; is the `sites` worker running?")
+        await self._request_root(address, self._host(job))
+        if exits := web.read_state(self._releases.folder, job.deploy.id).exits:
+            self._copy_output(job, job.deploy.id)
+            raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
 
     async def _request_root(self, address: str, host_name: str, socket: str = "") -> None:
         """Raises DeployError unless GET / is answered with 2xx or 3xx."""
@@ -186,7 +210,7 @@ class Serving:
     async def tidy(self, in_progress: Set[str]) -> None:
         await self._undo_abandoned(in_progress)
         apps = await self._tidy_addresses()
-        await run_in_thread(self._releases.tidy, apps, in_progress)
+        await run_in_thread(self._releases.tidy, apps, in_progress, builds=self._builds)
 
     async def _tidy_addresses(self) -> Set[str]:
         """Serves each app at its present addresses. Returns the ids of the apps that exist."""
