@@ -156,6 +156,14 @@ class Pipeline:
         connection = self._connection
         return await self._reconnect() if connection is None or connection.closed else connection
 
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+    async def connect(self) -> None:
+        """Raises as a call does."""
+        if not self.is_connected():
+            await self._reconnect()
+
     async def _reconnect(self) -> _Connection:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
@@ -215,7 +223,7 @@ class Pipeline:
             self._connection.retired = True
 
     def is_open(self) -> bool:
-        return self._connecting is not None or (self._connection is not None and not self._connection.closed)
+        return self._connecting is not None or self.is_connected()
 
 
 def pack(command: tuple[str | int | bytes, ...]) -> bytes:

@@ -1,7 +1,5 @@
 """What GATEWAY_REDIS_URL may say, and a primary that Sentinel replaces."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from gateway.errors import BackboneUnavailable
@@ -9,7 +7,7 @@ from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.servers import Node, parse
 from tests.support.polling import wait_until
-from tests.support.redis_servers import BINARIES, RedisServer, sentinels
+from tests.support.redis_servers import BINARIES, replicated, sentinels
 
 
 @pytest.mark.parametrize(
@@ -42,24 +40,9 @@ def test_credentials_and_options_hold_for_every_node() -> None:
     assert servers.options == {"username": "me", "password": "secret", "ssl": True, "ssl_ca_certs": "/ca.pem"}
 
 
-@pytest.fixture(params=BINARIES)
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[RedisServer, RedisServer]]:
-    primary = RedisServer(request.param).start()
-    replica = RedisServer(request.param, "--replicaof", f"127.0.0.1 {primary.port}").start()
-    yield primary, replica
-    for server in (primary, replica):
-        server.stop()
-
-
-async def test_sentinel_names_the_new_primary(pair: tuple[RedisServer, RedisServer]) -> None:
-    primary, replica = pair
-
-    def is_known() -> bool:
-        with primary.client() as client:
-            return bool(client.info("replication")["connected_slaves"])
-
-    await wait_until(is_known, 10)
-    with sentinels(primary) as url:
+@pytest.mark.parametrize("name", BINARIES)
+async def test_sentinel_names_the_new_primary(name: str) -> None:
+    with replicated(name) as (primary, replica), sentinels(primary, name=name) as url:
         store = Store(url)
         try:
 
