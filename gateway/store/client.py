@@ -19,7 +19,7 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.store import keys, servers
 from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
-from gateway.store.faults import code_of
+from gateway.store.faults import code_of, describe
 from gateway.store.pipeline import Pipeline
 from gateway.store.replication import make_pipeline
 
@@ -65,7 +65,7 @@ async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: s
             result = await attempt()
         except BackboneUnavailable as error:
             if waiting and pause == FIRST_PAUSE:
-                logger.warning(waiting, error=code_of(error.__cause__))
+                logger.warning(waiting, error=code_of(error.__cause__), reason=describe(error.__cause__))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
         else:
@@ -86,10 +86,10 @@ class Script:
 class Store:
     """One client for every command, and separate connections for reads that block (subscriptions, streams)."""
 
-    def __init__(self, url: str, *, replicas: int = 0) -> None:
-        """`replicas`: that must have a reservation."""
+    def __init__(self, url: str, *, ca_file: str = "", replicas: int = 0) -> None:
+        """`ca_file`: certificates to trust beside the public ones; `replicas`: that must have a reservation."""
         self.url, self.replicas = url, replicas
-        self._servers = servers.parse(url)
+        self._servers = servers.parse(url, ca_file)
         self.cluster = self._servers.kind == "cluster"
         self._sentinel = self._servers.sentinel(ATTEMPT)
         # For scripts. In a cluster, other commands have connections of their own too: long answers delay no script.

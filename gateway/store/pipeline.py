@@ -235,7 +235,9 @@ def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
     """The TLS context that the query of a rediss:// address asks for, read as redis-py reads it."""
     if options.get("connection_class") is None or "SSL" not in options["connection_class"].__name__:
         return None
-    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    context = ssl.create_default_context()
+    if authorities := options.get("ssl_ca_certs"):
+        context.load_verify_locations(authorities)
     if str(options.get("ssl_check_hostname", "true")).lower() in ("false", "0", "no"):
         context.check_hostname = False
     if options.get("ssl_cert_reqs") == "none":

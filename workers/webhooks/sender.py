@@ -69,7 +69,7 @@ def _read_event(entry: Entry) -> QueuedEvent:
 
 class Sender:
     def __init__(self, settings: Settings) -> None:
-        self._store = Store(settings.redis_url)
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         self._vault = Vault(settings.encryption_key)
         self._http = Client(
             allow_private=settings.allow_private_addresses,

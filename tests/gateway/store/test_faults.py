@@ -1,6 +1,7 @@
 """What a fault of Redis is called, met for real where a server can be brought to it."""
 
 import socket
+import ssl
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -44,6 +45,23 @@ async def test_a_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         script, command = await faults_of(f"redis://127.0.0.1:{silent.getsockname()[1]}")
     assert command[1] == "Redis does not answer"
     assert "Redis" in script[1]
+
+
+async def test_a_certificate_that_is_not_trusted(tls: tuple[ssl.SSLContext, str]) -> None:
+    port, (_, file) = free_port(), tls
+    options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-auth-clients", "no")
+    server, url = RedisServer("redis", *options).start(), f"rediss://:secret@127.0.0.1:{port}"
+    try:
+        for _, reason in await faults_of(url):
+            assert reason == "the certificate of Redis is not trusted"
+        with server.client() as client:
+            client.config_set("requirepass", "secret")
+        store = Store(url, ca_file=file)
+        assert await store.check_writes() == (1, [])
+        await scripts.count(store, "{p00}:n", "hash", 60, {"n": 1})
+        await store.close()
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize(("login", "code"), [("", "NOAUTH"), ("secret@", "WRONGPASS"), ("me:secret@", "WRONGPASS")])
