@@ -46,7 +46,7 @@ class Ledger:
 
     def check(self, rig: Rig, gateway: Target) -> bool:
         give_up = time.monotonic() + 15
-        while (spend := rig.callers.spend(gateway.address)) not in (None, (self.settled, 0)):
+        while (spend := rig.callers.spend(gateway.name, gateway.address)) not in (None, (self.settled, 0)):
             if time.monotonic() > give_up:
                 break
             time.sleep(0.2)
@@ -60,32 +60,34 @@ class Ledger:
 
 
 class Bench:
-    def __init__(self, rig: Rig, names: Iterable[str], runs: int) -> None:
+    def __init__(self, rig: Rig, names: Iterable[str], runs: int, *, cluster: bool = False) -> None:
         self.rig, self.names, self.runs = rig, list(names), runs
+        self.starts = [rig.nginx, rig.gateway, *([rig.cluster] if cluster else [])]
         self.results: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.ledger, self.pace = Ledger(), Pace()
+        self.ledgers, self.pace = {name: Ledger() for name in ("gateway", "cluster")}, Pace()
         self.money_agrees = True
 
     def run(self) -> None:
         busy = [name for name in self.names if WORKLOADS[name].unit != "stream"]
         if busy:
             with ExitStack() as stack:
-                targets = [stack.enter_context(start()) for start in (self.rig.nginx, self.rig.gateway)]
+                targets = [stack.enter_context(start()) for start in self.starts]
                 for target in targets:
                     self.warm(target)
                 for _ in range(self.runs):
                     for name in busy:
                         for target in targets:
                             self.measure(name, target)
-                self.money_agrees &= self.ledger.check(self.rig, targets[-1])
+                for target in targets[1:]:
+                    self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
         for name in set(self.names) - set(busy):
             for _ in range(self.runs):
-                for start in (self.rig.nginx, self.rig.gateway):
+                for start in self.starts:
                     with start() as target:  # a new process, because memory from other work would hide the growth
                         self.warm(target)
                         self.measure(name, target)
-                        if target.name == "gateway":
-                            self.money_agrees &= self.ledger.check(self.rig, target)
+                        if target.is_gateway:
+                            self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
 
     def warm(self, target: Target) -> None:
         """Sends one request of every caller, so that apps, keys and tokens are cached."""
@@ -96,7 +98,7 @@ class Bench:
         load = workload.load
         most = int(1.3 * max(run["sent"] for run in done)) + load.streams if done else workload.most
         recorded = load.seconds / (load.seconds + load.warmup)
-        limit = int(most * recorded * 0.8) if target.name == "gateway" else 0  # nginx has no rate limits
+        limit = int(most * recorded * 0.8) if target.is_gateway else 0  # nginx has no rate limits
         attempts: list[dict[str, Any]] = []
         # A second attempt at `mem` would start with the memory of the first.
         most_attempts = 1 if workload.unit == "stream" else ATTEMPTS
@@ -115,13 +117,13 @@ class Bench:
         done.append(min(attempts, key=lambda run: (not _errors(run), run["others_pct"])))
 
     def _send(self, target: Target, load: Load, limit: int, most: int, strangers: bool = False) -> dict[str, Any]:
-        if target.name != "gateway":
+        if not target.is_gateway:
             return self.rig.load(target, load, limit=limit)
         rotation = self.rig.callers.fresh_rotation(most) if strangers else None
         self.pace.wait_for(most)
         result = self.rig.load(target, load, rotation, limit)
         self.pace.record(result["sent"])
-        self.ledger.add(result, load.tokens)
+        self.ledgers[target.name].add(result, load.tokens)
         return result
 
     def table(self) -> str:
@@ -149,6 +151,14 @@ class Bench:
             str(sum(_errors(run) for target in ("nginx", "gateway") for run in self.results[name, target])),
         ]
         return "| " + " | ".join(cells) + " |"
+
+    def clusters(self) -> Iterable[str]:
+        """A line per workload: what a cluster costs the gateway, compared with one server."""
+        for name in self.names:
+            one, cluster = (_counted(self.results[name, target]) for target in ("gateway", "cluster"))
+            ratio = _median(cluster, "cost") / _median(one, "cost")
+            unit = _unit(WORKLOADS[name])
+            yield f"{name} on a cluster of three: {_spread(cluster)} {unit}, {ratio:.2f} times as much as on one server"
 
     def errors(self) -> int:
         return sum(_errors(result) for runs in self.results.values() for result in runs)
@@ -216,14 +226,17 @@ def main() -> int:
     parser.add_argument("-w", "--workloads", default=DEFAULT, help=f"comma-separated, from {', '.join(WORKLOADS)}")
     parser.add_argument("-n", "--runs", type=int, default=3, help="runs per workload")
     parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
+    parser.add_argument("--cluster", action="store_true", help="measure the gateway on Redis Cluster too, in turn")
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := set(names) - set(WORKLOADS):
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
-    with Rig(options.gateway) as rig:
-        bench = Bench(rig, names, options.runs)
+    with Rig(options.gateway, options.cluster) as rig:
+        bench = Bench(rig, names, options.runs, cluster=options.cluster)
         bench.run()
     print(bench.table())
+    if options.cluster:
+        print("", *bench.clusters(), sep="\n")
     if "C" in names:
         scale = _median(bench.results["C", "nginx"], "cost") / NGINX_REQUEST
         print(f"\nnginx takes {scale:.2f} times as long for a request of C as on the machine of the µs limits.")

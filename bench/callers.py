@@ -31,7 +31,7 @@ AUDIENCE = "bench"
 class Callers:
     def __init__(self, folder: Path, operator_token: str) -> None:
         self.apps = [f"bench-{n:04d}" for n in range(APPS)]
-        self.api_keys: list[str] = []
+        self.api_keys: dict[str, list[str]] = {}  # of the accounts, by target
         self._operator = {"authorization": f"Bearer {operator_token}"}
         self._keys = {app: ec.generate_private_key(ec.SECP256R1()) for app in self.apps}
         self._strangers = 0
@@ -81,10 +81,11 @@ class Callers:
             finally:
                 server.shutdown()
 
-    def register(self, gateway: str, backends: str) -> None:
-        asyncio.run(self._register(gateway, backends))
+    def register(self, target: str, gateway: str, backends: str) -> None:
+        self.api_keys[target] = asyncio.run(self._register(gateway, backends))
 
-    async def _register(self, gateway: str, backends: str) -> None:
+    async def _register(self, gateway: str, backends: str) -> list[str]:
+        """Returns the accounts' keys."""
         async with _client(gateway) as client:
 
             async def account(n: int) -> tuple[str, str]:
@@ -101,18 +102,18 @@ class Callers:
                 answer.raise_for_status()
 
             accounts = await asyncio.gather(*(account(n) for n in range(ACCOUNTS)))
-            self.api_keys = [key for _, key in accounts]
             owners = [accounts[n % ACCOUNTS][0] for n in range(APPS)]
             await asyncio.gather(*(app(name, owner) for name, owner in zip(self.apps, owners, strict=True)))
+            return [key for _, key in accounts]
 
-    def spend(self, gateway: str) -> tuple[int, int] | None:
+    def spend(self, target: str, gateway: str) -> tuple[int, int] | None:
         """Nano-euro settled and reserved today by all accounts; None if the gateway has no account API."""
-        return asyncio.run(self._spend(gateway))
+        return asyncio.run(self._spend(self.api_keys[target], gateway))
 
-    async def _spend(self, gateway: str) -> tuple[int, int] | None:
+    async def _spend(self, api_keys: list[str], gateway: str) -> tuple[int, int] | None:
         async with _client(gateway) as client:
             answers = await asyncio.gather(
-                *(client.get("/account", headers={"authorization": f"Bearer {key}"}) for key in self.api_keys)
+                *(client.get("/account", headers={"authorization": f"Bearer {key}"}) for key in api_keys)
             )
         if answers[0].status_code == 404:
             return None

@@ -18,12 +18,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import redis
 from callers import Callers
 from workloads import Load
 
@@ -43,6 +44,10 @@ class Target:
     extra_events: int  # besides the tokens: role, finish and usage from nginx, the end from the gateway
 
     @property
+    def is_gateway(self) -> bool:
+        return self.name != "nginx"
+
+    @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
@@ -50,12 +55,12 @@ class Target:
 class Rig:
     """The servers that every target shares."""
 
-    def __init__(self, gateway_command: str | None) -> None:
+    def __init__(self, gateway_command: str | None, cluster: bool = False) -> None:
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
             raise SystemExit("bench: this needs two cores, one of them for the target alone")
         self._others, self._alone = cores[:2]
-        self._gateway_command = gateway_command
+        self._gateway_command, self._with_cluster = gateway_command, cluster
         self._stack = ExitStack()
 
     def __enter__(self) -> Rig:
@@ -69,6 +74,9 @@ class Rig:
             self._stub, self.redis_port = free_port(), free_port()
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
             stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
+            self._redis_urls = {"gateway": f"redis://127.0.0.1:{self.redis_port}/0"}
+            if self._with_cluster:
+                self._redis_urls["cluster"] = stack.enter_context(self._cluster())
             self.callers = Callers(SCRATCH, OPERATOR_TOKEN)
             self._backends = stack.enter_context(self.callers.backends())
             self._stack = stack.pop_all()
@@ -88,22 +96,43 @@ class Rig:
             yield Target("nginx", port, process.pid, extra_events=3)
 
     @contextmanager
-    def gateway(self, **settings: str) -> Iterator[Target]:
+    def _cluster(self) -> Iterator[str]:
+        """Three primaries of Redis Cluster, which share the slots."""
+        ports = [free_port() % 20_000 + 20_000 for _ in range(3)]  # each node listens at its port + 10,000 too
+        with ExitStack() as stack:
+            for port in ports:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SCRATCH)))
+                command = [*redis_command(port), "--cluster-enabled", "yes", "--dir", folder]
+                stack.enter_context(self._running(f"redis-{port}", command, port))
+            clients = [stack.enter_context(redis.Redis(port=port)) for port in ports]
+            for n, client in enumerate(clients):
+                client.execute_command("CLUSTER MEET", "127.0.0.1", ports[0])
+                client.execute_command("CLUSTER ADDSLOTSRANGE", 16_384 * n // 3, 16_384 * (n + 1) // 3 - 1)
+            while not all(client.cluster("info")["cluster_state"] == "ok" for client in clients):
+                time.sleep(0.1)
+            yield "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    def cluster(self) -> AbstractContextManager[Target]:
+        """The gateway on Redis Cluster."""
+        return self.gateway("cluster")
+
+    @contextmanager
+    def gateway(self, name: str = "gateway", **settings: str) -> Iterator[Target]:
         """`settings` are added, by their full names."""
         port = free_port()
         argv = shlex.split((self._gateway_command or gateway_command()).format(port=port))
-        environment = {**self.settings, **settings}
-        with self._running("gateway", argv, port, core=self._alone, env=environment, path="/ready") as process:
-            target = Target("gateway", port, process.pid, extra_events=1)
-            if not self.callers.api_keys:
-                self.callers.register(target.address, self._backends)
+        environment = {**self.settings, "GATEWAY_REDIS_URL": self._redis_urls[name], **settings}
+        with self._running(name, argv, port, core=self._alone, env=environment, path="/ready") as process:
+            target = Target(name, port, process.pid, extra_events=1)
+            if name not in self.callers.api_keys:
+                self.callers.register(name, target.address, self._backends)
             yield target
 
     @property
     def settings(self) -> dict[str, str]:
         """Of a gateway or a worker."""
         return {
-            "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
+            "GATEWAY_REDIS_URL": self._redis_urls["gateway"],
             "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{self._stub}/v1",
             "GATEWAY_PROVIDER_KEY": "bench-provider-key",
             "GATEWAY_PROVIDER_CONCURRENCY": "100000",  # a bound that no workload reaches
@@ -124,7 +153,7 @@ class Rig:
         words += ["-i", str(target.pid), "-T", "90", "-e", str(load.tokens + target.extra_events)]
         words += ["-c", str(load.streams), "-r", str(load.ramp_ms)]
         words += ["-d", str(load.seconds), "-w", str(load.warmup)]
-        if target.name == "gateway":
+        if target.is_gateway:
             body: dict[str, Any] = {"prompt": PROMPT, "maxTokens": load.tokens}
             words += ["-R", rotation or self.callers.rotation, "-E", "event: done"]
         else:

@@ -50,8 +50,9 @@ API_BODY_BYTES = 1_048_576  # the inference path, uploads and security scans hav
 # -- operation -----------------------------------------------------------------------------------------------
 
 
-class ProcessStatus(msgspec.Struct):
+class ProcessStatus(msgspec.Struct, omit_defaults=True):
     status: str
+    warning: str = ""
 
 
 @get("/health", tags=["Operation"], sync_to_thread=False)
@@ -62,13 +63,13 @@ def health() -> ProcessStatus:
 
 @get("/ready", tags=["Operation"], errors=[BackboneUnavailable])
 async def ready(gateway: Injected) -> ProcessStatus:
-    """Redis takes writes, and the process is not draining."""
+    """Redis takes writes, and the process is not draining. `warning` says why some accounts cannot be served."""
     if gateway.draining:
         raise BackboneUnavailable("This process is shutting down; send the request to another one.")
-    await gateway.store.check_writes()
+    warning = await gateway.redis_health.check()
     if not gateway.registry.live:
         raise BackboneUnavailable
-    return ProcessStatus("ready")
+    return ProcessStatus("ready", warning)
 
 
 @get("/metrics", media_type="text/plain; version=0.0.4; charset=utf-8", tags=["Operation"], sync_to_thread=False)

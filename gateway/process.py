@@ -34,6 +34,7 @@ from gateway.inference.provider import Provider
 from gateway.inference.users import Users
 from gateway.monitors.findings import Findings
 from gateway.operations.overview import Overview, SnapshotFeed
+from gateway.operations.redis_health import RedisHealth
 from gateway.outbound import client as outbound
 from gateway.server import end_overdue_connections, raise_descriptor_limit
 from gateway.settings import Settings
@@ -48,7 +49,7 @@ class Gateway:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.store = Store(settings.redis_url, replicas=settings.redis_wait)
+        self.store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.sessions = Sessions(self.store, settings.base_url)
@@ -88,6 +89,7 @@ class Gateway:
         )
         self.overview = Overview(settings, self.registry, self.availability, self.permits, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
+        self.redis_health = RedisHealth(self.store, self.metrics)
         self.draining = False
 
     def drain(self) -> None:
@@ -161,6 +163,7 @@ class Gateway:
                 self.counters.keep_flushing(),
                 self.registry.api_keys.keep_writing_uses(),
                 self.overview.keep_gauges_fresh(),
+                self.redis_health.keep_checking(),
                 end_overdue_connections(self.metrics.ended_connections),
             )
         ]

@@ -6,6 +6,8 @@ Nothing else in the project reads the environment. The field `redis_url` holds t
 from __future__ import annotations
 
 import os
+import re
+import ssl
 from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -199,6 +201,10 @@ def _url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{text!r} is not an http or https address")
+    try:
+        parts.port  # noqa: B018  # reading it checks it
+    except ValueError:
+        raise ValueError(f"{text!r} has a port that is none") from None
     return text.rstrip("/")
 
 
@@ -206,17 +212,61 @@ REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "
 
 
 def _redis_url(text: str) -> str:
+    """The address with `valkey` in place of `redis` is the same. `gateway/store/servers.py` takes it apart."""
+    text = re.sub(r"^valkey(s?)", r"redis\1", text)
     parts = urlsplit(text)
+    scheme, _, kind = parts.scheme.partition("+")
     if parts.scheme not in REDIS_SCHEMES:
         raise ValueError("must begin with redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://")
-    for host in parts.netloc.rpartition("@")[2].split(",") if parts.scheme != "unix" else []:
-        try:
-            named, port = urlsplit(f"//{host}").hostname, urlsplit(f"//{host}").port
-        except ValueError:
-            raise ValueError("must have a port between 1 and 65535 after each host") from None
-        if not named or port == 0:
-            raise ValueError("must name a host, and may name a port between 1 and 65535, as in redis://host:6379/0")
+    if scheme == "unix":
+        if not parts.path:
+            raise ValueError("must name a socket, as in unix:///run/redis.sock")
+        _check_redis_options(text)
+        return text
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if len(hosts) > 1 and not kind:
+        raise ValueError("names several hosts, so it must begin with redis+cluster:// or redis+sentinel://")
+    for host in hosts:
+        _check_host(host)
+    path = parts.path.strip("/")
+    if not kind and path and not path.isdecimal():
+        raise ValueError("must end with the number of a database, as in redis://host:6379/0")
+    if kind == "cluster" and path not in ("", "0"):
+        raise ValueError("must name no database: Redis Cluster has only one")
+    if kind == "sentinel" and not path:
+        raise ValueError("must end with the name of the service, as in redis+sentinel://host:26379/service")
+    _check_redis_options(f"{scheme}://host?{parts.query}")
     return text
+
+
+def _check_host(text: str) -> None:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise ValueError("must have a port between 1 and 65535 after each host") from None
+    if not host or port == 0:
+        raise ValueError("must name a host, and may name a port between 1 and 65535, as in redis://host:6379/0")
+
+
+def _check_redis_options(url: str) -> None:
+    """Builds a connection without connecting it, so that a wrong option is known at the start."""
+    from redis.asyncio.connection import ConnectionPool, parse_url  # most commands of the command line need no Redis
+    from redis.exceptions import RedisError
+
+    try:
+        options: dict[str, Any] = dict(parse_url(url))
+        for name in ("sentinel_username", "sentinel_password"):
+            options.pop(name, None)
+        ConnectionPool(**options).make_connection()  # type: ignore[no-untyped-call]
+    except TypeError as error:
+        unknown = re.search(r"keyword argument '(\w+)'", str(error))
+        raise ValueError(f"has an option that redis-py does not know: {unknown[1] if unknown else error}") from None
+    except (ValueError, RedisError) as error:
+        raise ValueError(f"has a wrong option: {error}") from None
+    for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if name in options and not Path(options[name]).is_file():
+            raise ValueError(f"names a file in {name} that does not exist")
 
 
 def _storage_url(text: str) -> str:
@@ -276,9 +326,13 @@ def _encryption_key(text: str) -> str:
     return text
 
 
-def _readable(text: str) -> str:
+def _certificates(text: str) -> str:
     if not Path(text).is_file():
         raise ValueError(f"{text!r} is not a file")
+    try:
+        ssl.create_default_context(cafile=text)
+    except OSError:
+        raise ValueError(f"{text!r} holds no certificates in PEM format") from None
     return text
 
 
@@ -291,7 +345,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "api_url": _url,
     "apps_domain": _domain,
     "encryption_key": _encryption_key,
-    "ca_file": _readable,
+    "ca_file": _certificates,
     "provider_timeouts": lambda text: ProviderTimeouts(**_pairs(text, ("connect", "first", "idle", "total"), _seconds)),
     "provider_concurrency": _zero_or(_whole, 0),
     "provider_wait": _zero_or(_seconds, 0.0),

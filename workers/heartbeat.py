@@ -49,7 +49,7 @@ async def keep_heartbeat(store: Store, group: str) -> None:
 
 async def find_fault(settings: Settings, names: Sequence[str]) -> str:
     """Says which of these workers is not running on this host, and how that shows; empty if all are running."""
-    store = Store(settings.redis_url)
+    store = Store(settings.redis_url, ca_file=settings.ca_file)
     try:
         with backbone():
             async with asyncio.timeout(CHECK_SECONDS):

@@ -25,6 +25,7 @@ from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalfor
 from gateway.ids import new_id, now_iso
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
+from gateway.store.faults import code_of
 
 logger = structlog.get_logger()
 
@@ -167,6 +168,6 @@ class ApiKeys:
             try:
                 await asyncio.gather(*(scripts.use_keys(self._store, each, by_account[each]) for each in batch))
             except BackboneUnavailable as error:
-                logger.debug("keys.uses_waiting", error=type(error.__cause__).__name__)
+                logger.debug("keys.uses_waiting", error=code_of(error.__cause__))
                 return
             self._unwritten -= {KeyReference(each, key_id) for each in batch for key_id in by_account[each]}

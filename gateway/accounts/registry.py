@@ -27,6 +27,7 @@ from gateway.ids import new_id, now_iso
 from gateway.settings import Plan
 from gateway.store import keys, scripts
 from gateway.store.client import ATTEMPT, Store, backbone
+from gateway.store.faults import code_of
 
 logger = structlog.get_logger()
 
@@ -304,7 +305,7 @@ class Registry:
                         await self._follow(subscription)
             except BackboneUnavailable as error:
                 if self.live:
-                    logger.warning("registry.lost", error=type(error.__cause__ or error).__name__)
+                    logger.warning("registry.lost", error=code_of(error.__cause__))
                     pause = 0.05
             finally:
                 self._forget_all()

@@ -30,6 +30,7 @@ from gateway.ids import request_id
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import Store
+from gateway.store.faults import code_of
 from gateway.store.scripts import Decision, ReservationRecord, Settlement, Window
 from gateway.telemetry.metrics import Metrics
 
@@ -133,7 +134,7 @@ class Admission:
             if reservation.bound:
                 self._settle_later(Unwritten(reservation, 0, sent + IN_TIME + 1))
             if isinstance(error, BackboneUnavailable):
-                logger.error("admission.failed", error=type(error.__cause__).__name__)
+                logger.error("admission.failed", error=code_of(error.__cause__))
             raise
 
     def _admitted(self, decision: Decision, reservation: Reservation, cap: int) -> Admitted:
@@ -184,7 +185,7 @@ class Admission:
         try:
             await self._write(reservation, cost)
         except BackboneUnavailable as error:
-            logger.error("settlement.postponed", reservation=reservation.id, error=type(error.__cause__).__name__)
+            logger.error("settlement.postponed", reservation=reservation.id, error=code_of(error.__cause__))
             self._settle_later(Unwritten(reservation, cost))
         except BaseException:
             self._settle_later(Unwritten(reservation, cost))

@@ -31,6 +31,7 @@ from gateway.inference.fair_queue import LIMIT, FairQueue, QueueFull
 from gateway.inference.lease import SPARE, Lease
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
+from gateway.store.faults import code_of
 from gateway.store.scripts import LeaseAnswer, LeaseCall
 
 logger = structlog.get_logger()
@@ -303,7 +304,7 @@ class Permits:
             except BackboneUnavailable as error:
                 slow.cancel()
                 if self._answered:
-                    logger.warning("permits.unanswered", error=type(error.__cause__).__name__, held=self.used)
+                    logger.warning("permits.unanswered", error=code_of(error.__cause__), held=self.used)
                 self._answered = False
                 self._go_alone()
                 await asyncio.sleep(PAUSE)
@@ -392,7 +393,7 @@ class Permits:
                         await self._listen(subscription)
             except BackboneUnavailable as error:
                 if self._listening:
-                    logger.warning("permits.unsubscribed", error=type(error.__cause__).__name__)
+                    logger.warning("permits.unsubscribed", error=code_of(error.__cause__))
             finally:
                 self._listening = False
             await asyncio.sleep(PAUSE)

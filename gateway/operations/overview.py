@@ -37,6 +37,7 @@ from gateway.operations.storage import count_dead_letters, read_dead_letters, re
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
+from gateway.store.faults import code_of
 from gateway.telemetry.counters import TOTAL, Counters
 from gateway.telemetry.metrics import Metrics
 
@@ -68,13 +69,10 @@ class Overview:
         """Runs as long as the process."""
         while True:
             try:
-                await self._store.check_writes()
                 with backbone():
                     await self.refresh_gauges()
-                self._metrics.redis_up.set(1)
             except BackboneUnavailable as error:
-                self._metrics.redis_up.set(0)
-                logger.debug("overview.waiting", error=type(error.__cause__ or error).__name__)
+                logger.debug("overview.waiting", error=code_of(error.__cause__))
             self._metrics.provider_up.set(self._availability.provider_up())
             await asyncio.sleep(GAUGES_INTERVAL)
 

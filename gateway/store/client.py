@@ -19,6 +19,7 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.store import keys, servers
 from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
+from gateway.store.faults import code_of, describe
 from gateway.store.pipeline import Pipeline
 from gateway.store.replication import make_pipeline
 
@@ -64,7 +65,7 @@ async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: s
             result = await attempt()
         except BackboneUnavailable as error:
             if waiting and pause == FIRST_PAUSE:
-                logger.warning(waiting, error=repr(error.__cause__))
+                logger.warning(waiting, error=code_of(error.__cause__), reason=describe(error.__cause__))
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
         else:
@@ -85,10 +86,10 @@ class Script:
 class Store:
     """One client for every command, and separate connections for reads that block (subscriptions, streams)."""
 
-    def __init__(self, url: str, *, replicas: int = 0) -> None:
-        """`replicas`: that must have a reservation."""
+    def __init__(self, url: str, *, ca_file: str = "", replicas: int = 0) -> None:
+        """`ca_file`: certificates to trust beside the public ones; `replicas`: that must have a reservation."""
         self.url, self.replicas = url, replicas
-        self._servers = servers.parse(url)
+        self._servers = servers.parse(url, ca_file)
         self.cluster = self._servers.kind == "cluster"
         self._sentinel = self._servers.sentinel(ATTEMPT)
         # For scripts. In a cluster, other commands have connections of their own too: long answers delay no script.
@@ -158,10 +159,19 @@ class Store:
                 values: list[str | None] = await pipeline.execute() if names else []
                 return values
 
-    async def check_writes(self) -> None:
-        """Writes a key that nobody reads. Raises BackboneUnavailable where Redis is away, full, or a replica."""
-        with backbone():
-            await self.client.set(keys.WRITE_CHECK, "1", ex=60)
+    async def check_writes(self) -> tuple[int, list[BackboneUnavailable]]:
+        """Writes keys that nobody reads, in a cluster one in each partition. Returns their number, and the faults."""
+        names = [keys.write_check_key(tag) for tag in keys.partition_tags()][: None if self.cluster else 1]
+        results = await asyncio.gather(*map(self._check_write, names))
+        return len(names), [fault for fault in results if fault is not None]
+
+    async def _check_write(self, name: str) -> BackboneUnavailable | None:
+        try:
+            with backbone():
+                await self.client.set(name, "1", ex=60)
+        except BackboneUnavailable as fault:
+            return fault
+        return None
 
     async def info(self) -> list[dict[str, Any]]:
         """The INFO of the server, or of each primary of a cluster."""

@@ -4,8 +4,8 @@ The slots' owners are read from any node that answers (`CLUSTER SLOTS`), anew wh
 and at most once at a time.
 
 A call is sent a second time only where a node said that it did not run it: MOVED and ASK name the node that does,
-TRYAGAIN asks for a little patience while the keys of a slot move. All of that ends after `REDIRECTIONS` or with the
-time limit of a call.
+TRYAGAIN asks for patience while a slot moves: until its last key has, no script runs of whose keys one does not exist.
+All of that ends after `ATTEMPTS` or with the time limit of a call.
 
 redis-py's own cluster client is not used. It keeps connections to nodes that went away, and on uvloop it writes to
 closed ones, which raises errors outside its own family.
@@ -30,8 +30,8 @@ from gateway.store.pipeline import NOT_PRIMARY, Pipeline
 from gateway.store.replication import make_pipeline
 
 SLOTS = 16_384
-REDIRECTIONS = 8
-TRY_AGAIN_PAUSE = 0.05  # seconds
+ATTEMPTS = 40  # at one call
+TRY_AGAIN_PAUSE = 0.05  # seconds, so that a call waits for a slot up to two
 FIRST_KEY = 3  # EVALSHA <sha> <number of keys> <first key>
 FAULTS = (TimeoutError, RedisError, OSError)
 LOST = ("CLUSTERDOWN", *NOT_PRIMARY)  # codes of a node that is no primary at the moment
@@ -59,8 +59,10 @@ class ClusterPipeline:
     async def call_at(self, key: str, *command: str | int | bytes) -> Any:
         """Sends the command to the primary that has the key. Raises as `Pipeline.call` does."""
         slot = _slot(key.partition("}")[0])
-        pipeline, asking = self._owners[slot] or await self._find_owner(slot), False
-        for _ in range(REDIRECTIONS):
+        pipeline, asking = self._owners[slot], False
+        if pipeline is None or not pipeline.is_connected():
+            pipeline = await self._connect(slot)
+        for _ in range(ATTEMPTS):
             try:
                 return await (pipeline.call_asking(*command) if asking else pipeline.call(*command))
             except ResponseError as error:
@@ -118,6 +120,19 @@ class ClusterPipeline:
         """A connection to it failed, or it is no primary any more."""
         if (pipeline := self._pipelines.get(address)) is not None:
             self._forget(pipeline)
+
+    async def _connect(self, slot: int) -> Pipeline:
+        """Nothing was sent yet, so if the owner cannot be reached, the call goes to its successor, if there is one."""
+        pipeline = self._owners[slot] or await self._find_owner(slot)
+        try:
+            await pipeline.connect()
+        except FAULTS:
+            self._forget(pipeline)
+            successor = self._owners[slot] or await self._find_owner(slot)
+            if successor is pipeline:
+                raise
+            return successor
+        return pipeline
 
     async def _find_owner(self, slot: int) -> Pipeline:
         await asyncio.shield(self._refresh_soon())

@@ -16,7 +16,7 @@
 | `inference` | string | the runtime switch and the approval, JSON | never: one record |
 | `provider` | string | what is known about the provider's state, JSON | never: one record |
 | `probe` | string | id of the process that is probing the provider | 20 s |
-| `write-check` | string | nothing: writing it shows that Redis takes writes | 60 s |
+| `{pNN}:write-check` | string | nothing: writing it shows that Redis takes writes | 60 s |
 | `{provider}:state` | hash | the state of all permits: `last` call, bound after a `cut`, … | 84 s after the last call |
 | `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
 | `{provider}:waiting` | hash | account → its weight, and its waiting requests by process | when none waits |
@@ -86,7 +86,6 @@ CHANGES = "changes"
 INFERENCE = "inference"
 PROVIDER = "provider"
 PROBE = "probe"
-WRITE_CHECK = "write-check"
 PERMITS = "permits"  # channel; `permits:<process>` is one process's
 BUILDER = "builder"
 BUILD_POSITIONS = "build-positions"
@@ -160,6 +159,10 @@ def events_window_key(account_id: str) -> str:
 def reservation_keys(tag: str) -> list[str]:
     """Reservations, their leases."""
     return [f"{tag}:reservations", f"{tag}:leases"]
+
+
+def write_check_key(tag: str) -> str:
+    return f"{tag}:write-check"
 
 
 def settled_key(tag: str, reservation: str) -> str:

@@ -156,6 +156,14 @@ class Pipeline:
         connection = self._connection
         return await self._reconnect() if connection is None or connection.closed else connection
 
+    def is_connected(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
+    async def connect(self) -> None:
+        """Raises as a call does."""
+        if not self.is_connected():
+            await self._reconnect()
+
     async def _reconnect(self) -> _Connection:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
@@ -215,7 +223,7 @@ class Pipeline:
             self._connection.retired = True
 
     def is_open(self) -> bool:
-        return self._connecting is not None or (self._connection is not None and not self._connection.closed)
+        return self._connecting is not None or self.is_connected()
 
 
 def pack(command: tuple[str | int | bytes, ...]) -> bytes:
@@ -227,7 +235,9 @@ def _tls(options: dict[str, Any]) -> ssl.SSLContext | None:
     """The TLS context that the query of a rediss:// address asks for, read as redis-py reads it."""
     if options.get("connection_class") is None or "SSL" not in options["connection_class"].__name__:
         return None
-    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+    context = ssl.create_default_context()
+    if authorities := options.get("ssl_ca_certs"):
+        context.load_verify_locations(authorities)
     if str(options.get("ssl_check_hostname", "true")).lower() in ("false", "0", "no"):
         context.check_hostname = False
     if options.get("ssl_cert_reqs") == "none":

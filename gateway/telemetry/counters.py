@@ -36,6 +36,7 @@ from gateway.events.catalogue import Time
 from gateway.ids import now_iso
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
+from gateway.store.faults import code_of
 
 logger = structlog.get_logger()
 
@@ -157,7 +158,7 @@ class Counters:
             try:
                 await self._beat()
             except BackboneUnavailable as error:
-                logger.debug("counters.waiting", error=type(error.__cause__).__name__)
+                logger.debug("counters.waiting", error=code_of(error.__cause__))
                 self._drop_old()
                 return False
             tallies = [tally for tally in self._tallies.values() if tally.counts]
@@ -174,7 +175,7 @@ class Counters:
             # Redis took none of it, for want of memory for instance: it waits with what is counted from now on.
             self._put_back(tally)
         except BackboneUnavailable as error:
-            logger.warning("counters.lost", key=tally.key, error=type(error.__cause__).__name__)
+            logger.warning("counters.lost", key=tally.key, error=code_of(error.__cause__))
 
     def _put_back(self, tally: Tally) -> None:
         waiting = self._tallies.setdefault(tally.key, Tally(tally.key, tally.kind, tally.life))

@@ -111,6 +111,17 @@ class RedisServer:
             self._scratch = None
 
 
+AT_ONCE = ("--repl-diskless-sync-delay", "0")  # a replica gets its copy without a wait for others
+# The loss of one primary does not stop the others, as docs/operations.md recommends.
+CLUSTER_OPTIONS = (
+    "--cluster-enabled",
+    "yes",
+    "--cluster-node-timeout",
+    "2000",
+    "--cluster-require-full-coverage",
+    "no",
+    *AT_ONCE,
+)
 SLOTS = [0, 5461, 10923, 16384]  # where the share of each primary begins
 
 
@@ -123,7 +134,7 @@ def cluster(name: str = "valkey"):
 
 @contextlib.contextmanager
 def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list[RedisServer]]:
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    options = CLUSTER_OPTIONS
     nodes = [RedisServer(name, *options) for _ in range(3)]
     everyone = [*nodes, *replicas]
     try:
@@ -140,7 +151,7 @@ def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list
                 own = client.execute_command("CLUSTER MYID")
             with replica.client() as client:
                 client.execute_command("CLUSTER REPLICATE", own)
-        _wait_for(lambda: all(_is_in_sync(replica) for replica in replicas))
+        _wait_for(lambda: all(is_in_sync(replica) for replica in replicas))
         yield nodes
     finally:
         for node in everyone:
@@ -155,7 +166,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def _is_in_sync(replica: RedisServer) -> bool:
+def is_in_sync(replica: RedisServer) -> bool:
     with replica.client() as client:
         return client.info("replication").get("master_link_status") == "up"
 
@@ -184,17 +195,40 @@ class ReplicatedCluster:
         return next(index for index, end in enumerate(SLOTS[1:]) if slot < end)
 
     def fail_over(self, index: int) -> None:
-        """The replica takes over from a primary that may be lost."""
+        """The replica takes over from a primary that may be lost, unless the cluster has already decided so."""
         with self.replicas[index].client() as client:
-            client.execute_command("CLUSTER FAILOVER TAKEOVER")
+            if client.info("replication")["role"] == "slave":
+                client.execute_command("CLUSTER FAILOVER TAKEOVER")
+
+    def fail_back(self, index: int) -> None:
+        """The former primary starts again, as a replica, catches up and takes over, without a loss."""
+        former = self.primaries[index].start()
+        _wait_for(lambda: is_in_sync(former))
+        with former.client() as client:
+            client.execute_command("CLUSTER FAILOVER")
 
 
 @contextlib.contextmanager
 def replicated_cluster(name: str = "valkey"):
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+    options = CLUSTER_OPTIONS
     replicas = [RedisServer(name, *options) for _ in range(3)]
     with _primaries(name, replicas) as primaries:
         yield ReplicatedCluster(primaries, replicas)
+
+
+@contextlib.contextmanager
+def replicated(name: str = "valkey") -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A primary, and a replica that has its copy."""
+    primary = RedisServer(name, *AT_ONCE)
+    replica = RedisServer(name, *AT_ONCE, "--replicaof", f"127.0.0.1 {primary.port}")
+    try:
+        primary.start()
+        replica.start()
+        _wait_for(lambda: is_in_sync(replica))
+        yield primary, replica
+    finally:
+        for server in (primary, replica):
+            server.stop()
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ async def run(settings: Settings) -> None:
 class Builder:
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self._settings = settings
-        self._store = Store(settings.redis_url)
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         vault = Vault(settings.encryption_key)
         self._registry = Registry(self._store, vault)
         self._environments = Environments(self._store, vault)

@@ -28,6 +28,7 @@ from gateway.outbound.addresses import CallFailed, resolve
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
+from gateway.store.faults import code_of
 from workers.monitors.rounds import Claim, Observation, Rounds
 
 logger = structlog.get_logger()
@@ -89,7 +90,7 @@ class Certificates:
                         await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
                 except BackboneUnavailable as error:
                     if not waiting:
-                        logger.warning("certificates.waiting", partition=tag, error=type(error.__cause__).__name__)
+                        logger.warning("certificates.waiting", partition=tag, error=code_of(error.__cause__))
                     waiting = True
                     await asyncio.sleep(1.0)
 

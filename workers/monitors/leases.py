@@ -13,6 +13,7 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.store import keys, scripts
 from gateway.store.client import Store
+from gateway.store.faults import code_of, concerns_every_write
 
 logger = structlog.get_logger()
 
@@ -36,7 +37,7 @@ async def settle_overdue(store: Store) -> int:
                 ended += await _settle(store, tag, reservation)
         except BackboneUnavailable as error:  # the other partitions may be on another node
             if not postponed:
-                logger.warning("leases.postponed", partition=tag, error=type(error.__cause__).__name__)
+                logger.warning("leases.postponed", partition=tag, error=code_of(error.__cause__))
             postponed = True
     return ended
 
@@ -44,7 +45,10 @@ async def settle_overdue(store: Store) -> int:
 async def _settle(store: Store, tag: str, reservation: str) -> bool:
     try:
         settlement = await scripts.settle(store, tag, reservation, None)
-    except BackboneRefused as error:  # a broken record must not keep the others from being settled
+    except BackboneRefused as error:
+        if concerns_every_write(error.__cause__):
+            raise
+        # A broken record must not keep the others from being settled.
         logger.error("lease.broken", reservation=reservation, error=str(error.__cause__))
         return False
     if settlement.outcome == "settled":

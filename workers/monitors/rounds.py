@@ -28,6 +28,7 @@ from gateway.events.catalogue import Event, queued_event
 from gateway.ids import new_id
 from gateway.store import keys, scripts
 from gateway.store.client import backbone
+from gateway.store.faults import code_of
 
 logger = structlog.get_logger()
 
@@ -91,7 +92,7 @@ class Rounds:
                             claimed += await self._claim_due(tag, min(BATCH, self._at_a_time - len(self._running)))
                     except BackboneUnavailable as error:  # the other partitions may be on another node
                         if not failing:  # one line per outage
-                            logger.warning("round.postponed", due=self._due(tag), error=type(error.__cause__).__name__)
+                            logger.warning("round.postponed", due=self._due(tag), error=code_of(error.__cause__))
                         failing = postponed = True
                 if not claimed:
                     await asyncio.sleep(min(PAUSE, self._interval / 10))
@@ -169,7 +170,7 @@ class Rounds:
                 if time.monotonic() - claim.began < self._lease:  # later, another worker may have claimed it
                     await self._observe(claim, observation)
         except BackboneUnavailable as error:
-            logger.warning("look.lost", app=claim.app.id, error=type(error.__cause__).__name__)
+            logger.warning("look.lost", app=claim.app.id, error=code_of(error.__cause__))
         except Exception as error:
             # An error of ours: the app is due again when the lease ends.
             logger.error("look.crashed", app=claim.app.id, exc_info=error)

@@ -24,7 +24,7 @@ ENGINE_INTERVAL = 60.0  # seconds between checks for deploys that an external en
 
 
 async def run_monitors(settings: Settings) -> None:
-    store = Store(settings.redis_url)
+    store = Store(settings.redis_url, ca_file=settings.ca_file)
     registry = Registry(store, Vault(settings.encryption_key))
     try:
         async with asyncio.TaskGroup() as group:

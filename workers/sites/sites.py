@@ -140,7 +140,7 @@ class CrashReporter:
     """Sends `app.crashed` events."""
 
     def __init__(self, settings: Settings) -> None:
-        self._store = Store(settings.redis_url)
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         vault = Vault(settings.encryption_key)
         self._registry = Registry(self._store, vault)
         self._webhooks = Webhooks(self._store, vault, allow_private=settings.allow_private_addresses)

@@ -31,6 +31,7 @@ from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.store.faults import code_of
 from gateway.store.scripts import Delivery, Ownership, QueuedEvent
 from workers.stream import Consumer, Entry
 from workers.webhooks.lanes import STALLED, Lane, Lanes
@@ -68,7 +69,7 @@ def _read_event(entry: Entry) -> QueuedEvent:
 
 class Sender:
     def __init__(self, settings: Settings) -> None:
-        self._store = Store(settings.redis_url)
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
         self._vault = Vault(settings.encryption_key)
         self._http = Client(
             allow_private=settings.allow_private_addresses,
@@ -99,7 +100,7 @@ class Sender:
                     async with asyncio.timeout(ATTEMPT):
                         await self._consumer.release()
             except BackboneUnavailable as error:
-                logger.warning("webhooks.not_released", error=type(error.__cause__).__name__)
+                logger.warning("webhooks.not_released", error=code_of(error.__cause__))
             await self._http.close()
             await self._store.close()
 

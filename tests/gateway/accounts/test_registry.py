@@ -14,10 +14,12 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
+from gateway.inference.availability import Availability
+from gateway.settings import Settings
 from gateway.store import client as store_module
 from gateway.store import scripts
 from gateway.store.client import Store
-from gateway.store.keys import account_key, app_key, domain_key
+from gateway.store.keys import INFERENCE, account_key, app_key, domain_key
 from tests.gateway.accounts.conftest import KEY, process
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -291,6 +293,50 @@ async def test_subscribers_are_told_of_changes_and_of_every_new_beginning(here: 
         await scripts.change(here.store, "inference", "2")
         proxy.down = False
         await wait_until(lambda: told == ["1", "2"], timeout=3)
+
+
+async def test_a_switch_that_cannot_be_read_costs_no_copies(
+    here: Registry, proxy: Proxy, redis_url: str, valkey: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its node of a cluster is away. What is known of it applies, unless a change was announced."""
+    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
+    settings = Settings(inference=True, processing_approved=True, emergency_off_file="/nonexistent")
+    async with process(proxy.url, redis_url) as there:
+        availability = Availability(settings, there, lambda: True, _no_probe)
+        with pytest.raises(BackboneUnavailable):
+            availability.status()
+        with valkey.client() as client:
+            client.client_kill_filter(_type="pubsub")
+        await wait_until(lambda: availability._status is not None and there.live)
+        await here.put_app(an_app(), None)
+        await felt(there, an_app())
+
+        proxy.hold_requests = INFERENCE.encode()
+        with valkey.client() as client:
+            client.client_kill_filter(_type="pubsub")
+        await wait_until(lambda: proxy.held and there.live)
+        assert await there.app("shop") == an_app()
+        await asyncio.sleep(0.7)  # longer than the attempt to read it
+        assert there.live
+        assert availability.status() == "operational"
+        assert app_key("shop") in there._copies
+
+        await scripts.change(here.store, INFERENCE, '{"enabled":false}')
+
+        def is_in_doubt() -> bool:
+            return availability._status is None
+
+        await wait_until(is_in_doubt)
+        with pytest.raises(BackboneUnavailable):
+            availability.status()
+        assert there.live
+        proxy.let_go()
+        await wait_until(lambda: not is_in_doubt())
+        assert availability.status() == "disabled"
+
+
+async def _no_probe() -> None:
+    raise AssertionError("nothing is wrong with the provider")
 
 
 # -- accounts and apps -------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ async def test_redis_that_takes_no_writes(provider: FakeProvider, backend: FakeA
         app = await gw.app(backend)
         gate = asyncio.Event()
         running = provider.plays(ROLE, chunk("a"), gate, chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
-        for broken, mended in ((b"CONFIG SET maxmemory 1", b"CONFIG SET maxmemory 0"), (REPLICA, MASTER)):
+        for code, broken, mended in STATES:
             gate.clear()
             spent = await app.account.settled()
             async with app.stream(running) as source:
@@ -153,16 +153,29 @@ async def test_redis_that_takes_no_writes(provider: FakeProvider, backend: FakeA
                 prompt = provider.plays(tokens("x"))
                 refused(await app.ask(prompt), 503, "BACKBONE_UNAVAILABLE")
                 assert provider.asked(prompt) == []
-                refused(await gw.http.get("/ready"), 503, "BACKBONE_UNAVAILABLE")
+                not_ready = await gw.http.get("/ready")
+                refused(not_ready, 503, "BACKBONE_UNAVAILABLE")
+                assert f"({code})" in not_ready.json()["error"]["message"]
+                refused(
+                    await gw.platform("POST", "accounts", {"name": "x", "plan": "free"}), 503, "BACKBONE_UNAVAILABLE"
+                )
+                assert "\ngateway_redis_up 0.0" in (await gw.http.get("/metrics")).text
                 gate.set()
                 assert [e.event async for e in events] == ["done"]
             with gw.redis.client() as client:
                 client.execute_command(*mended.split())
             assert await settles(app) == spent + cost(1, 1)
             await heals(app)
+            assert (await gw.http.get("/ready")).json() == {"status": "ready"}
+            for event in ("redis.unavailable", "admission.failed"):
+                assert any(event in line and f'"{code}"' in line for line in gw.log.splitlines()), code
 
 
-REPLICA, MASTER = b"REPLICAOF 127.0.0.1 1", b"REPLICAOF NO ONE"
+STATES = (
+    ("OOM", b"CONFIG SET maxmemory 1", b"CONFIG SET maxmemory 0"),
+    ("READONLY", b"REPLICAOF 127.0.0.1 1", b"REPLICAOF NO ONE"),
+    ("NOREPLICAS", b"CONFIG SET min-replicas-to-write 1", b"CONFIG SET min-replicas-to-write 0"),
+)
 
 
 async def test_a_start_before_redis(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
@@ -171,6 +184,7 @@ async def test_a_start_before_redis(provider: FakeProvider, backend: FakeAppBack
     try:
         async with gateway(server.url, provider, tmp_path) as gw:
             assert (await gw.http.get("/ready")).status_code == 503
+            assert '"reason":"nothing listens at the address of Redis"' in gw.log
             server.start()
             await wait_until(lambda: gw.answers("/ready"), 5)
             answered(await (await gw.app(backend)).ask("x"))

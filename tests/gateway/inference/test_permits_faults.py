@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 from gateway.inference.permits import Permits
 from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, ready, take
 from tests.support.polling import wait_until
-from tests.support.redis_servers import RedisServer
+from tests.support.redis_servers import RedisServer, replicated_cluster
 
 __all__ = ["cluster"]
 
@@ -123,6 +124,34 @@ async def test_redis_away_for_a_while(own: tuple[Cluster, RedisServer]) -> None:
     assert provider.most == bound
     assert while_away > 0.5
     assert afterwards > 0.75  # 0.95 on a machine that does nothing else
+
+
+async def test_the_node_of_the_permits_fails_over() -> None:
+    """In Redis Cluster one node has all permits. They are in use while it is away, and the bound holds throughout."""
+    with replicated_cluster() as servers:
+        cluster, provider, bound = Cluster(servers.url), Provider(), 12
+        processes = [cluster.start(bound=bound) for _ in range(3)]
+        stopping = False
+
+        async def ask(permits: Permits, account: str) -> None:
+            while not stopping:
+                await provider.request(permits, account, random.uniform(0.03, 0.1))
+
+        tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(8)]
+        await wait_until(lambda: provider.now == bound)
+        node = servers.owner(key_slot(b"provider"))
+        servers.primaries[node].kill()
+        await asyncio.sleep(1)
+        assert provider.now > 0
+        await asyncio.to_thread(servers.fail_over, node)
+        for permits in processes:
+            await wait_until(lambda permits=permits: permits._answered and not permits._alone, timeout=10)
+        await wait_until(lambda: provider.now == bound, timeout=10)
+        stopping = True
+        await asyncio.gather(*tasks)
+        for permits in [*cluster.running]:
+            await cluster.kill(permits)
+        assert provider.most == bound
 
 
 async def test_redis_away_for_longer_than_the_lease(own: tuple[Cluster, RedisServer]) -> None:

@@ -205,10 +205,6 @@ async def test_without_redis_there_is_no_snapshot(gateway: Gateway) -> None:
     lost = Gateway(Settings(redis_url="redis://127.0.0.1:1/0"))
     with pytest.raises(BackboneUnavailable):
         await lost.overview.snapshot()
-    looking = asyncio.create_task(lost.overview.keep_gauges_fresh())
-    await asyncio.sleep(0.2)
-    assert gauge(lost, "gateway_redis_up") == 0
-    looking.cancel()
     await lost.http.close()
     await lost.store.close()
 

@@ -1,11 +1,17 @@
-"""One broken record among those that are due together costs the others nothing."""
+"""One broken record among those that are due together costs the others nothing; an outage costs a line of the log."""
 
+import asyncio
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.store import keys
 from tests.support.monitored_apps import fleet
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -31,3 +37,30 @@ async def test_a_broken_record_ends_no_round(tmp_path: Path, broken: str) -> Non
         await client.zadd(keys.probes_key(tag), {poisoned.app.id: 0})  # as when the lease of the round is over
         await poisoned.probed(1)
         assert await worker.stop() == 0
+
+
+async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
+    """Sixty lines a second told of it."""
+    server = RedisServer()
+    worker = Worker(server.url, tmp_path)
+    worker.names = ("monitors", "webhooks")
+
+    def warnings() -> Counter[str]:
+        lines = [msgspec.json.decode(line) for line in worker.log.splitlines()]
+        found = Counter(line["event"] for line in lines if line["level"] == "warning")
+        found.pop("leases.postponed", None)  # one line every ten seconds
+        return found
+
+    try:
+        await worker.start()
+        parts = ("round.postponed", "certificates.waiting", "stream.waiting")
+        await wait_until(lambda: warnings().keys() == set(parts), 10)
+        await asyncio.sleep(2)  # several rounds of sixteen partitions
+        assert warnings() == dict.fromkeys(parts, 1)
+        server.start()
+        await worker.joined()
+        assert warnings() == dict.fromkeys(parts, 1)
+        assert await worker.stop() == 0
+    finally:
+        worker.kill()
+        server.stop()

@@ -1,0 +1,146 @@
+"""A Redis that takes no writes, wholly or in part, is seen, named and measured; money survives it."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from gateway.errors import BackboneUnavailable
+from gateway.inference.admission import Reservation
+from gateway.operations import redis_health
+from gateway.operations.redis_health import RedisHealth
+from gateway.store import scripts
+from gateway.store.client import ATTEMPT, Store
+from gateway.store.keys import tag
+from gateway.store.scripts import ReservationRecord
+from gateway.telemetry.metrics import Metrics
+from tests.gateway.inference.admissions import Books, desk
+from tests.support.polling import wait_until
+from tests.support.redis_servers import BINARIES, RedisServer, cluster
+from workers.monitors.leases import settle_overdue
+
+STATES = {
+    "OOM": ("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
+    "READONLY": ("REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"),
+    "NOREPLICAS": ("CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"),
+}
+
+
+class Watch:
+    def __init__(self, store: Store) -> None:
+        self.store, self.metrics = store, Metrics()
+        self.health = RedisHealth(store, self.metrics)
+
+    def up(self) -> float | None:
+        return self.metrics.registry.get_sample_value("gateway_redis_up")
+
+
+@asynccontextmanager
+async def watched(url: str) -> AsyncIterator[Watch]:
+    store = Store(url)
+    try:
+        yield Watch(store)
+    finally:
+        await store.close()
+
+
+@pytest.fixture(params=BINARIES)
+def own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    server = RedisServer(request.param).start()
+    yield server
+    server.stop()
+
+
+def run(server: RedisServer, command: str) -> None:
+    with server.client() as client:
+        client.execute_command(*command.split())
+
+
+@pytest.mark.parametrize("code", STATES)
+async def test_every_kind_of_call_while_redis_takes_no_writes(own: RedisServer, code: str) -> None:
+    broken, mended = STATES[code]
+    async with watched(own.url) as watch, desk(own.url) as gateway:
+        books = Books(gateway.store.client)
+        running, overdue = await gateway.reserve(1000), await gateway.reserve(300)
+        await books.client.zadd(f"{tag('acc_one')}:leases", {overdue.id: 1})
+        assert (await watch.health.check(), watch.up()) == ("", 1)
+        run(own, broken)
+        with pytest.raises(BackboneUnavailable, match=rf"New requests are refused: .*\({code}\)\.$"):
+            await watch.health.check()
+        assert watch.up() == 0
+        with pytest.raises(BackboneUnavailable):
+            await gateway.admit(1000)
+        with pytest.raises(BackboneUnavailable):
+            await scripts.change(gateway.store, "app:shop", "{}")
+        await gateway.settle(running, 7)
+        assert await settle_overdue(gateway.store) == (1 if code == "OOM" else 0)
+        if code == "OOM":  # money moves while the memory is full
+            assert await books.spend() == (307, 0)
+        run(own, mended)
+        assert (await watch.health.check(), watch.up()) == ("", 1)
+        await settle_overdue(gateway.store)
+        await wait_until(books.closed)
+        assert await books.spend() == (307, 0)
+
+
+async def test_a_lost_reservation_is_booked_while_the_memory_is_full(own: RedisServer) -> None:
+    async with desk(own.url) as gateway:
+        books = Books(gateway.store.client)
+        day, now = await books.today(), (await books.client.time())[0] * 1000
+        run(own, STATES["OOM"][0])
+        record = ReservationRecord("acc_one", day, 1000, now + 60_000)
+        for _ in range(2):
+            await gateway.settle(Reservation("lost", "acc_one", 1000, record), 7)
+        assert not gateway.admission._unwritten
+        assert await books.spend() == (7, 0)
+
+
+async def test_a_disk_that_is_full(own: RedisServer) -> None:
+    async with watched(own.url) as watch:
+        with own.client() as client:
+            client.config_set("save", "1 1")
+            shutil.rmtree(client.config_get("dir")["dir"])
+            client.bgsave()
+            await wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+            with pytest.raises(BackboneUnavailable, match=r"cannot save to its disk \(MISCONF\)"):
+                await watch.health.check()
+
+
+async def test_a_fault_shows_within_seconds_without_being_asked_for(
+    own: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert redis_health.INTERVAL + ATTEMPT < 5
+    monkeypatch.setattr(redis_health, "INTERVAL", 0.1)
+    async with watched(own.url) as watch:
+        checking = asyncio.create_task(watch.health.keep_checking())
+        await wait_until(lambda: watch.up() == 1)
+        own.kill()
+        await wait_until(lambda: watch.up() == 0)
+        own.start()
+        await wait_until(lambda: watch.up() == 1)
+        checking.cancel()
+
+
+def full(slots: list[Any]) -> None:
+    with redis.Redis(port=slots[2][1]) as client:
+        client.config_set("maxmemory", 1)
+
+
+async def test_a_cluster_of_which_a_part_takes_writes_is_ready() -> None:
+    with cluster() as url:
+        async with watched(url) as watch:
+            assert (await watch.health.check(), watch.up()) == ("", 1)
+            first, *others = await watch.store.client.execute_command("CLUSTER", "SLOTS")
+            full(first)
+            warning = await watch.health.check()
+            assert "Requests of some accounts are refused (" in warning
+            assert warning.endswith("of 16 partitions): the memory of Redis is full (OOM).")
+            assert watch.up() == 0
+            for node in others:
+                full(node)
+            with pytest.raises(BackboneUnavailable, match=r"New requests are refused: .*\(OOM\)"):
+                await watch.health.check()

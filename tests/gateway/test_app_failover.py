@@ -1,0 +1,171 @@
+"""All processes on Redis Cluster with replicas, while primaries are lost and slots move; and on Sentinel."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from redis.crc import key_slot
+
+from gateway.store.keys import INFERENCE, app_key, tag
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.fakes.receiver import FakeReceiver
+from tests.fakes.server import answer
+from tests.support.accounts import App
+from tests.support.deployment import Host
+from tests.support.gateway_process import Gateway, gateway
+from tests.support.polling import wait_until
+from tests.support.prices import cost
+from tests.support.redis_servers import ReplicatedCluster, free_port, replicated, replicated_cluster, sentinels
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+RECOVERY = 15  # seconds; it takes less than one where the machine has nothing else to do
+SETTINGS = {
+    "GATEWAY_RATE_LIMITS": "app=100000,user=100000",
+    "GATEWAY_CANARY": "0.5",
+    "GATEWAY_APPS_SERVER": "embedded",
+    "GATEWAY_PROBE_INTERVAL": "0.2",
+    "GATEWAY_PROBE_TIMEOUT": "1",
+}
+
+
+@asynccontextmanager
+async def hosting(url: str, provider: FakeProvider, site: FakeReceiver, folder: Path) -> AsyncIterator[Host]:
+    """The gateway and two processes with every kind of worker. What is probed is `site`."""
+    async with FakeReceiver() as receiver:
+        settings = {**SETTINGS, "GATEWAY_PROBE_URL": site.url()}
+        async with gateway(url, provider, folder, **settings) as gw:
+            host = Host(gw, await gw.account("maker"), receiver, free_port())
+            gw.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
+            try:
+                await host.worker("sites", joined=False)
+                await wait_until(lambda: "sites.serving" in host.workers[0].log, 20)
+                await host.worker("webhooks", "deploys", "monitors")
+                yield host
+                for worker in host.workers:
+                    assert worker.process.poll() is None, worker.log
+                    worker.assert_log_is_clean()
+            finally:
+                for worker in host.workers:
+                    await worker.stop()
+                await host.web.aclose()
+
+
+class Load:
+    """Requests of every app, one after the other, until it is stopped."""
+
+    def __init__(self, apps: list[App], prompt: str) -> None:
+        self.apps, self.prompt = apps, prompt
+        self.answers: dict[str, list[int]] = {app.name: [] for app in apps}
+        self._stopping = False
+
+    async def __aenter__(self) -> "Load":
+        self._tasks = [asyncio.create_task(self._ask(app)) for app in self.apps]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+
+    async def _ask(self, app: App) -> None:
+        while not self._stopping:
+            response = await app.ask(self.prompt)
+            if response.status_code != 200:
+                assert response.json()["error"]["code"] == "BACKBONE_UNAVAILABLE", response.text
+            self.answers[app.name].append(response.status_code)
+            await asyncio.sleep(0.02)
+
+    async def passes(self, apps: list[App], times: int = 3) -> None:
+        """Each app's requests are answered so many times in a row from now on."""
+        began = {app.name: len(self.answers[app.name]) for app in apps}
+
+        def all_pass() -> bool:
+            recent = [self.answers[app.name][began[app.name] :][-times:] for app in apps]
+            return all(each == [200] * times for each in recent)
+
+        await wait_until(all_pass, RECOVERY)
+
+
+def nodes_of(servers: ReplicatedCluster, app: App) -> set[int]:
+    """Where its record and its account's keys are."""
+    hashed = (app_key(app.name), tag(app.account.id).strip("{}"))
+    return {servers.owner(key_slot(each.encode())) for each in hashed}
+
+
+async def move_slot(servers: ReplicatedCluster, gw: Gateway, load: Load, app: App) -> None:
+    """The slot of the app's account, key by key, so that a script's keys are on two nodes for a while.
+
+    Until the slot has moved, Redis refuses scripts of whose keys one does not exist (TRYAGAIN).
+    """
+    slot = key_slot(tag(app.account.id).strip("{}").encode())
+    source = servers.primaries[servers.owner(slot)]
+    target = servers.primaries[(servers.owner(slot) + 1) % 3]
+    with source.client() as old, target.client() as new:
+        new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old.execute_command("CLUSTER MYID"))
+        old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", new.execute_command("CLUSTER MYID"))
+        while found := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
+            old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 2000, "KEYS", *found)
+            await asyncio.sleep(0.02)
+        for node in (new, old):
+            node.execute_command("CLUSTER SETSLOT", slot, "NODE", new.execute_command("CLUSTER MYID"))
+    await load.passes([app])
+
+
+async def test_failovers_and_a_slot_that_moves(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
+    with replicated_cluster() as servers:
+        async with FakeReceiver() as site, hosting(servers.url, provider, site, tmp_path) as host:
+            gw, hosted = host.gateway, await host.app()
+            apps = [await gw.app(backend) for _ in range(12)]
+            lost = servers.owner(key_slot(INFERENCE.encode()))
+            unconcerned = [app for app in apps if lost not in nodes_of(servers, app)]
+            async with Load(apps, prompt) as load:
+                await load.passes(apps)
+
+                # The node of the switch is lost: whoever does not need it is served all the time.
+                servers.primaries[lost].kill()
+                await load.passes(unconcerned, times=20)
+                await asyncio.to_thread(servers.fail_over, lost)
+                await load.passes(apps)
+                first = await host.over(await host.publish(hosted, {"index.html": "one"}))
+                assert first["state"] == "live", first
+                assert [kind for kind, _ in await host.events(first["id"])] == ["deploy.succeeded"]
+
+                await asyncio.to_thread(servers.fail_back, lost)
+                await load.passes(apps)
+                await move_slot(servers, gw, load, apps[0])
+
+                # Another one, in the middle of a deploy.
+                other = (lost + 1) % 3
+                deploying = await host.publish(hosted, {"index.html": "two"})
+                servers.primaries[other].kill()
+                await asyncio.to_thread(servers.fail_over, other)
+                await load.passes(apps)
+                assert (await host.over(deploying))["state"] in ("live", "failed")
+                second = await host.over(await host.publish(hosted, {"index.html": "three"}))
+                assert second["state"] == "live", second
+                assert await host.page(hosted) == "three"
+
+                site.default = answer(503)
+                await wait_until(lambda: "app.unhealthy" in [each.json["type"] for each in host.receiver.got()], 20)
+            for app in apps:
+                assert await app.account.settled() >= cost(7, 3)
+
+
+async def test_sentinel_replaces_the_primary(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
+    with replicated() as (primary, _), sentinels(primary) as url:
+        async with FakeReceiver() as site, hosting(url, provider, site, tmp_path) as host:
+            hosted, apps = await host.app(), [await host.gateway.app(backend) for _ in range(3)]
+            async with Load(apps, prompt) as load:
+                await load.passes(apps)
+                primary.kill()
+                await load.passes(apps)
+            deploy = await host.over(await host.publish(hosted, {"index.html": "one"}))
+            assert deploy["state"] == "live", deploy
+            assert [kind for kind, _ in await host.events(deploy["id"])] == ["deploy.succeeded"]
+            assert await host.page(hosted) == "one"
+            site.default = answer(503)
+            await wait_until(lambda: "app.unhealthy" in [each.json["type"] for each in host.receiver.got()], 20)
