@@ -31,7 +31,7 @@ from gateway.inference.fair_queue import LIMIT, FairQueue, QueueFull
 from gateway.inference.lease import SPARE, Lease
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
-from gateway.store.scripts import LeaseAnswer, LeaseCall
+from gateway.store.lease_replies import LeaseAnswer, LeaseCall
 
 logger = structlog.get_logger()
 
