@@ -75,7 +75,9 @@ def worker(names: tuple[str, ...], check: bool) -> None:
 
 
 def _check_workers(names: list[str]) -> None:
-    if fault := asyncio.run(_import_workers("heartbeat").find_fault(_load_settings(), names)):
+    settings, heartbeat = _load_settings(), _import_workers("heartbeat")
+    names = heartbeat.combine_names(settings, names)
+    if fault := asyncio.run(heartbeat.find_fault(settings, names)):
         raise Refused(fault)
     click.echo(f"running: {', '.join(names)}")
 

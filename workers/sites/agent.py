@@ -95,9 +95,9 @@ class Agent:
                     if now >= resync:
                         resync, self._seen = now + RESYNC_INTERVAL, {}
                     await self._sync()
-                    if now >= beat:
-                        if now - self._attended > PAUSED_SECONDS:  # the others may have gone on without this host
-                            await self._until_applied()
+                    if self._behind or now - self._attended > PAUSED_SECONDS:  # the others may have gone on
+                        await self._until_applied()
+                    if now >= beat and pauses == self._pauses:
                         await self._records.attend(self._host)
                         self._attended, beat = time.monotonic(), now + HEARTBEAT_INTERVAL
                     failures = 0
