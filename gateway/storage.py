@@ -10,6 +10,7 @@ operation and the kind of error alone: what a store answers may hold addresses a
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import shutil
@@ -71,7 +72,9 @@ def open_storage(settings: Settings) -> Storage:
     url = urlsplit(settings.storage_url)
     if url.scheme == "s3":
         return S3Storage(url.netloc, url.path.strip("/"))
-    return FolderStorage(Path(unquote(url.path)) if url.scheme else Path(settings.data_dir))
+    if url.scheme:
+        return FolderStorage(Path(unquote(url.path)), mounted=True)
+    return FolderStorage(Path(settings.data_dir))
 
 
 async def read(storage: Storage, key: str, limit: int) -> bytes | None:
@@ -141,10 +144,13 @@ def _kind(error: Exception) -> str:
 
 
 class FolderStorage:
-    """Files of a folder that all processes reach, private to its owner and the workers."""
+    """Files of a folder that all processes reach, private to its owner and the workers.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `mounted`: if the folder is not there, the storage is away; otherwise the folder is made when it is needed.
+    """
+
+    def __init__(self, folder: Path, *, mounted: bool = False) -> None:
+        self.folder, self._mounted = folder, mounted
 
     async def put(self, key: str, content: bytes | Path) -> None:
         await self._call("put", self._put, key, content, seconds=FILE_SECONDS)
@@ -233,11 +239,15 @@ class FolderStorage:
     async def delete_folder(self, prefix: str) -> None:
         await self._call("delete", shutil.rmtree, self.folder / prefix, True)
 
-    @staticmethod
-    async def _call(operation: str, work: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS) -> T:
+    async def _call(self, operation: str, work: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS) -> T:
+        def check_and_work() -> T:
+            if self._mounted and not self.folder.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, "the folder of the storage is not there")
+            return work(*args)
+
         with _failures(operation):
             async with asyncio.timeout(seconds):
-                return await asyncio.to_thread(work, *args)
+                return await asyncio.to_thread(check_and_work)
 
 
 def _link(source: Path, target: Path) -> bool:

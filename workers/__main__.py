@@ -14,6 +14,7 @@ import uvloop
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
 from workers.deploys import builder
+from workers.heartbeat import combine_names
 from workers.monitors.run import run_monitors
 from workers.sites import sites
 from workers.webhooks import sender
@@ -34,8 +35,7 @@ async def run_workers(settings: Settings, names: list[str]) -> None:
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
-    if not settings.storage_url and "deploys" in names:  # which then serves too
-        names = [name for name in names if name != "sites"]
+    names = combine_names(settings, names)
     logger.info("workers.started", workers=names)
     running = [asyncio.create_task(WORKERS[name](settings), name=name) for name in names]
     stopping = asyncio.create_task(stopped.wait())

@@ -47,6 +47,13 @@ async def keep_heartbeat(store: Store, group: str) -> None:
         await asyncio.sleep(INTERVAL)
 
 
+def combine_names(settings: Settings, names: Sequence[str]) -> list[str]:
+    """Without shared storage, `deploys` is `sites` as well."""
+    if "deploys" in names and not settings.storage_url:
+        return [name for name in names if name != "sites"]
+    return list(names)
+
+
 async def find_fault(settings: Settings, names: Sequence[str]) -> str:
     """Says which of these workers is not running on this host, and how that shows; empty if all are running."""
     store = Store(settings.redis_url, ca_file=settings.ca_file)

@@ -60,12 +60,12 @@ def _error_message(answer: httpx.Response) -> str:
 def worker(names: tuple[str, ...], check: bool) -> None:
     """Run background workers.
 
-    Without a NAME, these are webhooks, deploys and monitors.
+    Without a NAME, all of them run.
 
     \b
     webhooks   delivers events
-    deploys    builds apps, and serves them unless a sites worker does
-    sites      serves the hosted apps
+    deploys    builds apps; without GATEWAY_STORAGE_URL it serves them too
+    sites      serves the hosted apps, on any number of hosts
     monitors   probes apps, checks certificates, ends abandoned reservations
     """
     chosen = list(names or DEFAULT_WORKERS)
@@ -75,7 +75,9 @@ def worker(names: tuple[str, ...], check: bool) -> None:
 
 
 def _check_workers(names: list[str]) -> None:
-    if fault := asyncio.run(_import_workers("heartbeat").find_fault(_load_settings(), names)):
+    settings, heartbeat = _load_settings(), _import_workers("heartbeat")
+    names = heartbeat.combine_names(settings, names)
+    if fault := asyncio.run(heartbeat.find_fault(settings, names)):
         raise Refused(fault)
     click.echo(f"running: {', '.join(names)}")
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.store.scripts import LeaseCall
+from gateway.store.lease_replies import LeaseCall
 
 SPARE = "-"  # a grant that is for no account
 

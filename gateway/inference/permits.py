@@ -32,7 +32,7 @@ from gateway.inference.lease import SPARE, Lease
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from gateway.store.faults import code_of
-from gateway.store.scripts import LeaseAnswer, LeaseCall
+from gateway.store.lease_replies import LeaseAnswer, LeaseCall
 
 logger = structlog.get_logger()
 

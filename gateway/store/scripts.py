@@ -9,13 +9,14 @@ prevents, stands at the head of its Lua file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from gateway.errors import NotReplicated
 from gateway.store import keys
 from gateway.store.client import Script, Store
+from gateway.store.lease_replies import LeaseAnswer, LeaseCall, read_lease_answer
 
 _ADD_KEY = Script("add_key")
 _ADMIT = Script("admit")
@@ -196,30 +197,6 @@ async def count(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str
 # -- permits of the provider ---------------------------------------------------------------------------------
 
 
-class LeaseCall(msgspec.Struct, frozen=True):
-    """What a process says of its lease of permits."""
-
-    epoch: int
-    number: int
-    granted: int  # grants it knows of
-    returned: int
-    used: int
-    waiting: int
-    sent: float  # monotonic seconds
-
-
-class LeaseAnswer(msgspec.Struct, frozen=True):
-    known: bool  # False: Redis has forgotten which requests wait in this process
-    tight: bool  # requests wait somewhere, or more permits are held than the bound allows
-    in_force: int  # the bound
-    waiting: int  # requests, of all processes
-    accounts: int  # that wait, of all processes
-    frees: float  # seconds until a permit may become free by itself; 0: never
-    before: int  # grants before the following
-    labels: list[str]  # for each grant its account, or '-' for a spare one
-    excess: dict[str, int]  # account → waiting requests beyond its limit, which this process refuses
-
-
 async def lease(
     store: Store,
     process: str,
@@ -242,23 +219,6 @@ async def lease(
     flat_demand = [part for account, (weight, n) in demand.items() for part in (account, f"{weight:g}", n)]
     reply = await store.run_script(_LEASE, keys.lease_keys(), process, *counts, *flags, *flat_demand)
     return read_lease_answer(reply)
-
-
-def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
-    if reply[0] == "late":
-        return None
-    known, tight, in_force, waiting, accounts, frees, before, labels, excess = reply[1:]
-    return LeaseAnswer(
-        known=known == 1,
-        tight=tight == 1,
-        in_force=int(in_force),
-        waiting=int(waiting),
-        accounts=int(accounts),
-        frees=int(frees) / 1000,
-        before=int(before),
-        labels=list(labels),
-        excess={account: int(count) for account, count in zip(excess[::2], excess[1::2], strict=True)},
-    )
 
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -497,33 +457,26 @@ async def advance(store: Store, move: Advance) -> bool:
 
 async def attend(store: Store, host: str, lifetime: int) -> list[str]:
     """Renews a host's heartbeat ('' for none); returns the hosts with one of the last `lifetime` ms."""
-    hosts: list[str] = await store.run_script(_ATTEND, [keys.SITES_HOSTS], host, lifetime)
-    return hosts
+    return list(await store.run_script(_ATTEND, [keys.SITES_HOSTS], host, lifetime))
 
 
 async def direct(
-    store: Store, account: str, app: str, deploy: str, *, state: str, address: str, before: str, after: str
+    store: Store, account: str, app: str, deploy: str, state: str, address: str, before: str, after: str
 ) -> bool:
-    """Says what to serve at an app's address (JSON); False if the deploy is not in the state ('' for any), or the
-    record is no longer `before` ('' for none)."""
-    tag = keys.tag(account)
-    script_keys = [keys.deploy_key(account, deploy), keys.serving_key(account, app), keys.served_apps_key(tag)]
+    """Says what to serve at an address (JSON), while the deploy is in `state` ('' for any) and the record `before`."""
+    script_keys = [keys.deploy_key(account, deploy), keys.serving_key(account, app)]
+    script_keys.append(keys.served_apps_key(keys.tag(account)))
     return bool(await store.run_script(_DIRECT, script_keys, state, app, address, before, after))
 
 
-class Turns(msgspec.Struct, frozen=True):
-    granted: list[tuple[str, str, str]]  # deploy, partition's tag, entry in its stream
-    elsewhere: list[str]  # deploys that wait here, but run at another builder
-
-
 async def take_turns(
-    store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, bool], *, lease: int, slots: int
-) -> Turns:
-    """Takes the deploys whose turn it is. `waiting`: deploy → JSON; `running`: deploy → whether it builds.
+    store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, bool], lease: int, slots: int
+) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Deploys whose turn it is, with tag and entry, and those of `waiting` (deploy → JSON) that run elsewhere.
 
-    A builder has `slots` for builds, and one more for an account that builds nothing. `lease` is in milliseconds.
+    `running` says which build. `lease` is in ms; one more than `slots` is for an account that builds nothing.
     """
-    args = [*_flat(waiting), *(part for deploy, builds in running.items() for part in (deploy, "1" if builds else ""))]
-    reply = await store.run_script(_TAKE_TURNS, keys.turn_keys(), builder, lease, slots, 1, len(waiting), *args)
-    granted, elsewhere = reply
-    return Turns(list(zip(granted[::3], granted[1::3], granted[2::3], strict=True)), list(elsewhere))
+    flags = {deploy: "1" if builds else "" for deploy, builds in running.items()}
+    args = (builder, lease, slots, 1, len(waiting), *_flat(waiting), *_flat(flags))
+    granted, elsewhere = await store.run_script(_TAKE_TURNS, keys.turn_keys(), *args)
+    return list(zip(granted[::3], granted[1::3], granted[2::3], strict=True)), list(elsewhere)

@@ -32,6 +32,7 @@ async def s3(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S3Server
 @pytest.fixture(params=["folder", "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     if request.param == "folder":
+        (tmp_path / "storage").mkdir()
         return open_storage(Settings(storage_url=f"file://{tmp_path}/storage"))
     server: S3Server = request.getfixturevalue("s3")
     for name, value in server.environment.items():
@@ -100,6 +101,14 @@ async def test_a_storage_that_is_away_says_so_in_time_and_tells_no_secret(
     assert raised.value.status == 503
     assert [line["operation"] for line in lines] == ["put"]
     assert not [text for text in (SECRET, "test-key-id", str(server.port)) if text in f"{lines}{raised.value}"]
+
+
+async def test_a_folder_that_is_not_mounted_is_a_storage_that_is_away(tmp_path: Path) -> None:
+    storage = open_storage(Settings(storage_url=f"file://{tmp_path}/mount"))
+    for attempt in (storage.open("logs/one"), storage.put("logs/one", b"log"), storage.names("logs/")):
+        with pytest.raises(StorageUnavailable):
+            await attempt
+    assert not list(tmp_path.iterdir()), "nothing is written to the disk below"
 
 
 async def test_what_waits_goes_on_when_the_storage_is_back(tmp_path: Path) -> None:

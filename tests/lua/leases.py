@@ -4,9 +4,9 @@ from typing import Any
 
 from gateway.inference.lease import Lease
 from gateway.store.keys import lease_keys, permits_key, waiting_key
-from gateway.store.scripts import LeaseAnswer as Answer
-from gateway.store.scripts import LeaseCall as Call
-from gateway.store.scripts import read_lease_answer as read_answer
+from gateway.store.lease_replies import LeaseAnswer as Answer
+from gateway.store.lease_replies import LeaseCall as Call
+from gateway.store.lease_replies import read_lease_answer as read_answer
 from tests.lua.scripts import CLOCK, SECOND, on_test_clock
 
 MESSAGES = "test:messages"

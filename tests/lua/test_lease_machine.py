@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as run
 
 from gateway.inference.lease import Lease
-from gateway.store.scripts import LeaseCall as Call
+from gateway.store.lease_replies import LeaseCall as Call
 from tests.lua.leases import CHANNEL, LEASE, Demand, Provider
 
 BOUND = 6

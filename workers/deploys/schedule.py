@@ -69,7 +69,7 @@ class Schedule:
 
     async def leave(self) -> None:
         """Gives up all turns at once. Raises BackboneUnavailable."""
-        await scripts.take_turns(self._store, self._builder, {}, {}, lease=LEASE, slots=-1)
+        await scripts.take_turns(self._store, self._builder, {}, {}, LEASE, -1)
 
     async def _look_up(self) -> None:
         """Only a deploy that is queued for a build needs a slot. Raises BackboneUnavailable."""
@@ -90,13 +90,13 @@ class Schedule:
         while self._new:
             await self._look_up()
         waiting = {name: msgspec.json.encode(known).decode() for name, (_, known) in self._waiting.items()}
-        turns = await scripts.take_turns(
-            self._store, self._builder, waiting, self._running, lease=LEASE, slots=self._slots
+        granted, elsewhere = await scripts.take_turns(
+            self._store, self._builder, waiting, self._running, LEASE, self._slots
         )
-        for deploy_id in turns.elsewhere:
+        for deploy_id in elsewhere:
             entry, _ = self._waiting.pop(deploy_id)
             consumer.done(entry)
-        for deploy_id, tag, entry_id in turns.granted:
+        for deploy_id, tag, entry_id in granted:
             entry_here = self._waiting.pop(deploy_id, None)
             found = entry_here[0] if entry_here else await consumer.claim(tag, entry_id)
             if found is not None:

@@ -45,6 +45,7 @@ RESYNC_INTERVAL = 60.0  # seconds between two readings of everything, which also
 TIDY_INTERVAL = 15.0  # seconds
 PAUSED_SECONDS = 10.0  # without a look, after which this host may have been left out; less than a heartbeat lives
 CATCH_UP_SECONDS = 30.0  # and one more for each app, within which a host catches up before it serves what it has
+FAILURES = 3  # of Redis, after which a host that was paused serves what it has
 START_SECONDS = 15.0  # within which the web server starts
 FETCHES = 4  # at once
 
@@ -65,7 +66,7 @@ class Agent:
         self._failed: set[str] = set()  # tokens of steps to try again
         self._seen: dict[str, float] = {}
         self._looked = self._attended = time.monotonic()
-        self._behind = True
+        self._behind, self._pauses = True, 0
         self._storage_failed = asyncio.Event()
 
     def is_current(self) -> bool:
@@ -83,37 +84,47 @@ class Agent:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        resync, beat = time.monotonic() + RESYNC_INTERVAL, 0.0
+        resync, beat, failures = time.monotonic() + RESYNC_INTERVAL, 0.0, 0
         tidying = asyncio.create_task(self._tidy_regularly())
         try:
             while True:
                 end_if_cancelled()
-                now = time.monotonic()
-                if now - self._looked > PAUSED_SECONDS:
-                    logger.warning("sites.was_paused", seconds=round(now - self._looked))
-                    self._behind = True
-                self._looked = now
+                self._look()
+                now, pauses = self._looked, self._pauses
                 try:
                     if now >= resync:
                         resync, self._seen = now + RESYNC_INTERVAL, {}
                     await self._sync()
-                    if now >= beat:
-                        if now - self._attended > PAUSED_SECONDS:  # the others may have gone on without this host
-                            await self._until_applied()
+                    if self._behind or now - self._attended > PAUSED_SECONDS:  # the others may have gone on
+                        await self._until_applied()
+                    if now >= beat and pauses == self._pauses:
                         await self._records.attend(self._host)
                         self._attended, beat = time.monotonic(), now + HEARTBEAT_INTERVAL
+                    failures = 0
                 except BackboneUnavailable:
-                    beat = 0.0
-                self._looked, self._behind = time.monotonic(), False
+                    failures, beat = failures + 1, 0.0
+                self._look()
+                # After a pause, what was under way fails once although Redis is there.
+                if pauses == self._pauses and (failures == 0 or failures >= FAILURES):
+                    self._behind = False
                 await asyncio.sleep(POLL_INTERVAL)
         finally:
             tidying.cancel()
             await asyncio.gather(tidying, return_exceptions=True)
 
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked > PAUSED_SECONDS:
+            logger.warning("sites.was_paused", seconds=round(now - self._looked))
+            self._pauses, self._behind = self._pauses + 1, True
+        self._looked = now
+
     async def aclose(self) -> None:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        with suppress(BackboneUnavailable):
+            await self._records.leave(self._host)
         await self._store.close()
 
     async def _find_app(self, app: str) -> App | None:
@@ -149,6 +160,7 @@ class Agent:
                 if all(task.done() or self._is_in_canary(key) for key, task in self._tasks.items()):
                     return
                 await asyncio.wait([away], timeout=POLL_INTERVAL / 2)
+                self._look()
         finally:
             away.cancel()
 

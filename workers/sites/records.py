@@ -24,7 +24,7 @@ from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from workers.sites.archives import Archive
 
-HOST_LIFETIME = 15_000  # ms without a heartbeat after which a host does not count
+HOST_LIFETIME = 15.0  # seconds without a heartbeat after which a host does not count
 ANSWER_SECONDS = 3_600  # that answers are kept
 BATCH = 100  # records read in one round trip
 
@@ -81,10 +81,10 @@ class Records:
             deploy.account,
             deploy.appId,
             deploy.id,
-            state=state,
-            address=address(deploy.kind, deploy.branch),
-            before=before,
-            after=msgspec.json.encode(wanted).decode(),
+            state,
+            address(deploy.kind, deploy.branch),
+            before,
+            msgspec.json.encode(wanted).decode(),
         ):
             raise StaleDeploy
 
@@ -117,7 +117,12 @@ class Records:
     # -- hosts -----------------------------------------------------------------------------------------------
 
     async def attend(self, host: str = "") -> list[str]:
-        return await scripts.attend(self._store, host, HOST_LIFETIME)
+        return await scripts.attend(self._store, host, round(HOST_LIFETIME * 1000))
+
+    async def leave(self, host: str) -> None:
+        """The others need not wait for a host that is stopped."""
+        with backbone():
+            await self._store.client.zrem(keys.SITES_HOSTS, host)
 
     async def answer(self, wanted: Wanted, host: str, answer: Answer) -> None:
         key = keys.answers_key(wanted.account, wanted.deploy)

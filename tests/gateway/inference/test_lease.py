@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.inference.lease import Lease
-from gateway.store.scripts import LeaseAnswer as Answer
-from gateway.store.scripts import read_lease_answer as read_answer
+from gateway.store.lease_replies import LeaseAnswer as Answer
+from gateway.store.lease_replies import read_lease_answer as read_answer
 
 LENGTH = 28.0
 

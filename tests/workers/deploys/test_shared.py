@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import secrets
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Self
 
 import httpx
 import pytest
 
 from tests.fakes import FakeProvider
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import Host, hosting
+from tests.support.deployment import Host, hosting, packed
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
@@ -29,19 +32,28 @@ def server(text: str, more: str = "") -> dict[str, str]:
     return {"server.js": f"{serve}\n{more}\n"}
 
 
+QUICK: dict[str, float] = {
+    "workers.sites.records.HOST_LIFETIME": 4.0,
+    "workers.sites.agent.HEARTBEAT_INTERVAL": 0.5,
+    "workers.sites.agent.PAUSED_SECONDS": 3.0,
+    "workers.sites.agent.RESYNC_INTERVAL": 1.0,
+    "workers.sites.agent.TIDY_INTERVAL": 0.5,
+}
+
+
 class Machine:
-    """A host that serves: its data folder, its port and its worker."""
+    """A host: its data folder, its port and its worker."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.host, self.folder, self.port = host, host.gateway.folder / name, free_port()
         self.worker: Worker | None = None
 
-    async def start(self, *names: str, **settings: str) -> Worker:
+    async def start(self, *names: str, **settings: str) -> Self:
         settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
-        self.worker = await self.host.worker(*(names or ("sites",)), joined="deploys" in names, **settings)
-        if "deploys" not in names or "sites" in names:
-            await wait_until(lambda: "sites.serving" in self.worker.log, 30)
-        return self.worker
+        self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
+        if "sites" in names:
+            await wait_until(lambda: "sites.serving" in self.worker.log, 60)
+        return self
 
     async def page(self, app: str) -> str:
         async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
@@ -59,49 +71,170 @@ async def until_served(machines: list[Machine], app: str, text: str, timeout: fl
 
 
 @pytest.fixture
-async def s3(tmp_path: Path) -> AsyncIterator[S3Server]:
-    server = await S3Server(tmp_path).start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-async def host(tmp_path: Path, s3: S3Server) -> AsyncIterator[Host]:
-    async with FakeProvider() as provider, hosting(provider, tmp_path, **s3.environment) as host:
-        host.gateway.confidential.add(SECRET)
+async def host(tmp_path: Path) -> AsyncIterator[Host]:
+    """Its storage is a folder that all hosts mount."""
+    (tmp_path / "storage").mkdir()
+    settings = {"GATEWAY_STORAGE_URL": f"file://{tmp_path}/storage"}
+    async with FakeProvider() as provider, hosting(provider, tmp_path, **settings) as host:
         yield host
 
 
-async def test_deploys_of_every_kind_on_two_hosts(host: Host, tmp_path: Path) -> None:
-    one, two = Machine(host, "one"), Machine(host, "two")
-    await asyncio.gather(one.start("sites"), two.start("sites"), Machine(host, "builder").start("deploys"))
-    app, runs = await host.app(build=PAGE), await host.app(build=START)
-    first = await host.over(await host.publish(app, page("first")))
-    assert first["state"] == "live", first
-    assert [await machine.page(app) for machine in (one, two)] == ["first", "first"]
-    deploy = await host.over(await host.publish(runs, server("runs")))
+@pytest.fixture
+async def s3_host(tmp_path: Path) -> AsyncIterator[Host]:
+    server = S3Server(tmp_path)
+    try:
+        await server.start()
+        async with FakeProvider() as provider, hosting(provider, tmp_path, **server.environment) as host:
+            host.gateway.confidential.add(SECRET)
+            yield host
+    finally:
+        server.stop()
+
+
+async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
+    """Hosts that serve, beside one that builds."""
+    builder = Machine(host, "builder").start("deploys", **settings)
+    return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
+
+
+async def live(host: Host, app: str, files: dict[str, str]) -> str:
+    deploy = await host.over(await host.publish(app, files))
     assert deploy["state"] == "live", deploy
-    assert [await machine.page(runs) for machine in (one, two)] == ["runs", "runs"]
-    assert "to the log" not in deploy["log"]
-    second = await host.over(await host.publish(app, page("second")))
-    assert second["state"] == "live", second
-    back = await host.over((await host.call("POST", f"/account/apps/{app}/rollback", json={}))["deployId"])
-    assert (back["state"], back["release"]) == ("live", first["id"]), back
-    assert back["durationMs"] < 10_000
-    assert [await machine.page(app) for machine in (one, two)] == ["first", "first"]
+    return deploy["id"]
+
+
+async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host, tmp_path: Path) -> None:
+    host = s3_host
+    machines = await start(host, "one", "two")
+    app, runs = await host.app(build=PAGE), await host.app(build=START)
+    secret = secrets.token_hex(8)
+    host.gateway.confidential.add(secret)
+    await host.call("PUT", f"/account/apps/{runs}/env", json={"TEXT": secret})
+    first = await live(host, app, page("first", "echo to the log;"))
+    assert "to the log" in (await host.deploy(first))["log"]
+    assert [await machine.page(app) for machine in machines] == ["first", "first"]
+    await live(host, runs, server("' + process.env.TEXT + '"))
+    assert [await machine.page(runs) for machine in machines] == [secret, secret]
+    preview = (await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})).json()["deployId"]
+    assert (await host.over(preview))["state"] == "live"
+    await live(host, app, page("second"))
+    assert [await machine.page(app) for machine in machines] == ["second", "second"]
+    back = await host.over(
+        (await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first}))["deployId"]
+    )
+    assert (back["state"], back["release"]) == ("live", first), back
+    assert [await machine.page(app) for machine in machines] == ["first", "first"]
+    promoted = await host.over((await host.call("POST", f"/account/deploys/{preview}/promote"))["deployId"])
+    assert (promoted["state"], promoted["release"]) == ("live", preview), promoted
     assert not list((tmp_path / "builder" / "releases").glob("*/*/dep_*")), "a builder keeps no release"
+    assert (await host.gateway.platform("DELETE", f"apps/{app}")).status_code == 204
+    await until_served(machines, app, "404")
 
 
-async def test_a_canary_that_fails_on_one_host_is_undone_on_both(host: Host, tmp_path: Path) -> None:
-    one, two = Machine(host, "one"), Machine(host, "two")
-    slow = {"GATEWAY_CANARY": "4"}
-    await asyncio.gather(one.start("sites"), two.start("sites"), Machine(host, "builder").start("deploys", **slow))
+async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
+    one, dies, stops = await start(host, "one", "two", "three", GATEWAY_CANARY="2")
     app = await host.app(build=PAGE)
-    assert (await host.over(await host.publish(app, page("good"))))["state"] == "live"
+    await live(host, app, page("good"))
+    # A canary that fails on one host is undone on all.
     bad = await host.publish(app, page("bad"))
     await host.in_state(bad, "canary")
-    assert await two.page(app) == "bad"
-    (two.folder / "releases" / app / "live" / bad / "files" / "index.html").unlink()
+    assert [await machine.page(app) for machine in (one, dies, stops)] == ["bad"] * 3
+    (dies.folder / "releases" / app / "live" / bad / "files" / "index.html").unlink()
     failed = await host.over(bad)
     assert (failed["state"], failed["error"]) == ("failed", "canary: GET / was answered with 404")
-    await until_served([one, two], app, "good", 5)
+    assert [await machine.page(app) for machine in (one, dies, stops)] == ["good"] * 3
+    # Hosts without a heartbeat are left out.
+    stops.worker.signal(signal.SIGSTOP)
+    coming = await host.publish(app, page("second"))
+    await host.in_state(coming, "checking")
+    dies.worker.kill()
+    assert (await host.over(coming))["state"] == "live"
+    assert await one.page(app) == "second"
+    # They catch up before they serve again.
+    stops.worker.signal(signal.SIGCONT)
+    pages: set[str] = set()
+
+    async def caught_up() -> bool:
+        pages.add(await stops.page(app))
+        return "second" in pages
+
+    await wait_until(caught_up, 20)
+    assert pages <= {"503", "second"}, "it answers nobody before it has caught up"
+    await dies.start("sites")
+    assert await dies.page(app) == "second"
+
+
+async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(
+    host: Host, tmp_path: Path
+) -> None:
+    await start(host, "one")
+    apps = [await host.app(build=PAGE) for _ in range(3)]
+    deploys = [await live(host, app, page(app)) for app in apps]
+    truncated, exchanged, _ = archives = [
+        tmp_path / "storage" / "archives" / a / f"{d}.tar.gz" for a, d in zip(apps, deploys, strict=True)
+    ]
+    whole = [path.read_bytes() for path in archives]
+    truncated.write_bytes(whole[0][:-10])
+    exchanged.write_bytes(whole[2])
+    empty = await Machine(host, "empty").start("sites")
+    assert [await empty.page(app) for app in apps] == ["404", "404", apps[2]]
+    assert empty.worker.log.count("the archive of the release is damaged") >= 2
+    for path, text in zip(archives, whole, strict=True):
+        path.write_bytes(text)
+    for app in apps:
+        await until_served([empty], app, app)
+    # What it has, it serves without Redis and storage.
+    await empty.worker.stop()
+    await asyncio.to_thread(host.gateway.redis.freeze)
+    (tmp_path / "storage").rename(tmp_path / "elsewhere")
+    await empty.start("sites")
+    assert [await empty.page(app) for app in apps] == apps
+    (tmp_path / "elsewhere").rename(tmp_path / "storage")
+    await asyncio.to_thread(host.gateway.redis.thaw)
+
+
+async def test_a_storage_that_is_away_postpones_deploys(host: Host, tmp_path: Path) -> None:
+    [machine] = await start(host, "one")
+    app = await host.app(build=PAGE)
+    first = await live(host, app, page("first"))
+    coming = await host.publish(app, page("second", "echo begun; sleep 1;"))
+    await host.in_state(coming, "building")
+    (tmp_path / "storage").rename(tmp_path / "elsewhere")
+    headers = {"Authorization": f"Bearer {host.account.key}"}
+    answer = await host.gateway.http.put(f"/account/apps/{app}/source", content=packed(page("x")), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORAGE_UNAVAILABLE")
+    assert await host.gateway.answers("/ready")
+    assert "storage does not answer" in (await host.deploy(first))["log"]
+    await wait_until(lambda: "storage.failed" in host.workers[0].log + host.workers[1].log, 20)
+    assert (await host.deploy(coming))["state"] == "building"
+    assert await machine.page(app) == "first"
+    (tmp_path / "elsewhere").rename(tmp_path / "storage")
+    assert (await host.over(coming))["state"] == "live"
+    assert await machine.page(app) == "second"
+
+
+async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over(host: Host) -> None:
+    [machine] = await start(host, "one")
+    first = host.workers[0] if "deploys" in host.workers[0].names else host.workers[1]
+    await Machine(host, "other").start("deploys")
+    slow = [await host.publish(await host.app(build=PAGE), page("x", "sleep 60;")) for _ in range(4)]
+
+    async def building() -> list[str]:
+        return [deploy for deploy in slow if (await host.deploy(deploy))["state"] == "building"]
+
+    async def each_builds() -> bool:
+        return len(await building()) == 4
+
+    await wait_until(each_builds, 20)
+    app = await host.app(build=PAGE)
+    behind = await host.publish(app, page("behind"))
+    first.kill()
+
+    async def two_failed() -> bool:
+        return [(await host.deploy(deploy))["state"] for deploy in slow].count("failed") == 2
+
+    await wait_until(two_failed, 40)
+    for deploy in await building():
+        await host.call("POST", f"/account/deploys/{deploy}/cancel")
+    assert (await host.over(behind))["state"] == "live"
+    assert await machine.page(app) == "behind"

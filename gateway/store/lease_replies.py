@@ -1,0 +1,49 @@
+"""What a process says of its lease of permits, and what `lease.lua` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+
+class LeaseCall(msgspec.Struct, frozen=True):
+    """What a process says of its lease of permits."""
+
+    epoch: int
+    number: int
+    granted: int  # grants it knows of
+    returned: int
+    used: int
+    waiting: int
+    sent: float  # monotonic seconds
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True):
+    known: bool  # False: Redis has forgotten which requests wait in this process
+    tight: bool  # requests wait somewhere, or more permits are held than the bound allows
+    in_force: int  # the bound
+    waiting: int  # requests, of all processes
+    accounts: int  # that wait, of all processes
+    frees: float  # seconds until a permit may become free by itself; 0: never
+    before: int  # grants before the following
+    labels: list[str]  # for each grant its account, or '-' for a spare one
+    excess: dict[str, int]  # account → waiting requests beyond its limit, which this process refuses
+
+
+def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
+    if reply[0] == "late":
+        return None
+    known, tight, in_force, waiting, accounts, frees, before, labels, excess = reply[1:]
+    return LeaseAnswer(
+        known=known == 1,
+        tight=tight == 1,
+        in_force=int(in_force),
+        waiting=int(waiting),
+        accounts=int(accounts),
+        frees=int(frees) / 1000,
+        before=int(before),
+        labels=list(labels),
+        excess={account: int(count) for account, count in zip(excess[::2], excess[1::2], strict=True)},
+    )
