@@ -1,0 +1,121 @@
+"""How soon everything works again: asks each gateway for a stream, and each worker's heartbeat, all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import socket
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import aiohttp
+import redis
+
+from gateway.store import keys
+from tests.chaos.nodes import Cluster
+from tests.chaos.prompts import prompt
+
+PROBE = 1.5  # seconds that a probe may take
+EVERY = 0.25  # seconds between two
+NAMES = 10  # a restarted worker takes the next number until its former heartbeat has expired
+GROUPS = ("webhooks", "monitors", "deploys")
+
+
+@dataclass
+class ClusterState:
+    ok: bool = True
+    since: float = 0.0  # the last change
+    seen: float = 0.0  # the beginning of the last look
+
+
+class Recovery:
+    """`callers`: names of apps with a user's token each, so many that they stay within their rates."""
+
+    def __init__(self, cluster: Cluster, gateways: Mapping[str, str], callers: Sequence[tuple[str, str]]) -> None:
+        self._cluster, self._gateways, self._callers = cluster, gateways, itertools.cycle(callers)
+        self.state = ClusterState()
+        self._answers: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=2000))
+        self._renewals: dict[str, deque[list[float]]] = defaultdict(lambda: deque(maxlen=600))
+
+    async def watch(self) -> None:
+        async with (
+            asyncio.TaskGroup() as tasks,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE)) as session,
+        ):
+            tasks.create_task(self._watch_cluster())
+            tasks.create_task(self._watch_heartbeats())
+            for name in self._gateways:
+                tasks.create_task(self._watch_gateway(session, name))
+
+    async def _watch_cluster(self) -> None:
+        while True:
+            began = time.monotonic()
+            ok = await self._cluster.takes_writes()
+            if ok != self.state.ok:
+                self.state.ok, self.state.since = ok, time.monotonic()
+            self.state.seen = began
+            await asyncio.sleep(EVERY)
+
+    async def _watch_gateway(self, session: aiohttp.ClientSession, name: str) -> None:
+        body = json.dumps({"prompt": prompt(0), "maxTokens": 64, "stream": True})
+        while True:
+            app, token = next(self._callers)
+            url = f"{self._gateways[name]}/capsule/{app}/ai"
+            headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                async with session.post(url, data=body, headers=headers) as response:
+                    if response.status == 200:
+                        self._answers[name].append(time.monotonic())
+            await asyncio.sleep(EVERY)
+
+    async def _watch_heartbeats(self) -> None:
+        """A heartbeat's time to live tells when it was renewed."""
+        while True:
+            for group in GROUPS:
+                names = [f"{socket.gethostname()}-{number}" for number in range(1, NAMES + 1)]
+                renewed = []
+                for name in names:
+                    left = await self._time_to_live(keys.worker_key(group, name))
+                    if left > 0:
+                        renewed.append(time.monotonic() - keys.HEARTBEAT_SECONDS + left / 1000)
+                self._renewals[group].append(sorted(renewed))
+            await asyncio.sleep(2 * EVERY)
+
+    async def _time_to_live(self, key: str) -> int:
+        with contextlib.suppress(redis.RedisError):
+            return int(await self._cluster.ask("PTTL", key))
+        return -2
+
+    # -- what was seen ---------------------------------------------------------------------------------------
+
+    async def cluster_recovers(self, since: float, seconds: float = 90) -> float:
+        """When it had; raises TimeoutError."""
+        async with asyncio.timeout(seconds):
+            while not (self.state.ok and self.state.seen > since):
+                await asyncio.sleep(0.05)
+        return self.state.since
+
+    async def gateway_answers(self, name: str, since: float, seconds: float) -> float | None:
+        """The seconds from `since` to its first answer; None if that takes longer than `seconds`."""
+        while True:
+            first = next((at for at in self._answers[name] if at >= since), None)
+            if first is not None:
+                return first - since
+            if time.monotonic() > since + seconds:
+                return None
+            await asyncio.sleep(0.05)
+
+    async def workers_beat(self, group: str, count: int, since: float, seconds: float) -> float | None:
+        """The seconds from `since` until so many of them have renewed their heartbeat."""
+        while True:
+            for renewed in self._renewals[group]:
+                new = [at for at in renewed if at >= since]
+                if len(new) >= count:
+                    return new[count - 1] - since
+            if time.monotonic() > since + seconds:
+                return None
+            await asyncio.sleep(0.05)
