@@ -1,7 +1,7 @@
 """What must hold, told from what the recorders saw. Every check returns the violations that it found, as sentences.
 
-The gateways' own word counts for nothing here. A request's cost is judged by what the provider was paid for it (`Paid`),
-how its caller saw it end (`Answer`), and which faults were under way (`Disturbance`):
+The gateways' own word counts for nothing here. A request's cost is judged by what the provider was paid for it
+(`Paid`), how its caller saw it end (`Answer`), and which faults were under way (`Disturbance`):
 
 | the request | is settled at |
 | --- | --- |
@@ -264,7 +264,7 @@ def check_deploy(
 PATTERNS = {
     "an API key": re.compile(rb"csk_[A-Za-z0-9_-]{20}"),
     "a webhook's secret": re.compile(rb"whsec_[A-Za-z0-9+/]{20}"),
-    "a hook's address": re.compile(rb"/hooks?/[A-Za-z0-9_-]{40}"),
+    "a hook's address": re.compile(rb"/hooks/deploy/[A-Za-z0-9_-]{40}"),
 }
 
 

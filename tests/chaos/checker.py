@@ -19,7 +19,7 @@ from tests.chaos import books
 from tests.chaos.books import Disturbance, Paid, Received
 from tests.chaos.load import Answer
 from tests.chaos.nodes import Cluster
-from tests.chaos.population import CAP, Population
+from tests.chaos.population import Population
 
 JUDGED_AFTER = 60.0  # seconds from the end of a request until its money is judged: the faults after it count too
 OVERLAP = 300  # bytes of a file that are searched again with what came after them
@@ -46,10 +46,17 @@ class Lines:
 
 class Checker:
     def __init__(
-        self, folder: Path, cluster: Cluster, population: Population, faults: list[Disturbance], limits: tuple[int, int]
+        self,
+        folder: Path,
+        cluster: Cluster,
+        population: Population,
+        faults: list[Disturbance],
+        limits: tuple[int, int],
+        caps: dict[str, int],
     ) -> None:
         self._cluster, self._population, self._faults = cluster, population, faults
         self._app_limit, self._user_limit = limits
+        self._caps = caps
         self._answers, self._outside = Lines(folder / "answers.jsonl"), Lines(folder / "outside.jsonl")
         self._unjudged: dict[int, Answer] = {}
         self._paid: dict[int, Paid] = {}
@@ -141,7 +148,7 @@ class Checker:
 
     async def check_caps(self) -> None:
         for account in list(self._population.current):
-            cap = CAP if account.plan == "free" else 10**10
+            cap = self._caps[account.plan]
             for day, (settled, reserved) in (await self.spend(account.id) or {}).items():
                 self.add(books.check_cap(account.id, day, settled, reserved, cap))
 

@@ -15,18 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import jwt
 
 from gateway.events.catalogue import SAMPLES
 from tests.chaos.load import Generation, LoadedApp
-from tests.fakes.backend import private_key, jwk
+from tests.fakes.backend import jwk, private_key
 from tests.support.deployment import packed
-
-import jwt
 
 ACCOUNTS, APPS, USERS = 10, 3, 3  # accounts in a generation, apps of each, users of each app
 CAPPED, HOT = 2, 1  # accounts at their cap, and at their rates
 HOT_WEIGHT = 4.0
-CAP = 3_000_000  # nano-euro, of a capped account
 EVENTS_PER_SECOND, DEPLOYS_PER_SECOND = 2.0, 0.2
 
 

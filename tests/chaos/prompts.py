@@ -1,7 +1,7 @@
 """Prompts that carry a number, and words that stand nowhere else, so that leaked content is found."""
 
-PROMPT = "Zwetschgenröster"
-COMPLETION = "Marillenknödel"
+PROMPT = "Zwetschgenroester"
+COMPLETION = "Marillenknoedel"
 MAX_TOKENS = 64
 INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro per token of the default model
 

@@ -42,10 +42,8 @@ class Recovery:
         self._renewals: dict[str, deque[list[float]]] = defaultdict(lambda: deque(maxlen=600))
 
     async def watch(self) -> None:
-        async with (
-            asyncio.TaskGroup() as tasks,
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PROBE)) as session,
-        ):
+        timeout = aiohttp.ClientTimeout(total=PROBE)
+        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_cluster())
             tasks.create_task(self._watch_heartbeats())
             for name in self._gateways:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ import msgspec
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
 from tests.chaos.faults import CannotHappen, Faults, Injection
-from tests.chaos.load import LoadedApp
 from tests.chaos.nodes import Cluster
 from tests.chaos.plan import Fault, Step, steps
-from tests.chaos.population import CAP, Population
+from tests.chaos.population import Population
 from tests.chaos.processes import Fleet, Process
 from tests.chaos.prompts import COMPLETION, PROMPT
 from tests.chaos.recovery import Recovery
@@ -62,9 +61,11 @@ class Run:
         self._outside_port = free_port()
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(GATEWAYS)}
         self._apps_port = free_port()
-        rate = options.rate
-        self.limits = max(3 * round(rate), 30), max(2 * round(rate), 20)  # requests in a minute of an app, of a user
         self._generation = 20.0 if options.short else 60.0  # seconds
+        # Such that the hot apps of a generation meet their rates, and its capped accounts their cap.
+        requests = options.rate * self._generation
+        self.limits = max(round(0.05 * requests), 60), max(round(0.03 * requests), 50)  # of an app, and of a user
+        self.caps = {"free": round(250 * requests), "max": 10**10}  # nano-euro
 
     # -- the parts -------------------------------------------------------------------------------------------
 
@@ -87,7 +88,7 @@ class Run:
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
             "GATEWAY_DATA_DIR": str(self.folder / "data"),
             "GATEWAY_RATE_LIMITS": f"app={app},user={user}",
-            "GATEWAY_DAILY_CAPS": f"free={CAP / 10**9:.9f},max=10",
+            "GATEWAY_DAILY_CAPS": ",".join(f"{plan}={cap / 10**9:.9f}" for plan, cap in self.caps.items()),
             "GATEWAY_DEPLOY_QUOTAS": "free=1000,max=1000",
             "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
             "GATEWAY_CANARY": "1",
@@ -152,7 +153,7 @@ class Run:
         self, cluster: Cluster, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
     ) -> None:
         self.population = population
-        self.checker = Checker(self.folder, cluster, population, self.disturbances, self.limits)
+        self.checker = Checker(self.folder, cluster, population, self.disturbances, self.limits, self.caps)
         self._secrets = {
             "a prompt": PROMPT.encode(),
             "an answer": COMPLETION.encode(),
