@@ -36,7 +36,7 @@ from workers.heartbeat import worker_name
 
 logger = structlog.get_logger()
 
-BLOCK = 5_000  # ms
+BLOCK = 2_000  # ms; with ATTEMPT it bounds how long a read waits for a server that has vanished
 BATCH = 100  # entries per read
 HEARTBEAT = 5.0  # seconds between heartbeats
 FIRST_PAUSE = 0.1  # seconds
@@ -45,6 +45,7 @@ PENDING = 100_000  # entries that a worker gives back when it stops
 ATTEMPTS = 3  # at an entry whose processing fails by a fault of ours
 FORGET_AFTER = 86_400_000  # ms of idleness after which a consumer without pending entries is removed
 NAMES = 1_000  # per host
+OUTAGE = 5.0  # seconds without a fault after which the next one is a new outage, and logged
 REASON_LENGTH = 200  # characters, of a dead letter
 
 
@@ -76,6 +77,7 @@ class Consumer:
         self._token = secrets.token_hex(8)  # in the heartbeat: distinguishes workers of the same name
         self._name_valid_until = 0.0
         self._name_confirmed = asyncio.Event()
+        self._last_fault = float("-inf")  # when it was, of all partitions
         self._held: dict[str, set[str]] = {tag: set() for tag in keys.partition_tags()}
         self._positions: dict[str, str] = {}  # partition → where to read on; ">" once no old entry is left
 
@@ -129,10 +131,16 @@ class Consumer:
             except BackboneUnavailable as error:
                 fault = error.__cause__
                 if not await self._make_lost_groups(fault):
-                    if pause == FIRST_PAUSE:
-                        logger.warning("stream.waiting", stream=self._stream, error=f"{type(fault).__name__}: {fault}")
+                    self._log_fault(fault)
                     await asyncio.sleep(pause)
                     pause = min(pause * 2, 2.0)
+
+    def _log_fault(self, fault: BaseException | None) -> None:
+        """One line per outage, not one for each partition."""
+        now = time.monotonic()
+        if now - self._last_fault > OUTAGE:
+            logger.warning("stream.waiting", stream=self._stream, error=f"{type(fault).__name__}: {fault}")
+        self._last_fault = now
 
     async def _repeat(self, seconds: float, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
         while True:

@@ -3,6 +3,9 @@
 A copy is used only while the subscription to changes is alive, and is dropped when its record changes, so that every
 process feels a change at once. When the subscription is lost, or silent for a second, all copies are dropped, and each
 look-up reads Redis until the subscription is back.
+
+Other parts subscribe to records of their own. A record that cannot be read, because its node of a cluster is away, is
+read again until it can be, and concerns nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import structlog
 from gateway.accounts.api_keys import FIRST, ApiKeys
 from gateway.accounts.records import SLUG, Account, App
 from gateway.accounts.vault import Vault
+from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
 from gateway.settings import Plan
@@ -29,10 +33,17 @@ logger = structlog.get_logger()
 COPIES = 20_000  # records
 MAX_AGE = 300.0  # seconds after which a copy is read again, in case a cluster lost a message
 HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
+RELOAD_PAUSE = 0.3  # seconds before a record that could not be read is read again
 
 CLAIM_SECONDS = 60.0  # after which a claim to a domain must be in its app's record
 
 R = TypeVar("R")
+
+
+class _Subscriber(msgspec.Struct):
+    reload: Callable[[], Awaitable[None]]
+    doubt: Callable[[], None] | None
+    current: bool = False  # it has read its record at least once
 
 
 def verified_domain(app: App) -> str:
@@ -46,7 +57,10 @@ class Registry:
         self.live = False  # the subscription answers, so copies may be used
         self._copies: dict[str, tuple[Any, float]] = {}
         self._changes = 0
-        self._subscribers: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._subscribed = False
+        self._subscribers: dict[str, _Subscriber] = {}
+        self._outdated: dict[str, bool] = {}  # subscribers' records to read; True: because a change was announced
+        self._reload_wanted = asyncio.Event()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -256,23 +270,34 @@ class Registry:
 
     # -- staying current -------------------------------------------------------------------------------------
 
-    def subscribe(self, key: str, reload: Callable[[], Awaitable[None]]) -> None:
-        """Runs `reload` when the record changes, and each time the subscription begins."""
-        self._subscribers[key] = reload
+    def subscribe(
+        self, key: str, reload: Callable[[], Awaitable[None]], doubt: Callable[[], None] | None = None
+    ) -> None:
+        """Runs `reload` when the record changes, and each time the subscription begins.
+
+        Runs `doubt` when a change was announced and cannot be read.
+        """
+        self._subscribers[key] = _Subscriber(reload, doubt)
 
     def _forget(self, key: str) -> None:
         self._changes += 1
         self._copies.pop(key, None)
 
     def _forget_all(self) -> None:
-        self.live = False
+        self.live = self._subscribed = False
         self._changes += 1
         self._copies.clear()
 
     async def follow_changes(self) -> None:
         """Runs as long as the process."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_repeatedly())
+            group.create_task(self._reload_repeatedly())
+
+    async def _follow_repeatedly(self) -> None:
         pause = 0.05
         while True:
+            end_if_cancelled()
             try:
                 with backbone():
                     async with self.store.subscription(keys.CHANGES) as subscription:
@@ -293,7 +318,7 @@ class Registry:
                 message = await subscription.get_message(timeout=HEARTBEAT)
             if message is not None:
                 unanswered = 0
-                await self._apply(message)
+                self._apply(message)
                 continue
             if unanswered == 2:
                 raise TimeoutError("the subscription does not answer")
@@ -301,15 +326,44 @@ class Registry:
             async with asyncio.timeout(ATTEMPT):
                 await subscription.ping()
 
-    async def _apply(self, message: dict[str, Any]) -> None:
+    def _apply(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
             # Whatever was read before may have changed without this process hearing of it.
             self._changes += 1
-            self.live = True
-            for reload in self._subscribers.values():
-                await reload()
+            self._subscribed = True
+            self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
+            self._update_live()
+            self._reload_wanted.set()
         elif message["type"] == "message":
             key = message["data"]
             self._forget(key)
             if key in self._subscribers:
-                await self._subscribers[key]()
+                self._outdated[key] = True
+                self._reload_wanted.set()
+
+    def _update_live(self) -> None:
+        self.live = self._subscribed and all(each.current for each in self._subscribers.values())
+
+    async def _reload_repeatedly(self) -> None:
+        while True:
+            end_if_cancelled()
+            await self._reload_wanted.wait()
+            self._reload_wanted.clear()
+            for key, announced in list(self._outdated.items()):
+                del self._outdated[key]
+                await self._reload(key, announced)
+            if self._outdated:
+                await asyncio.sleep(RELOAD_PAUSE)
+                self._reload_wanted.set()
+
+    async def _reload(self, key: str, announced: bool) -> None:
+        subscriber = self._subscribers[key]
+        try:
+            await subscriber.reload()
+        except BackboneUnavailable:
+            self._outdated.setdefault(key, announced)
+            if announced and subscriber.doubt is not None:
+                subscriber.doubt()
+        else:
+            subscriber.current = True
+            self._update_live()

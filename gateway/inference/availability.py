@@ -130,8 +130,9 @@ class Availability:
         self._written = float("-inf")  # when the health was last written by this process, on the loop's clock
         self._recorder: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
-        registry.subscribe(keys.INFERENCE, self.reload)
-        registry.subscribe(keys.PROVIDER, self.reload)
+        # Each by itself: in a cluster they may be on two nodes.
+        registry.subscribe(keys.INFERENCE, self._reload_switch, self._doubt_switch)
+        registry.subscribe(keys.PROVIDER, self._reload_health)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -145,7 +146,7 @@ class Availability:
         return True
 
     def status(self) -> InferenceStatus:
-        """Raises BackboneUnavailable until the switch has been read for the first time."""
+        """Raises BackboneUnavailable until the switch has been read for the first time, and while it is in doubt."""
         if self._status is None:
             raise BackboneUnavailable
         return InferenceStatus.DISABLED if self.emergency_off() else self._status
@@ -175,10 +176,24 @@ class Availability:
     # -- changing --------------------------------------------------------------------------------------------
 
     async def reload(self) -> None:
-        switch, health = await self._store.get(keys.INFERENCE), await self._store.get(keys.PROVIDER)
+        await self._reload_switch()
+        await self._reload_health()
+
+    async def _reload_switch(self) -> None:
+        switch = await self._store.get(keys.INFERENCE)
         self._switch = msgspec.json.decode(switch or "{}", type=Switch)
+        self._update_status()
+
+    async def _reload_health(self) -> None:
+        health = await self._store.get(keys.PROVIDER)
         self._health = msgspec.json.decode(health or "{}", type=ProviderHealth)
         self._update_status()
+
+    def _doubt_switch(self) -> None:
+        """It was changed, perhaps to off, and cannot be read."""
+        if self._switch is not None:
+            logger.warning("inference.unknown", action="refuses requests until the switch can be read")
+        self._switch = self._status = None
 
     async def set(self, *, enabled: bool | None = None, approved: bool | None = None) -> InferenceStatus:
         """Changes what is not None, for all processes."""

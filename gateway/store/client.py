@@ -5,25 +5,20 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
-from redis.asyncio import RedisCluster
 from redis.asyncio.client import PubSub
-from redis.exceptions import (
-    NoScriptError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.store import keys, servers
-from gateway.store.cluster import ClusterPipeline
+from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
 from gateway.store.pipeline import Pipeline
 
 logger = structlog.get_logger()
@@ -31,8 +26,7 @@ logger = structlog.get_logger()
 FIRST_PAUSE = 0.1  # seconds
 LUA = Path(__file__).parents[2] / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
-# redis-py's cluster errors do not inherit from RedisError.
-_FAULTS = (RedisError, RedisClusterException, OSError, asyncio.TimeoutError)
+_FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 
 T = TypeVar("T")
 
@@ -47,18 +41,15 @@ def backbone() -> Iterator[None]:
     except _FAULTS as error:
         raise BackboneUnavailable from error
     except (RuntimeError, AttributeError) as error:
-        if not _is_raised_by_redis_py(error):
+        if not _passed_redis_py(error):
             raise
         raise BackboneUnavailable from error
 
 
-def _is_raised_by_redis_py(error: BaseException) -> bool:
-    """Its cluster client raises these when uvloop has closed a connection under it."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    module = "" if frame is None else str(frame.tb_frame.f_globals.get("__name__"))
-    return module.startswith(("redis.", "asyncio."))
+def _passed_redis_py(error: BaseException) -> bool:
+    """redis-py lets these through when uvloop has closed a connection under it."""
+    frames = (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(module.get("__name__")).startswith("redis.") for module in frames)
 
 
 async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: str = "") -> T:
@@ -98,25 +89,41 @@ class Store:
         self._servers = servers.parse(url)
         self.cluster = self._servers.kind == "cluster"
         self._sentinel = self._servers.sentinel(ATTEMPT)
-        self.client: Any = self._servers.client(ATTEMPT, ATTEMPT, 1024, self._sentinel)
+        # For scripts. In a cluster, other commands have connections of their own too: long answers delay no script.
         self._pipeline = self._make_pipeline()
+        self._commands = self._make_cluster_pipeline() if self.cluster else None
+        self.client: Any
+        if self._commands is not None:
+            self.client = ClusterClient(self._commands)
+        else:
+            self.client = self._servers.client(ATTEMPT, ATTEMPT, 1024, self._sentinel)
 
     def _make_pipeline(self) -> Pipeline | ClusterPipeline:
         url, sentinel = self._servers.url, self._sentinel
         if self.cluster:
-            return ClusterPipeline(url, self._servers.nodes, ATTEMPT)
-        if sentinel is not None:
-            return Pipeline(url, ATTEMPT, lambda: sentinel.discover_master(self._servers.service))
-        return Pipeline(url, ATTEMPT)
+            return self._make_cluster_pipeline()
+        if sentinel is None:
+            return Pipeline(url, ATTEMPT)
+
+        async def find() -> tuple[str, int]:
+            with backbone():
+                address: tuple[str, int] = await sentinel.discover_master(self._servers.service)
+                return address
+
+        return Pipeline(url, ATTEMPT, find)
+
+    def _make_cluster_pipeline(self) -> ClusterPipeline:
+        return ClusterPipeline(self._servers.url, self._servers.nodes, ATTEMPT)
 
     async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
         """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
         rest = (len(script_keys), *script_keys, *args)
         try:  # what `backbone` does, without its cost: each request to a model runs two scripts
             return await self._pipeline.call("EVALSHA", script.sha, *rest)
+        except NoScriptError:
+            pass
         except ResponseError as error:
-            if not isinstance(error, NoScriptError) and not str(error).startswith("NOSCRIPT"):
-                raise BackboneRefused from error
+            raise BackboneRefused from error
         except _FAULTS as error:
             raise BackboneUnavailable from error
         with backbone():
@@ -124,6 +131,8 @@ class Store:
 
     def blocking_client(self) -> Any:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""
+        if self._commands is not None:
+            return BlockingReads(self._commands, lambda node: self._servers.node_client(*node, ATTEMPT))
         return self._servers.client(None, ATTEMPT, 64, self._sentinel)
 
     async def get(self, key: str) -> str | None:
@@ -147,28 +156,34 @@ class Store:
 
     async def info(self) -> list[dict[str, Any]]:
         """The INFO of the server, or of each primary of a cluster."""
-        if not self.cluster:
+        if self._commands is None:
             return [await self.client.info()]
-        return list((await self.client.info(target_nodes=RedisCluster.PRIMARIES)).values())
+        return [self.client.parse("INFO", answer) for answer in await self._commands.call_everywhere("INFO")]
 
     @asynccontextmanager
     async def subscription(self, *channels: str) -> AsyncIterator[PubSub]:
         """Subscribes to channels on a connection of its own. A cluster passes messages on to every node."""
-        if self.cluster:
-            await self.client.initialize()
-            node = self.client.get_random_node()
-            client = self._servers.node_client(node.host, node.port, ATTEMPT)
+        node: tuple[str, int] | None = None
+        if self._commands is not None:
+            node = await self._commands.find_any_address()
+            client = self._servers.node_client(*node, ATTEMPT)
         else:
             client = self._servers.client(None, ATTEMPT, 1, self._sentinel)
         try:
             async with client.pubsub() as subscription:
                 await subscription.subscribe(*channels)
                 yield subscription
+        except Exception:
+            if self._commands is not None and node is not None:
+                self._commands.forget_address(node)  # the next subscription looks for a node that answers
+            raise
         finally:
             await client.aclose()
 
     async def close(self) -> None:
         await self._pipeline.close()
+        if self._commands is not None:
+            await self._commands.close()
         await self.client.aclose()
         if self._sentinel is not None:
             for sentinel in self._sentinel.sentinels:

@@ -1,4 +1,4 @@
-"""Calls of scripts in Redis Cluster: a `Pipeline` to each primary, so that they cost what they cost on one server.
+"""Redis Cluster: a `Pipeline` to each primary, so that a call costs what it costs on one server.
 
 The slots' owners are read from any node that answers (`CLUSTER SLOTS`), anew when a node was lost or redirected a call,
 and at most once at a time.
@@ -6,62 +6,92 @@ and at most once at a time.
 A call is sent a second time only where a node said that it did not run it: MOVED and ASK name the node that does,
 TRYAGAIN asks for a little patience while the keys of a slot move. All of that ends after `REDIRECTIONS` or with the
 time limit of a call.
+
+redis-py's own cluster client is not used. It keeps connections to nodes that went away, and on uvloop it writes to
+closed ones, which raises errors outside its own family.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import random
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
+from redis.asyncio import Redis
+from redis.commands import AsyncCoreCommands
 from redis.crc import key_slot
-from redis.exceptions import ClusterDownError, RedisError, ResponseError
+from redis.event import EventDispatcher
+from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError
 
-from gateway.store.pipeline import Pipeline
+from gateway.store.pipeline import NOT_PRIMARY, Pipeline
 
 SLOTS = 16_384
 REDIRECTIONS = 8
 TRY_AGAIN_PAUSE = 0.05  # seconds
 FIRST_KEY = 3  # EVALSHA <sha> <number of keys> <first key>
+FAULTS = (TimeoutError, RedisError, OSError)
+LOST = ("CLUSTERDOWN", *NOT_PRIMARY)  # codes of a node that is no primary at the moment
+
+Address = tuple[str, int]
 
 
 class ClusterPipeline:
-    def __init__(self, url: str, seeds: Sequence[tuple[str, int]], timeout: float) -> None:
+    def __init__(self, url: str, seeds: Sequence[Address], timeout: float) -> None:
         """`url` holds what all nodes share; `timeout` is in seconds, as for a `Pipeline`."""
         self._url, self._seeds, self._timeout = url, seeds, timeout
-        self._pipelines: dict[tuple[str, int], Pipeline] = {}
+        self._pipelines: dict[Address, Pipeline] = {}
+        self._replicas: set[Address] = set()  # may know the owners when all primaries are lost
         self._retired: set[Pipeline] = set()  # of nodes that own nothing any more, while their calls are answered
         self._owners: list[Pipeline | None] = [None] * SLOTS
         self._refreshing: asyncio.Task[None] | None = None
 
-    async def call(self, *command: str | int | bytes) -> Any:
-        """Calls the script at the node that has its first key. Raises as `Pipeline.call` does."""
-        slot = _slot(str(command[FIRST_KEY]).partition("}")[0])
-        pipeline = self._owners[slot]
-        if pipeline is None:
-            pipeline = await self._find_owner(slot)
+    def call(self, *command: str | int | bytes) -> Awaitable[Any]:
+        """Calls a script at the primary of its first key."""
+        return self.call_at(str(command[FIRST_KEY]), *command)
+
+    async def call_at(self, key: str, *command: str | int | bytes) -> Any:
+        """Sends the command to the primary that has the key. Raises as `Pipeline.call` does."""
+        slot = _slot(key.partition("}")[0])
+        pipeline, asking = self._owners[slot] or await self._find_owner(slot), False
         for _ in range(REDIRECTIONS):
             try:
-                return await pipeline.call(*command)
+                return await (pipeline.call_asking(*command) if asking else pipeline.call(*command))
             except ResponseError as error:
-                code, *words = str(error).split()
+                code, _, rest = str(error).partition(" ")
                 if code == "MOVED":
                     self._refresh_soon()
-                    pipeline = self._owners[slot] = self._redirect(words[1], pipeline)
+                    pipeline, asking = self._redirect(rest.split()[1], pipeline), False
+                    self._owners[slot] = pipeline
                 elif code == "ASK":
-                    return await self._redirect(words[1], pipeline).call_asking(*command)
+                    pipeline, asking = self._redirect(rest.split()[1], pipeline), True
                 elif code == "TRYAGAIN":
                     await asyncio.sleep(TRY_AGAIN_PAUSE)
                 else:
-                    if code in ("CLUSTERDOWN", "READONLY", "MASTERDOWN", "LOADING"):
+                    if code in LOST:
                         self._forget(pipeline)
                     raise
-            except (TimeoutError, RedisError, OSError):
+            except FAULTS:
                 self._forget(pipeline)
                 raise
         raise ClusterDownError("too many redirections")
+
+    async def call_anywhere(self, *command: str) -> Any:
+        """Sends the command to the primaries in turn until one answers."""
+        fault: Exception | None = None
+        for pipeline in await self._primaries():
+            try:
+                return await pipeline.call(*command)
+            except FAULTS as error:
+                self._forget(pipeline)
+                fault = error
+        raise fault or ClusterDownError("the cluster has no nodes")
+
+    async def call_everywhere(self, *command: str) -> list[Any]:
+        """The answers of all primaries."""
+        return await asyncio.gather(*(pipeline.call(*command) for pipeline in await self._primaries()))
 
     async def close(self) -> None:
         if self._refreshing is not None:
@@ -72,12 +102,35 @@ class ClusterPipeline:
 
     # -- who owns a slot -------------------------------------------------------------------------------------
 
+    async def find_address(self, key: str) -> Address:
+        """Of the primary that has the key. Raises as `call` does."""
+        slot = _slot(key.partition("}")[0])
+        return (self._owners[slot] or await self._find_owner(slot)).address
+
+    async def find_any_address(self) -> Address:
+        return (await self._primaries())[0].address
+
+    def forget_address(self, address: Address) -> None:
+        """A connection to it failed, or it is no primary any more."""
+        if (pipeline := self._pipelines.get(address)) is not None:
+            self._forget(pipeline)
+
     async def _find_owner(self, slot: int) -> Pipeline:
         await asyncio.shield(self._refresh_soon())
         pipeline = self._owners[slot]
         if pipeline is None:
             raise ClusterDownError("no node has the slot")
         return pipeline
+
+    async def _primaries(self) -> list[Pipeline]:
+        """All of them, in any order."""
+        if not any(self._owners):
+            await asyncio.shield(self._refresh_soon())
+        found = list({pipeline for pipeline in self._owners if pipeline is not None})
+        random.shuffle(found)
+        if not found:
+            raise ClusterDownError("no node has a slot")
+        return found
 
     def _forget(self, lost: Pipeline) -> None:
         """The node is lost, or no primary any more: the next calls for its slots first find out who is."""
@@ -94,12 +147,13 @@ class ClusterPipeline:
     async def _refresh(self) -> None:
         """Asks all nodes for the owners; the first answer counts. Raises the last fault if none answers."""
         fault: Exception = ClusterDownError("the cluster has no nodes")
-        asked = [asyncio.create_task(self._ask(address)) for address in {*self._pipelines, *self._seeds}]
+        addresses = {*self._pipelines, *self._seeds, *self._replicas}
+        asked = [asyncio.create_task(self._ask(address)) for address in addresses]
         try:
             for answer in asyncio.as_completed(asked):
                 try:
                     address, slots = await answer
-                except (TimeoutError, RedisError, OSError) as error:
+                except FAULTS as error:
                     fault = error
                 else:
                     return self._learn(address, slots)
@@ -109,14 +163,19 @@ class ClusterPipeline:
             await asyncio.gather(*asked, return_exceptions=True)
         raise fault
 
-    async def _ask(self, address: tuple[str, int]) -> tuple[tuple[str, int], Sequence[Any]]:
-        return address, await self._pipeline_to(address).call("CLUSTER", "SLOTS")
+    async def _ask(self, address: Address) -> tuple[Address, Sequence[Any]]:
+        slots = await self._pipeline_to(address).call("CLUSTER", "SLOTS")
+        if not slots:
+            raise ClusterDownError("the node knows no slots")
+        return address, slots
 
-    def _learn(self, asked: tuple[str, int], slots: Sequence[Any]) -> None:
+    def _learn(self, asked: Address, slots: Sequence[Any]) -> None:
         owners: list[Pipeline | None] = [None] * SLOTS
-        for first, last, primary, *_ in slots:
-            host, port = primary[0] or asked[0], int(primary[1])  # a node may not know its own host
-            owners[first : last + 1] = [self._pipeline_to((host, port))] * (last + 1 - first)
+        self._replicas = set()
+        for first, last, *nodes in slots:
+            primary, *replicas = ((_host(host, asked), int(port)) for host, port, *_ in nodes)
+            owners[first : last + 1] = [self._pipeline_to(primary)] * (last + 1 - first)
+            self._replicas.update(replicas)
         self._owners = owners
         in_use = set(owners)
         for address in [address for address, pipeline in self._pipelines.items() if pipeline not in in_use]:
@@ -126,21 +185,119 @@ class ClusterPipeline:
         self._retired = {pipeline for pipeline in self._retired if pipeline.is_open()}
 
     def _redirect(self, address: str, asked: Pipeline) -> Pipeline:
-        """To the `host:port` of a redirection; without a host it is the host of the node that was asked."""
+        """To the `host:port` of a redirection."""
         host, _, port = address.rpartition(":")
-        if not host:
-            host = next(known[0] for known, pipeline in self._pipelines.items() if pipeline is asked)
-        return self._pipeline_to((host, int(port)))
+        return self._pipeline_to((_host(host, asked.address), int(port)))
 
-    def _pipeline_to(self, address: tuple[str, int]) -> Pipeline:
+    def _pipeline_to(self, address: Address) -> Pipeline:
         pipeline = self._pipelines.get(address)
         if pipeline is None:
 
-            async def find() -> tuple[str, int]:
+            async def find() -> Address:
                 return address
 
             pipeline = self._pipelines[address] = Pipeline(self._url, self._timeout, find)
+            pipeline.address = address
         return pipeline
+
+
+class ClusterClient(AsyncCoreCommands):
+    """redis-py's commands, each sent to the primary of its first key; those without a key to any."""
+
+    _event_dispatcher = EventDispatcher()  # redis-py asks for one
+
+    def __init__(self, pipeline: ClusterPipeline) -> None:
+        self._pipeline = pipeline
+        self._parsers = Redis(protocol=2).response_callbacks
+
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        name, *rest = args
+        call = (
+            self._pipeline.call_at(str(rest[0]), *name.split(), *rest) if rest else self._pipeline.call_anywhere(name)
+        )
+        return self.parse(name, await call, **options)
+
+    def parse(self, name: str, answer: Any, **options: Any) -> Any:
+        options.pop("keys", None)  # for redis-py's cache
+        return self._parsers[name](answer, **options) if name in self._parsers else answer
+
+    def pipeline(self, transaction: bool = True) -> _Batch:
+        """The commands run in their order where they concern one node, but other clients' may run in between."""
+        return _Batch(self)
+
+    async def aclose(self) -> None:
+        """The connections belong to the pipeline."""
+
+
+class _Batch(AsyncCoreCommands):
+    """Commands that are sent together."""
+
+    _event_dispatcher = EventDispatcher()
+
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
+        self._commands: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def execute_command(self, *args: Any, **options: Any) -> Self:
+        self._commands.append((args, options))
+        return self
+
+    async def execute(self, raise_on_error: bool = True) -> list[Any]:
+        commands, self._commands = self._commands, []
+        calls = (self._client.execute_command(*args, **options) for args, options in commands)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and raise_on_error:
+                raise answer
+        return answers
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._commands.clear()
+
+
+class BlockingReads:
+    """Reads of streams that wait for entries: each has a connection to its primary for itself."""
+
+    def __init__(self, pipeline: ClusterPipeline, connect: Callable[[Address], Any]) -> None:
+        """`connect` makes redis-py's client of one node."""
+        self._pipeline, self._connect = pipeline, connect
+        self._clients: dict[Address, Any] = {}
+
+    async def xreadgroup(self, group: str, consumer: str, streams: dict[str, str], **options: Any) -> Any:
+        address = await self._pipeline.find_address(next(iter(streams)))
+        try:
+            return await self._client(address).xreadgroup(group, consumer, streams, **options)
+        except MovedError:
+            self._pipeline.forget_address(address)
+            raise
+        except AskError as error:  # the slot is moving, and the stream has moved
+            async with self._client((error.host or address[0], error.port)).client() as one:
+                await one.execute_command("ASKING")
+                return await one.xreadgroup(group, consumer, streams, **options)
+        except ResponseError as error:
+            if not str(error).startswith("NOGROUP"):
+                self._pipeline.forget_address(address)
+            raise
+        except FAULTS:
+            self._pipeline.forget_address(address)
+            raise
+
+    def _client(self, address: Address) -> Any:
+        if address not in self._clients:
+            self._clients[address] = self._connect(address)
+        return self._clients[address]
+
+    async def aclose(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()
+
+
+def _host(host: str | None, asked: Address) -> str:
+    """A node that does not know a host names none; it is the host of the node that was asked."""
+    return asked[0] if host in (None, "", "?") else host
 
 
 @lru_cache(maxsize=4096)

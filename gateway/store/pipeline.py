@@ -15,12 +15,28 @@ from typing import Any
 
 import hiredis
 from redis.asyncio.connection import parse_url
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import ResponseError
 
 MAX_PENDING_CALLS = 20_000
 CHECK_INTERVAL = 0.25  # seconds
-NOT_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING")  # errors of a server that cannot take writes now
+# redis-py's classes for the codes that callers tell apart. Their text keeps the code.
+ERRORS: dict[str, type[RedisError]] = {
+    "CLUSTERDOWN": ClusterDownError,
+    "MASTERDOWN": MasterDownError,
+    "NOSCRIPT": NoScriptError,
+    "OOM": OutOfMemoryError,
+    "READONLY": ReadOnlyError,
+}
+NOT_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING")  # codes of a server that cannot take writes now
 
 
 class _Connection(asyncio.Protocol):
@@ -82,8 +98,9 @@ class _Connection(asyncio.Protocol):
                 if answer.done():  # the caller was cancelled
                     continue
                 if isinstance(reply, hiredis.ReplyError):
-                    answer.set_exception(ResponseError(str(reply)))
-                    if str(reply).startswith(NOT_PRIMARY):
+                    code = str(reply).partition(" ")[0]
+                    answer.set_exception(ERRORS.get(code, ResponseError)(str(reply).removeprefix("ERR ")))
+                    if code in NOT_PRIMARY:
                         self.close()  # the address may lead to the new primary by now
                 else:
                     answer.set_result(reply)
@@ -104,6 +121,8 @@ Find = Callable[[], Awaitable[tuple[str, int]]]
 
 
 class Pipeline:
+    address: tuple[str, int]  # of a node of a cluster
+
     def __init__(self, url: str, timeout: float, find: Find | None = None) -> None:
         """`timeout`: seconds to connect, and seconds without any answer while calls are pending.
 

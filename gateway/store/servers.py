@@ -15,17 +15,20 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
-from redis.asyncio import Redis, RedisCluster
-from redis.asyncio.cluster import ClusterNode
+from redis.asyncio import Redis
 from redis.asyncio.connection import ConnectionPool, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.settings import REDIS_SCHEMES
 
 CLUSTER_PORT, SENTINEL_PORT = 6379, 26379
+
+# Of maintenance, which only Redis's paid versions send: the others log a refusal for each connection.
+NO_NOTIFICATIONS = MaintNotificationsConfig(enabled=False)
 
 # Errors of a server that takes no writes. Without retries, naming them as worth one only closes the connection: its
 # address may lead to a new primary by now.
@@ -58,7 +61,9 @@ class RedisServers(msgspec.Struct, frozen=True):
     def client(
         self, timeout: float | None, connect_timeout: float, connections: int, sentinel: Sentinel | None = None
     ) -> Any:
-        """A client without retries: a command whose answer was lost may have run, and its caller must know.
+        """A client of the server, or of the primary that the Sentinels name.
+
+        It has no retries: a command whose answer was lost may have run, and its caller must know.
 
         `sentinel` is what `sentinel()` returned, for several clients to share.
         """
@@ -68,23 +73,24 @@ class RedisServers(msgspec.Struct, frozen=True):
             "socket_timeout": timeout,
             "socket_connect_timeout": connect_timeout,
             "retry": Retry(NoBackoff(), 0),
+            "maint_notifications_config": NO_NOTIFICATIONS,
         }
-        if self.kind == "cluster":
-            nodes = [ClusterNode(node.host, node.port) for node in self.nodes]
-            return RedisCluster(startup_nodes=nodes, **_without_db(self.options), **options)
         options |= {"max_connections": connections, "retry_on_error": NOT_PRIMARY}
         if sentinel is not None:
             return sentinel.master_for(self.service, **self.options, **options)
         return Redis.from_url(self.url, **options)
 
     def node_client(self, host: str, port: int, connect_timeout: float) -> Any:
-        """A client of one node of the cluster, without a deadline for commands."""
+        """A client of one node of the cluster, without a deadline for commands and without retries."""
         return Redis(
             host=host,
             port=port,
             decode_responses=True,
+            encoding_errors="replace",
             socket_timeout=None,
             socket_connect_timeout=connect_timeout,
+            retry=Retry(NoBackoff(), 0),
+            maint_notifications_config=NO_NOTIFICATIONS,
             **_without_db(self.options),
         )
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from gateway.store import scripts
-from gateway.store.client import ATTEMPT, Redis, ResponseError, Store
+from gateway.store.client import ATTEMPT, Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy

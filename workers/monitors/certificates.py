@@ -74,7 +74,7 @@ class Certificates:
         When several workers start at once, all but the first find nothing to move.
         """
         soon = int(min(AFTER_START, self._settings.certificate_interval) * 1000)
-        client = self._store.client
+        client, waiting = self._store.client, False
         for tag in keys.partition_tags():
             while True:
                 end_if_cancelled()
@@ -88,7 +88,9 @@ class Certificates:
                             break
                         await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
                 except BackboneUnavailable as error:
-                    logger.warning("certificates.waiting", partition=tag, error=type(error.__cause__).__name__)
+                    if not waiting:
+                        logger.warning("certificates.waiting", partition=tag, error=type(error.__cause__).__name__)
+                    waiting = True
                     await asyncio.sleep(1.0)
 
     @staticmethod

@@ -29,13 +29,15 @@ async def keep_settling_leases(store: Store) -> None:
 
 async def settle_overdue(store: Store) -> int:
     """Settles what is overdue in every partition. Returns the number of reservations that it ended."""
-    ended = 0
+    ended, postponed = 0, False
     for tag in keys.partition_tags():
         try:
             for reservation in await scripts.overdue(store, tag, BATCH):
                 ended += await _settle(store, tag, reservation)
         except BackboneUnavailable as error:  # the other partitions may be on another node
-            logger.warning("leases.postponed", partition=tag, error=type(error.__cause__).__name__)
+            if not postponed:
+                logger.warning("leases.postponed", partition=tag, error=type(error.__cause__).__name__)
+            postponed = True
     return ended
 
 

@@ -77,12 +77,12 @@ class Rounds:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        tags = keys.partition_tags()
+        tags, postponed = keys.partition_tags(), False
         first = random.randrange(len(tags))  # noqa: S311 -- workers start at different partitions
         try:
             while True:
                 end_if_cancelled()
-                claimed = 0
+                claimed, failing, postponed = 0, postponed, False
                 for tag in tags[first:] + tags[:first]:
                     while len(self._running) >= self._at_a_time:
                         await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +90,9 @@ class Rounds:
                         with backbone():
                             claimed += await self._claim_due(tag, min(BATCH, self._at_a_time - len(self._running)))
                     except BackboneUnavailable as error:  # the other partitions may be on another node
-                        logger.warning("round.postponed", due=self._due(tag), error=type(error.__cause__).__name__)
+                        if not failing:  # one line per outage
+                            logger.warning("round.postponed", due=self._due(tag), error=type(error.__cause__).__name__)
+                        failing = postponed = True
                 if not claimed:
                     await asyncio.sleep(min(PAUSE, self._interval / 10))
         finally:

@@ -91,8 +91,10 @@ async def test_a_full_redis_takes_no_event(store: Store, expired: bool) -> None:
 
 
 async def set_memory_limit(store: Store, limit: str) -> None:
-    everywhere = {"target_nodes": "all"} if store.cluster else {}
-    await store.client.config_set("maxmemory", limit, **everywhere)
+    if store._commands is None:
+        await store.client.config_set("maxmemory", limit)
+    else:
+        await store._commands.call_everywhere("CONFIG", "SET", "maxmemory", limit)
 
 
 async def test_who_stores_most(store: Store) -> None:

@@ -15,9 +15,6 @@ from gateway.store.keys import partition_tags
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, ReplicatedCluster, free_port, replicated_cluster
 
-# redis-py's cluster client leaves connections to nodes that went away to the garbage collector, which warns of them.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture(params=BINARIES, scope="module")
 def whole(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
