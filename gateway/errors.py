@@ -144,6 +144,12 @@ class BackboneRefused(BackboneUnavailable):
     """Redis answered with an error, so it has changed nothing."""
 
 
+class NotReplicated(BackboneUnavailable):
+    """A reservation was made, but too few replicas have it. The caller releases it."""
+
+    message = "Too few replicas of the service's store answer; nothing was sent or charged. Try again shortly."
+
+
 class Unauthorized(ServiceError):
     status, code = 401, "UNAUTHORIZED"
     message = "Send a valid credential as 'Authorization: Bearer <key>'."

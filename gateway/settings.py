@@ -41,6 +41,7 @@ class ProviderTimeouts(msgspec.Struct, frozen=True):
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str = "redis://localhost:6379/0"
+    redis_wait: int = 0  # replicas that must have a reservation before its request goes on
     base_url: str = "http://localhost:8000"  # {base_url}: the public address of inference and the API
     api_url: str = ""  # {api_url}: the address in deploy hook URLs; empty: the base URL
     apps_domain: str = "apps.localhost"  # {apps_domain}
@@ -257,6 +258,7 @@ def _readable(text: str) -> str:
 _BY_TYPE: dict[Any, Callable[[str], Any]] = {bool: _switch, int: _whole, float: _seconds}
 _READERS: dict[str, Callable[[str], Any]] = {
     "redis_url": _redis_url,
+    "redis_wait": _zero_or(_whole, 0),
     "base_url": _url,
     "api_url": _url,
     "apps_domain": _domain,

@@ -4,23 +4,49 @@
 -- settlement after a release changes nothing. The money counts for the day of the reservation. A release is a settlement
 -- at 0.
 --
--- KEYS[1]  hash    the partition's reservations: id -> "<account> <day> <nano-euro>"
--- KEYS[2]  zset    their leases
--- KEYS[3]  prefix  of the spend hashes, `…:spend`; account and day are appended here, in the same slot
--- ARGV     reservation id, cost (nano-euro, or 'bound')
+-- A failover may lose the record of a reservation that a gateway was granted. Its settlement therefore carries what the
+-- record held, and is booked without the record. A tombstone tells a reservation that was lost from one that has ended: it
+-- is written with every settlement and outlives the time in which a settlement is booked without a record, which both
+-- count from the end of the lease.
 --
--- Returns  nano-euro settled, or -1 when the reservation had ended before. Never more than was reserved.
+-- The first write is a HDEL, which Redis takes when its memory is full. After a script's first write it takes any.
+--
+-- KEYS[1]  hash    the partition's reservations: id -> "<account> <day> <nano-euro>"
+-- KEYS[2]  zset    their leases: id scored by the end of its lease, milliseconds
+-- KEYS[3]  prefix  of the spend hashes, `…:spend`; account and day are appended here, in the same slot
+-- KEYS[4]  string  the tombstone: the nano-euro settled
+-- ARGV     reservation id, cost (nano-euro, or 'bound'); from a gateway that knows them also account, day, bound, end of
+--          the lease (milliseconds)
+--
+-- Returns  {outcome, nano-euro settled}; never more than was reserved. The outcome is 'settled', 'recovered' where the
+--          record was lost, 'ended' where the reservation had ended before, or 'unknown'; the last two write nothing
+
+local GRACE = 600000   -- milliseconds after the end of a lease in which a settlement is booked without a record
+local MARGIN = 60000   -- milliseconds by which a tombstone outlives that: clocks of a primary and its replica differ
 
 local record = redis.call('HGET', KEYS[1], ARGV[1])
-if not record then return -1 end
-local account, day, reserved = string.match(record, '^(%S+) (%S+) (%d+)$')
+local account, day, reserved, lease_end, outcome
+if record then
+  account, day, reserved = string.match(record, '^(%S+) (%S+) (%d+)$')
+  lease_end, outcome = redis.call('ZSCORE', KEYS[2], ARGV[1]), 'settled'
+else
+  if redis.call('EXISTS', KEYS[4]) == 1 then return {'ended', 0} end
+  account, day, reserved, lease_end, outcome = ARGV[3], ARGV[4], ARGV[5], ARGV[6], 'recovered'
+end
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local latest = tonumber(lease_end or now) + GRACE
+if not record and (not account or now >= latest) then return {'unknown', 0} end
+
 local cost = ARGV[2]
 if cost == 'bound' or tonumber(cost) > tonumber(reserved) then cost = reserved end
 local spend = KEYS[3] .. ':' .. account .. ':' .. day
 
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
-redis.call('HINCRBY', spend, 'reserved', '-' .. reserved)
+if record then redis.call('HINCRBY', spend, 'reserved', '-' .. reserved) end
 redis.call('HINCRBY', spend, 'settled', cost)
 redis.call('EXPIRE', spend, 3024000)
-return tonumber(cost)
+redis.call('SET', KEYS[4], cost, 'PX', string.format('%.0f', math.max(latest - now, 0) + MARGIN))
+return {outcome, tonumber(cost)}

@@ -3,6 +3,7 @@
 Each is one script and one round trip. A settlement is idempotent by its reservation's id, so whatever makes it fail
 (Redis is away, the request was cancelled, an answer was lost) hands it to a queue that repeats it until it is written.
 One that is never written stays reserved at its bound until its lease ends; then the monitors worker settles it in full.
+A settlement carries the reservation's record, so that one that a failover lost is booked too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from gateway.errors import (
     AppRateLimited,
     BackboneUnavailable,
     Headers,
+    NotReplicated,
     ServiceError,
     SpendCapReached,
     UserRateLimited,
@@ -28,7 +30,7 @@ from gateway.ids import request_id
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import Store
-from gateway.store.scripts import Decision, Window
+from gateway.store.scripts import Decision, ReservationRecord, Settlement, Window
 from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
@@ -47,6 +49,7 @@ class Reservation(msgspec.Struct, frozen=True):
     id: str
     account: str
     bound: int  # nano-euro
+    record: ReservationRecord | None = None  # None if its admission was not answered
 
 
 class Admitted(msgspec.Struct, frozen=True):
@@ -121,6 +124,10 @@ class Admission:
                 lease=self._lease,
                 deadline=self._clock.at(sent + IN_TIME),
             )
+        except NotReplicated:
+            self._settle_later(Unwritten(reservation, 0))
+            logger.error("admission.failed", error="too few replicas")
+            raise
         except BaseException as error:
             # The script may have run and only its answer been lost, or it may yet run, in time.
             if reservation.bound:
@@ -133,9 +140,14 @@ class Admission:
         headers = self._rate_headers(decision)
         if decision.verdict == "ok":
             self._metrics.reserved(reservation.bound)
-            return Admitted(reservation if reservation.bound else None, headers)
+            return Admitted(self._granted(reservation, decision) if reservation.bound else None, headers)
         self._metrics.refused(decision.verdict)
         raise self._refusal(decision, reservation.bound, cap, headers)
+
+    def _granted(self, reservation: Reservation, decision: Decision) -> Reservation:
+        account, bound = reservation.account, reservation.bound
+        record = ReservationRecord(account, decision.day, bound, decision.now + self._lease)
+        return Reservation(reservation.id, account, bound, record)
 
     def _rate_headers(self, decision: Decision) -> Headers:
         limits, app, user = self._limits, decision.app, decision.user
@@ -170,10 +182,7 @@ class Admission:
         Returns when the settlement is written, or when the first attempt failed and the queue has it.
         """
         try:
-            if await self._write(reservation, cost) is None:
-                # It had not ended: a failover lost it, or its lease was over before the request was.
-                self._metrics.lost_reservations.inc()
-                logger.error("settlement.lost", reservation=reservation.id, nano_euro=cost)
+            await self._write(reservation, cost)
         except BackboneUnavailable as error:
             logger.error("settlement.postponed", reservation=reservation.id, error=type(error.__cause__).__name__)
             self._settle_later(Unwritten(reservation, cost))
@@ -181,10 +190,16 @@ class Admission:
             self._settle_later(Unwritten(reservation, cost))
             raise
 
-    async def _write(self, reservation: Reservation, cost: int) -> int | None:
-        settled = await scripts.settle(self._store, keys.tag(reservation.account), reservation.id, cost)
-        self._metrics.settled(settled or 0)
-        return settled
+    async def _write(self, reservation: Reservation, cost: int) -> Settlement:
+        tag = keys.tag(reservation.account)
+        settlement = await scripts.settle(self._store, tag, reservation.id, cost, reservation.record)
+        self._metrics.settled(settlement.nano_euro)
+        # Without a record the admission was not answered: most likely it never arrived.
+        if reservation.record is not None and settlement.outcome in ("recovered", "unknown"):
+            self._metrics.lost_reservations.inc()
+            event = "settlement.recovered" if settlement.outcome == "recovered" else "settlement.lost"
+            logger.error(event, reservation=reservation.id, nano_euro=cost)
+        return settlement
 
     def _settle_later(self, unwritten: Unwritten) -> None:
         # The first settlement of a reservation counts, as it does in Redis.

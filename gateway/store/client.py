@@ -20,6 +20,7 @@ from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.store import keys, servers
 from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
 from gateway.store.pipeline import Pipeline
+from gateway.store.replication import make_pipeline
 
 logger = structlog.get_logger()
 
@@ -84,13 +85,15 @@ class Script:
 class Store:
     """One client for every command, and separate connections for reads that block (subscriptions, streams)."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, *, replicas: int = 0) -> None:
+        """`replicas`: that must have a reservation."""
+        self.url, self.replicas = url, replicas
         self._servers = servers.parse(url)
         self.cluster = self._servers.kind == "cluster"
         self._sentinel = self._servers.sentinel(ATTEMPT)
         # For scripts. In a cluster, other commands have connections of their own too: long answers delay no script.
         self._pipeline = self._make_pipeline()
+        self._replicated = self._make_pipeline(replicas) if replicas else self._pipeline
         self._commands = self._make_cluster_pipeline() if self.cluster else None
         self.client: Any
         if self._commands is not None:
@@ -98,28 +101,34 @@ class Store:
         else:
             self.client = self._servers.client(ATTEMPT, ATTEMPT, 1024, self._sentinel)
 
-    def _make_pipeline(self) -> Pipeline | ClusterPipeline:
+    def _make_pipeline(self, replicas: int = 0) -> Pipeline | ClusterPipeline:
         url, sentinel = self._servers.url, self._sentinel
         if self.cluster:
-            return self._make_cluster_pipeline()
+            return self._make_cluster_pipeline(replicas)
         if sentinel is None:
-            return Pipeline(url, ATTEMPT)
+            return make_pipeline(url, ATTEMPT, None, replicas)
 
         async def find() -> tuple[str, int]:
             with backbone():
                 address: tuple[str, int] = await sentinel.discover_master(self._servers.service)
                 return address
 
-        return Pipeline(url, ATTEMPT, find)
+        return make_pipeline(url, ATTEMPT, find, replicas)
 
-    def _make_cluster_pipeline(self) -> ClusterPipeline:
-        return ClusterPipeline(self._servers.url, self._servers.nodes, ATTEMPT)
+    def _make_cluster_pipeline(self, replicas: int = 0) -> ClusterPipeline:
+        return ClusterPipeline(self._servers.url, self._servers.nodes, ATTEMPT, replicas=replicas)
 
-    async def run_script(self, script: Script, script_keys: Sequence[str], *args: str | int) -> Any:
-        """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused."""
+    async def run_script(
+        self, script: Script, script_keys: Sequence[str], *args: str | int, replicated: bool = False
+    ) -> Any:
+        """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused.
+
+        With `replicated`, returns `Replicated`, after `replicas` have what was written, or after half a second.
+        """
         rest = (len(script_keys), *script_keys, *args)
+        pipeline = self._replicated if replicated else self._pipeline
         try:  # what `backbone` does, without its cost: each request to a model runs two scripts
-            return await self._pipeline.call("EVALSHA", script.sha, *rest)
+            return await pipeline.call("EVALSHA", script.sha, *rest)
         except NoScriptError:
             pass
         except ResponseError as error:
@@ -127,7 +136,7 @@ class Store:
         except _FAULTS as error:
             raise BackboneUnavailable from error
         with backbone():
-            return await self._pipeline.call("EVAL", script.source, *rest)
+            return await pipeline.call("EVAL", script.source, *rest)
 
     def blocking_client(self) -> Any:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""
@@ -182,6 +191,7 @@ class Store:
 
     async def close(self) -> None:
         await self._pipeline.close()
+        await self._replicated.close()
         if self._commands is not None:
             await self._commands.close()
         await self.client.aclose()

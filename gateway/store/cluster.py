@@ -27,6 +27,7 @@ from redis.event import EventDispatcher
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError
 
 from gateway.store.pipeline import NOT_PRIMARY, Pipeline
+from gateway.store.replication import make_pipeline
 
 SLOTS = 16_384
 REDIRECTIONS = 8
@@ -39,9 +40,12 @@ Address = tuple[str, int]
 
 
 class ClusterPipeline:
-    def __init__(self, url: str, seeds: Sequence[Address], timeout: float) -> None:
-        """`url` holds what all nodes share; `timeout` is in seconds, as for a `Pipeline`."""
-        self._url, self._seeds, self._timeout = url, seeds, timeout
+    def __init__(self, url: str, seeds: Sequence[Address], timeout: float, *, replicas: int = 0) -> None:
+        """`url` holds what all nodes share; `timeout` is in seconds, as for a `Pipeline`.
+
+        With `replicas`, scripts answer as those of a `ReplicatedPipeline`.
+        """
+        self._url, self._seeds, self._timeout, self._wait = url, seeds, timeout, replicas
         self._pipelines: dict[Address, Pipeline] = {}
         self._replicas: set[Address] = set()  # may know the owners when all primaries are lost
         self._retired: set[Pipeline] = set()  # of nodes that own nothing any more, while their calls are answered
@@ -196,7 +200,7 @@ class ClusterPipeline:
             async def find() -> Address:
                 return address
 
-            pipeline = self._pipelines[address] = Pipeline(self._url, self._timeout, find)
+            pipeline = self._pipelines[address] = make_pipeline(self._url, self._timeout, find, self._wait)
             pipeline.address = address
         return pipeline
 

@@ -27,6 +27,7 @@
 | `{pNN}:spend:<account>:<day>` | hash | `settled` and `reserved` nano-euro of a UTC day | 35 days |
 | `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro>` | each when settled |
 | `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
+| `{pNN}:settled:<reservation>` | string | tombstone of a reservation: nano-euro settled | 11 min after its lease |
 | `{pNN}:usage:<account>:<hour>` | hash | `requests`, `refused`, `inputTokens` and `outputTokens` of an hour | 48 h |
 | `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
 | `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
@@ -151,6 +152,10 @@ def events_window_key(account_id: str) -> str:
 def reservation_keys(tag: str) -> list[str]:
     """Reservations, their leases."""
     return [f"{tag}:reservations", f"{tag}:leases"]
+
+
+def settled_key(tag: str, reservation: str) -> str:
+    return f"{tag}:settled:{reservation}"
 
 
 def spend_prefix(tag: str) -> str:

@@ -148,11 +148,13 @@ class Pipeline:
 
     async def call_asking(self, *command: str | int | bytes) -> Any:
         """`call` for a slot that is moving to this node of a cluster: right after ASKING."""
-        connection = self._connection
-        if connection is None or connection.closed:
-            connection = await self._reconnect()
+        connection = await self._connected()
         _, answer = await asyncio.gather(connection.call(pack(("ASKING",))), connection.call(pack(command)))
         return answer
+
+    async def _connected(self) -> _Connection:
+        connection = self._connection
+        return await self._reconnect() if connection is None or connection.closed else connection
 
     async def _reconnect(self) -> _Connection:
         if self._connecting is None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.errors import NotReplicated
 from gateway.store import keys
 from gateway.store.client import Script, Store
 
@@ -109,6 +110,7 @@ class Window(msgspec.Struct, frozen=True, gc=False):
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
     verdict: Literal["ok", "app", "user", "cap", "late"]
+    day: str  # UTC, by Redis's clock
     app: Window
     user: Window
     now: int  # Redis's clock, milliseconds
@@ -133,38 +135,47 @@ async def admit(
 
     Limits are requests in 60 seconds, `bound` and `cap` nano-euro (a bound of 0 reserves nothing), `lease` is in
     milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none) takes nothing.
+    Raises NotReplicated if too few replicas have the reservation.
     """
-    tag = keys.tag(account)
-    reply = await store.run_script(
-        _ADMIT,
-        [
-            keys.app_window_key(tag, app),
-            keys.user_window_key(tag, app, user),
-            keys.account_spend_prefix(account),
-            *keys.reservation_keys(tag),
-        ],
-        app_limit,
-        user_limit,
-        bound,
-        cap,
-        reservation,
-        account,
-        lease,
-        deadline,
-    )
-    verdict, _, app_count, app_frees, user_count, user_frees, now, settled = reply
+    tag, replicated = keys.tag(account), bound > 0 and store.replicas > 0
+    windows = (keys.app_window_key(tag, app), keys.user_window_key(tag, app, user))
+    script_keys = [*windows, keys.account_spend_prefix(account), *keys.reservation_keys(tag)]
+    args = (app_limit, user_limit, bound, cap, reservation, account, lease, deadline)
+    reply = await store.run_script(_ADMIT, script_keys, *args, replicated=replicated)
+    if replicated:
+        reply, replicas = reply
+        if replicas < store.replicas and reply[0] == "ok":
+            raise NotReplicated
+    verdict, day, app_count, app_frees, user_count, user_frees, now, settled = reply
     app_window, user_window = Window(app_count, int(app_frees)), Window(user_count, int(user_frees))
-    return Decision(verdict, app_window, user_window, int(now), int(settled))
+    return Decision(verdict, day, app_window, user_window, int(now), int(settled))
 
 
-async def settle(store: Store, tag: str, reservation: str, cost: int | None) -> int | None:
+class ReservationRecord(msgspec.Struct, frozen=True, gc=False):
+    """What Redis knows of a reservation, so that a settlement can be booked if a failover lost it."""
+
+    account: str
+    day: str
+    bound: int  # nano-euro
+    lease_end: int  # Redis's clock, milliseconds
+
+
+class Settlement(msgspec.Struct, frozen=True, gc=False):
+    outcome: Literal["settled", "recovered", "ended", "unknown"]
+    nano_euro: int  # that this call booked
+
+
+async def settle(
+    store: Store, tag: str, reservation: str, cost: int | None, record: ReservationRecord | None = None
+) -> Settlement:
     """Ends a reservation of the partition `tag` at `cost` nano-euro, at most its bound; None means the bound.
 
-    Returns the nano-euro settled, or None if the reservation had ended before. It may be repeated.
+    It may be repeated. If Redis has lost the reservation, `record` is what it is booked by.
     """
-    script_keys = [*keys.reservation_keys(tag), keys.spend_prefix(tag)]
-    settled = int(await store.run_script(_SETTLE, script_keys, reservation, "bound" if cost is None else cost))
-    return None if settled < 0 else settled
+    script_keys = [*keys.reservation_keys(tag), keys.spend_prefix(tag), keys.settled_key(tag, reservation)]
+    known = () if record is None else (record.account, record.day, record.bound, record.lease_end)
+    amount = "bound" if cost is None else cost
+    return Settlement(*await store.run_script(_SETTLE, script_keys, reservation, amount, *known))
 
 
 async def overdue(store: Store, tag: str, limit: int) -> list[str]:

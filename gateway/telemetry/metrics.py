@@ -69,7 +69,7 @@ class Metrics:
         )
         self.lost_reservations = Counter(
             "gateway_reservations_lost",
-            "Settlements whose reservation Redis did not have: a failover lost it, or its lease was over",
+            "Settlements whose reservation a failover lost",
             registry=registry,
         )
         self.anomalies = Counter(

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BAD = {
     "GATEWAY_REDIS_URL": "ftp://localhost",
+    "GATEWAY_REDIS_WAIT": "-1",
     "GATEWAY_INFERENCE": "maybe",
     "GATEWAY_PROCESSING_APPROVED": "perhaps",
     "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "sometimes",

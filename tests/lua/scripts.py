@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from gateway.store.client import Script
+from gateway.store.scripts import ReservationRecord
 
 CLOCK = "test:clock"
 READING = "redis.call('TIME')"
@@ -69,7 +70,7 @@ class Scripts:
         self.client = client
         self._admit = client.register_script(on_test_clock("admit"))
         self._overdue = client.register_script(on_test_clock("overdue"))
-        self._settle = client.register_script(Script("settle").source)
+        self._settle = client.register_script(on_test_clock("settle"))
 
     def set_clock(self, clock: int) -> None:
         set_clock(self.client, clock)
@@ -98,9 +99,16 @@ class Scripts:
         return Reply(verdict.decode(), day.decode(), *map(int, numbers))
 
     def settle(self, reservation: str, cost: int) -> int:
-        """A negative cost stands for the bound."""
-        keys = [f"{TAG}:reservations", f"{TAG}:leases", f"{TAG}:spend"]
-        return self._settle(keys, [reservation, "bound" if cost < 0 else cost])
+        """What was booked, or -1 for nothing. A negative cost stands for the bound."""
+        outcome, booked = self.end(reservation, cost)
+        return booked if outcome in ("settled", "recovered") else -1
+
+    def end(self, reservation: str, cost: int, record: ReservationRecord | None = None) -> tuple[str, int]:
+        """The settlement's outcome, and what it booked."""
+        keys = [f"{TAG}:reservations", f"{TAG}:leases", f"{TAG}:spend", f"{TAG}:settled:{reservation}"]
+        known = [] if record is None else [record.account, record.day, record.bound, record.lease_end]
+        outcome, booked = self._settle(keys, [reservation, "bound" if cost < 0 else cost, *known])
+        return outcome.decode(), booked
 
     def overdue(self, at_most: int = 500) -> list[str]:
         return [each.decode() for each in self._overdue([f"{TAG}:leases"], [at_most])]

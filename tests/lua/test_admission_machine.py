@@ -163,6 +163,8 @@ class Admissions(RuleBasedStateMachine):
             assert key.count("{") == key.count("}") == 1
             if key in (f"{TAG}:reservations", f"{TAG}:leases"):
                 assert expiry == -1
+            elif ":settled:" in key:
+                assert expiry > 0
             else:
                 assert 0 < expiry <= (60 if ":window:" in key else 35 * 86_400)
 

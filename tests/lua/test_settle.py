@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.store.scripts import ReservationRecord
 from tests.lua.scripts import TAG, Scripts, at
 
 DAY = "2026-11-21"
@@ -63,3 +64,53 @@ def test_a_day_is_kept_for_five_weeks_after_its_last_settlement(client: Any, scr
     client.expire(f"{TAG}:spend:acc:{DAY}", 10)
     scripts.settle("r", 1)
     assert 34 * 86_400 < client.ttl(f"{TAG}:spend:acc:{DAY}") <= 35 * 86_400
+
+
+NOON = at(f"{DAY}T12:00:00") // 1000
+RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000)
+
+
+@pytest.mark.parametrize(("cost", "booked"), [(0, 0), (40, 40), (100, 100), (101, 100), (-1, 100)])
+def test_a_lost_reservation_is_booked_by_its_record(scripts: Scripts, cost: int, booked: int) -> None:
+    assert scripts.end("r", cost, RECORD) == ("recovered", booked)
+    assert scripts.end("r", cost, RECORD) == ("ended", 0)
+    assert scripts.end("r", -1) == ("ended", 0)
+    assert scripts.spend(DAY) == (booked, 0)
+
+
+def test_a_lost_reservation_is_booked_on_its_own_day(scripts: Scripts) -> None:
+    scripts.set_clock(at("2026-11-22T00:00:01"))
+    midnight = at("2026-11-22T00:00:00") // 1000
+    assert scripts.end("r", 40, ReservationRecord("acc", DAY, 100, midnight + 300_000))[0] == "recovered"
+    assert scripts.spends() == {("acc", DAY): (40, 0)}
+
+
+@pytest.mark.parametrize("first", [40, -1])
+def test_a_settlement_after_the_end_books_nothing(scripts: Scripts, first: int) -> None:
+    """A repetition after a lost answer, and a gateway that comes after a monitors worker settled at the bound."""
+    scripts.admit(100, reservation="r")
+    assert scripts.end("r", first)[0] == "settled"
+    assert scripts.end("r", 7, RECORD) == ("ended", 0)
+    assert scripts.spend(DAY) == (100 if first < 0 else first, 0)
+
+
+def test_a_record_counts_no_longer_than_the_tombstone(client: Any, scripts: Scripts) -> None:
+    scripts.end("r", 40, RECORD)
+    tombstone = f"{TAG}:settled:r"
+    lives = client.pttl(tombstone)
+    counts = RECORD.lease_end + 600_000 - NOON
+    assert counts < lives <= counts + 60_000
+    client.delete(tombstone)  # as Redis does at that time
+    scripts.set_clock((NOON + counts) * 1000)
+    assert scripts.end("r", 40, RECORD) == ("unknown", 0)
+    scripts.set_clock((NOON + counts) * 1000 - 1)
+    assert scripts.end("r", 40, RECORD) == ("recovered", 40)
+
+
+@pytest.mark.parametrize("late", [0, 3_600_000])
+def test_the_tombstone_of_a_monitors_worker_outlives_the_gateway(client: Any, scripts: Scripts, late: int) -> None:
+    scripts.admit(100, reservation="r")
+    scripts.set_clock((RECORD.lease_end + late) * 1000)
+    scripts.end("r", -1)
+    counts = max(600_000 - late, 0)
+    assert counts < client.pttl(f"{TAG}:settled:r") <= counts + 60_000

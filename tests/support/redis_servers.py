@@ -160,6 +160,15 @@ def _is_in_sync(replica: RedisServer) -> bool:
         return client.info("replication").get("master_link_status") == "up"
 
 
+def acknowledges(primary: RedisServer) -> bool:
+    """Whether a replica of the primary tells it within a second what it has received."""
+    with primary.client() as client:
+        if not client.info("replication")["connected_slaves"]:  # without one, there is nothing to acknowledge
+            return False
+        client.publish("replicated", "")
+        return bool(client.wait(1, 1000))
+
+
 class ReplicatedCluster:
     """Three primaries and their replicas, in this order."""
 

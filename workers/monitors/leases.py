@@ -43,10 +43,10 @@ async def settle_overdue(store: Store) -> int:
 
 async def _settle(store: Store, tag: str, reservation: str) -> bool:
     try:
-        settled = await scripts.settle(store, tag, reservation, None)
+        settlement = await scripts.settle(store, tag, reservation, None)
     except BackboneRefused as error:  # a broken record must not keep the others from being settled
         logger.error("lease.broken", reservation=reservation, error=str(error.__cause__))
         return False
-    if settled is not None:
-        logger.warning("lease.over", reservation=reservation, nano_euro=settled)
-    return settled is not None
+    if settlement.outcome == "settled":
+        logger.warning("lease.over", reservation=reservation, nano_euro=settlement.nano_euro)
+    return settlement.outcome == "settled"

@@ -30,9 +30,9 @@ def an_app(name: str = "shop", owner: str = "acc_one") -> App:
 class Desk:
     """One gateway's admission, with the work that runs beside it."""
 
-    def __init__(self, url: str, limits: tuple[int, int]) -> None:
+    def __init__(self, url: str, limits: tuple[int, int], replicas: int = 0) -> None:
         self.metrics = Metrics()
-        self.store = Store(url)
+        self.store = Store(url, replicas=replicas)
         settings = Settings(redis_url=url, rate_limits=RateLimits(*limits))
         self.admission = Admission(settings, self.store, self.metrics)
 
@@ -57,8 +57,8 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk(url: str, limits: tuple[int, int] = (10_000, 10_000)) -> AsyncIterator[Desk]:
-    running = Desk(url, limits)
+async def desk(url: str, limits: tuple[int, int] = (10_000, 10_000), *, replicas: int = 0) -> AsyncIterator[Desk]:
+    running = Desk(url, limits, replicas)
     tasks = [asyncio.create_task(running.admission.repeat_settlements())]
     try:
         yield running

@@ -1,0 +1,112 @@
+"""Scripts that wait for replicas, on one server, behind Sentinel, and in a cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from redis.crc import key_slot
+
+from gateway.errors import BackboneUnavailable, NotReplicated
+from gateway.store import keys, scripts
+from gateway.store.client import Store
+from gateway.store.replication import Replicated, ReplicatedPipeline
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, acknowledges, replicated_cluster, sentinels
+
+ACCOUNTS = [
+    next(name for name in (f"acc_{n}" for n in range(999)) if keys.tag(name) == tag) for tag in keys.partition_tags()
+]
+
+
+@asynccontextmanager
+async def opened(url: str, replicas: int = 1) -> AsyncIterator[Store]:
+    store = Store(url, replicas=replicas)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def reserve(store: Store, account: str) -> None:
+    limits = {"app_limit": 99, "user_limit": 99, "bound": 1, "cap": 99, "lease": 1, "deadline": 0}
+    await scripts.admit(store, account, "shop", "ana", reservation="r", **limits)
+    await scripts.settle(store, keys.tag(account), "r", 0)
+
+
+async def is_refused(store: Store, account: str) -> bool:
+    try:
+        await reserve(store, account)
+    except NotReplicated:
+        return True
+    except BackboneUnavailable:
+        return False
+    finally:
+        await scripts.settle(store, keys.tag(account), "r", 0)
+    return False
+
+
+async def test_calls_that_come_together_share_one_wait(redis_url: str) -> None:
+    pipeline = ReplicatedPipeline(redis_url, 2.0, None, 1)
+    store = Store(redis_url)
+    try:
+        await store.client.config_resetstat()
+        echo = ("EVAL", "return ARGV[1]", 0)
+        replies = await asyncio.gather(*[pipeline.call(*echo, n) for n in range(50)])
+        assert replies == [Replicated(str(n), 0) for n in range(50)]
+        assert (await store.client.info("commandstats"))["cmdstat_wait"]["calls"] == 1
+        # What comes while a WAIT lasts makes up the next group.
+        calls = [asyncio.create_task(pipeline.call(*echo, 0))]
+        await asyncio.sleep(0.1)
+        calls += [asyncio.create_task(pipeline.call(*echo, n)) for n in range(1, 50)]
+        calls[7].cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [answer.answer for answer in answers if isinstance(answer, Replicated)] == [
+            str(n) for n in range(50) if n != 7
+        ]
+        assert (await store.client.info("commandstats"))["cmdstat_wait"]["calls"] == 3
+    finally:
+        await pipeline.close()
+        await store.close()
+
+
+async def test_closing_ends_the_calls(redis_url: str) -> None:
+    pipeline = ReplicatedPipeline(redis_url, 2.0, None, 1)
+    calls = [asyncio.create_task(pipeline.call("EVAL", "return 1", 0))]
+    await asyncio.sleep(0.1)
+    calls.append(asyncio.create_task(pipeline.call("EVAL", "return 1", 0)))
+    await asyncio.sleep(0)
+    await pipeline.close()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer).__name__ for answer in answers] == ["ConnectionError"] * 2
+
+
+async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_script() -> None:
+    with replicated_cluster() as cluster:
+        async with opened(cluster.url) as store:
+            for primary in cluster.primaries:
+                await wait_until(lambda primary=primary: asyncio.to_thread(acknowledges, primary))
+            assert not any(await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS]))
+            cluster.replicas[0].freeze()
+            refused = await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS])
+            cluster.replicas[0].thaw()
+            slots = [key_slot(keys.tag(account).strip("{}").encode()) for account in ACCOUNTS]
+            assert refused == [cluster.owner(slot) == 0 for slot in slots]
+            assert any(refused)
+
+
+async def test_behind_sentinel() -> None:
+    primary = RedisServer("redis", "--repl-diskless-sync-delay", "0").start()
+    replica = RedisServer("redis", "--replicaof", f"127.0.0.1 {primary.port}").start()
+    try:
+        await wait_until(lambda: asyncio.to_thread(acknowledges, primary))
+        with sentinels(primary) as url:
+            async with opened(url) as store:
+                await reserve(store, "acc")
+            async with opened(url, replicas=2) as store:
+                with pytest.raises(NotReplicated):
+                    await reserve(store, "acc")
+                await scripts.settle(store, keys.tag("acc"), "r", 0)
+    finally:
+        primary.stop()
+        replica.stop()
