@@ -90,7 +90,7 @@ class Checker:
             answer = Answer(*fields)
             self._unjudged[answer.number] = answer
             self.outcomes[f"{answer.status} {answer.code or answer.ending}"] += 1
-            if answer.status == 200 or answer.code == "REQUEST_MALFORMED":
+            if answer.status == 200:
                 for name in (f"app {answer.app}", f"user {answer.user} of {answer.app}"):
                     self._windows[name].append((answer.start, answer.first))
                     self._window_at[name] = answer.end

@@ -170,7 +170,7 @@ class Cluster:
         return None
 
     async def takes_writes(self) -> bool:
-        """Every node that answers says that the cluster is whole, and every partition takes a write."""
+        """Every node that answers says that the cluster is whole; every partition takes a write and replicates it."""
         written: set[str] = set()
         try:
             for node in self.nodes:
@@ -182,8 +182,10 @@ class Cluster:
                 pipe = node.connection.pipeline(transaction=False)
                 for tag in keys.partition_tags():
                     pipe.set(f"{tag}:chaos", 1, ex=60)
-                answers = await pipe.execute(raise_on_error=False)
-                written |= {tag for tag, ok in zip(keys.partition_tags(), answers, strict=True) if ok is True}
+                pipe.wait(1, 300)
+                *answers, replicas = await pipe.execute(raise_on_error=False)
+                if replicas == 1:
+                    written |= {tag for tag, ok in zip(keys.partition_tags(), answers, strict=True) if ok is True}
         except (redis.RedisError, OSError):
             return False
         return len(written) == keys.PARTITIONS
@@ -212,7 +214,14 @@ class Cluster:
         for node in [target, source, *(other for other in primaries if other not in (source, target))]:
             await node.ask("CLUSTER SETSLOT", slot, "NODE", target_id)
 
+    async def shard(self, tag: str) -> int:
+        """The number of the primary that has a partition."""
+        primaries = await self.primaries()
+        owners = await self._owners(int(await primaries[0].ask("CLUSTER KEYSLOT", tag)))
+        return next(number for number, node in enumerate(primaries) if node in owners)
+
     async def _owners(self, slot: int) -> list[Node]:
+        """Of the shard with this slot, its primary."""
         for node in await self.primaries():
             for shard in map(_fields, await node.ask("CLUSTER SHARDS")):
                 bounds = shard["slots"]

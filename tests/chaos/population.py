@@ -10,7 +10,7 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import aiohttp
 import jwt
 
 from gateway.events.catalogue import SAMPLES
+from gateway.store import keys
 from tests.chaos.load import Generation, LoadedApp
 from tests.fakes.backend import jwk, private_key
 from tests.support.deployment import packed
@@ -100,6 +101,17 @@ class Population:
 
     # -- generations -----------------------------------------------------------------------------------------
 
+    async def callers(
+        self, shards: int, shard: Callable[[str], Awaitable[int]], apps: int
+    ) -> list[list[tuple[str, str]]]:
+        """Apps of one account in each shard, with a user's token each. `shard`: of a partition."""
+        found: dict[int, Account] = {}
+        while len(found) < shards:
+            account = await self.account("max", apps=0)
+            found.setdefault(await shard(keys.tag(account.id)), account)
+        await asyncio.gather(*(self._add_apps(account, apps) for account in found.values()))
+        return [[(app, self.issuer.token(app, "probe")) for app in account.apps] for account in found.values()]
+
     async def account(self, plan: str, apps: int = APPS) -> Account:
         body = await self._insist("POST", "/platform/accounts", self._operator, json={"name": "chaos", "plan": plan})
         account = Account(body["id"], body["apiKey"], plan)
@@ -110,13 +122,16 @@ class Population:
             if "secret" in body:
                 account.webhook_secret = body["secret"]
                 break
+        await self._add_apps(account, apps)
+        return account
+
+    async def _add_apps(self, account: Account, apps: int) -> None:
         for _ in range(apps):
             name = f"chaos-{secrets.token_hex(5)}"
             auth = {"kind": "jwks", "url": f"{self._outside}/keys", "issuer": f"https://{name}.test"}
             fields = {"account": account.id, "auth": auth}
             await self._insist("PUT", f"/platform/apps/{name}", self._operator, json=fields)
             account.apps.append(name)
-        return account
 
     async def generation(self) -> Generation:
         plans = ["free"] * CAPPED + ["max"] * (ACCOUNTS - CAPPED)

@@ -33,12 +33,15 @@ class ClusterState:
 
 
 class Recovery:
-    """`callers`: names of apps with a user's token each, so many that they stay within their rates."""
+    """`callers`: for each shard, names of apps with a user's token each, so many that they stay within their rates."""
 
-    def __init__(self, cluster: Cluster, gateways: Mapping[str, str], callers: Sequence[tuple[str, str]]) -> None:
-        self._cluster, self._gateways, self._callers = cluster, gateways, itertools.cycle(callers)
+    def __init__(
+        self, cluster: Cluster, gateways: Mapping[str, str], callers: Sequence[Sequence[tuple[str, str]]]
+    ) -> None:
+        self._cluster, self._gateways = cluster, gateways
+        self._callers = [itertools.cycle(several) for several in callers]
         self.state = ClusterState()
-        self._answers: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=2000))
+        self._answers: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=2000))
         self._renewals: dict[str, deque[list[float]]] = defaultdict(lambda: deque(maxlen=600))
 
     async def watch(self) -> None:
@@ -47,7 +50,8 @@ class Recovery:
             tasks.create_task(self._watch_cluster())
             tasks.create_task(self._watch_heartbeats())
             for name in self._gateways:
-                tasks.create_task(self._watch_gateway(session, name))
+                for shard in range(len(self._callers)):
+                    tasks.create_task(self._watch_gateway(session, name, shard))
 
     async def _watch_cluster(self) -> None:
         while True:
@@ -58,16 +62,16 @@ class Recovery:
             self.state.seen = began
             await asyncio.sleep(EVERY)
 
-    async def _watch_gateway(self, session: aiohttp.ClientSession, name: str) -> None:
+    async def _watch_gateway(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
         body = json.dumps({"prompt": prompt(0), "maxTokens": 64, "stream": True})
         while True:
-            app, token = next(self._callers)
+            app, token = next(self._callers[shard])
             url = f"{self._gateways[name]}/capsule/{app}/ai"
             headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
                 async with session.post(url, data=body, headers=headers) as response:
                     if response.status == 200:
-                        self._answers[name].append(time.monotonic())
+                        self._answers[name, shard].append(time.monotonic())
             await asyncio.sleep(EVERY)
 
     async def _watch_heartbeats(self) -> None:
@@ -98,11 +102,13 @@ class Recovery:
         return self.state.since
 
     async def gateway_answers(self, name: str, since: float, seconds: float) -> float | None:
-        """The seconds from `since` to its first answer; None if that takes longer than `seconds`."""
+        """The seconds from `since` until it has answered for every shard; None if that takes longer than `seconds`."""
+        shards = [self._answers[name, shard] for shard in range(len(self._callers))]
         while True:
-            first = next((at for at in self._answers[name] if at >= since), None)
-            if first is not None:
-                return first - since
+            first = [next((at for at in answers if at >= since), None) for answers in shards]
+            found = [at for at in first if at is not None]
+            if len(found) == len(shards):
+                return max(found) - since
             if time.monotonic() > since + seconds:
                 return None
             await asyncio.sleep(0.05)

@@ -32,7 +32,7 @@ from tests.support.redis_servers import free_port
 GATEWAYS = 3
 WORKERS = {"webhooks": 2, "monitors": 2, "deploys": 1}
 STREAM_SECONDS = 15  # that a stream may take; a lease is 60 s longer
-PROBED = 10  # apps with which recovery is measured
+PROBED = 8  # apps of each shard with which recovery is measured
 HEARTBEAT = 5.0  # seconds between two heartbeats of a worker
 
 
@@ -163,8 +163,7 @@ class Run:
             "a user's token": population.issuer.header.encode(),
         }
         supervising = asyncio.create_task(self.fleet.supervise())
-        account = await population.account("max", apps=PROBED)
-        callers = [(app, population.issuer.token(app, "probe")) for app in account.apps]
+        callers = await population.callers(len(await cluster.primaries()), cluster.shard, PROBED)
         recovery = Recovery(cluster, gateways, callers)
         first = await population.generation()
         arguments = (str(self.options.rate), str(self.options.seed), str(self.folder / "answers.jsonl"))
