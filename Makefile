@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test check bench screenshots lock clean
+.PHONY: run test check bench chaos screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/python -m gateway.dev
@@ -20,6 +20,10 @@ check: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
 	$(BIN)/python bench/deliveries.py
+
+# For instance ARGS="--minutes 60 --seed 7"; docs/chaos.md says what it does.
+chaos: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 # Writes docs/img; look at the images before you commit them.
 screenshots: $(VENV)/dev.stamp

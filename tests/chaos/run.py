@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Options(msgspec.Struct, frozen=True):
     rate: float = 200
     recovery: float = 5  # seconds from the cluster's recovery to everybody else's
     start: float = 10  # seconds that a killed process may take to start, beside them
+    steps: int | None = None  # of the plan, if fewer fit into the minutes
     settle: bool = True  # wait at the end until all leases have ended
 
     @property
@@ -235,7 +237,7 @@ class Run:
 
         faults, end = Faults(self.fleet, cluster, switch), time.monotonic() + self.options.minutes * 60
         await self._settle_in(recovery)
-        for step in steps(self.options.seed, short=self.options.short):
+        for step in islice(steps(self.options.seed, short=self.options.short), self.options.steps):
             if time.monotonic() > end:
                 return
             await self._make(step, faults, cluster, recovery)
