@@ -150,6 +150,14 @@ class NotReplicated(BackboneUnavailable):
     message = "Too few replicas of the service's store answer; nothing was sent or charged. Try again shortly."
 
 
+class StorageUnavailable(ServiceError):
+    status, code = 503, "STORAGE_UNAVAILABLE"
+    message = "The service cannot reach the storage of sources and releases; nothing was deployed. Try again shortly."
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message, retry_after=5)
+
+
 class Unauthorized(ServiceError):
     status, code = 401, "UNAUTHORIZED"
     message = "Send a valid credential as 'Authorization: Bearer <key>'."

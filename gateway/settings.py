@@ -95,6 +95,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deploy_engine: str = "local"
     canary: float = 30  # seconds
     data_dir: str = "./.capsule"
+    storage_url: str = ""  # file:///… or s3://bucket/prefix, with the variables AWS_*; empty: the data folder
     account_disk: int = 10_240  # MiB that the releases of an account may take
     apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
     apps_server: str = "auto"  # nginx, embedded, or auto: nginx where it is installed
@@ -107,6 +108,8 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
     """Raises BadSettings with one line for each variable that is wrong."""
     if environ is None:
         environ = {**{k: v for k, v in dotenv_values(env_file).items() if v is not None}, **os.environ}
+        # The library that speaks S3 reads these from the environment.
+        os.environ.update({k: v for k, v in environ.items() if k.startswith("AWS_")})
     values: dict[str, Any] = {}
     wrong: list[str] = []
     for field in msgspec.structs.fields(Settings):
@@ -118,6 +121,8 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
             values[field.name] = _READERS.get(field.name, _BY_TYPE.get(field.type, str))(text)
         except (ValueError, InvalidOperation) as error:
             wrong.append(f"{name}: {error}")
+    if values.get("storage_url", "").startswith("s3:") and (fault := _find_s3_fault(environ)):
+        wrong.append(fault)
     if wrong:
         raise BadSettings("\n".join(wrong))
     settings = Settings(**values)
@@ -214,6 +219,28 @@ def _redis_url(text: str) -> str:
     return text
 
 
+def _storage_url(text: str) -> str:
+    parts = urlsplit(text)
+    if "@" in parts.netloc:  # the message must not show them
+        raise ValueError("must hold no credentials; they are in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
+    bucket = parts.scheme == "s3" and parts.netloc
+    if not (folder or bucket) or parts.query or parts.fragment:
+        raise ValueError(f"{text!r} is neither file:///folder nor s3://bucket/prefix")
+    return text
+
+
+def _find_s3_fault(environ: Mapping[str, str]) -> str:
+    """What the storage misses that needs no network to know."""
+    # Instead of keys, a platform such as Kubernetes or ECS gives credentials that expire.
+    if any(environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")):
+        return ""
+    if environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI"):
+        return ""
+    missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environ.get(name)]
+    return f"GATEWAY_STORAGE_URL: s3:// needs {' and '.join(missing)} too" if missing else ""
+
+
 def _domain(text: str) -> str:
     domain = text.lower().strip(".")
     if not domain or any(c not in "abcdefghijklmnopqrstuvwxyz0123456789-.:" for c in domain):
@@ -259,6 +286,7 @@ _BY_TYPE: dict[Any, Callable[[str], Any]] = {bool: _switch, int: _whole, float: 
 _READERS: dict[str, Callable[[str], Any]] = {
     "redis_url": _redis_url,
     "redis_wait": _zero_or(_whole, 0),
+    "storage_url": _storage_url,
     "base_url": _url,
     "api_url": _url,
     "apps_domain": _domain,

@@ -23,10 +23,10 @@ logger = structlog.get_logger()
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": sender.run,
     "deploys": builder.run,
-    "sites": sites.run,  # alone; it is in `deploys` as well
+    "sites": sites.run,
     "monitors": run_monitors,
 }
-ALL = ["webhooks", "deploys", "monitors"]
+ALL = ["webhooks", "deploys", "sites", "monitors"]
 
 
 async def run_workers(settings: Settings, names: list[str]) -> None:
@@ -34,6 +34,8 @@ async def run_workers(settings: Settings, names: list[str]) -> None:
     stopped = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
+    if not settings.storage_url and "deploys" in names:  # which then serves too
+        names = [name for name in names if name != "sites"]
     logger.info("workers.started", workers=names)
     running = [asyncio.create_task(WORKERS[name](settings), name=name) for name in names]
     stopping = asyncio.create_task(stopped.wait())

@@ -76,9 +76,9 @@ async def _find_worker_fault(settings: Settings, store: Store, name: str) -> str
 
 
 async def _find_sites_fault(folder: Path) -> str:
-    from workers.sites import sites  # here, because it imports most of the workers' code
+    from workers.sites import web  # here, because it imports most of the workers' code
 
-    host, _, port = sites.read_address(folder).rpartition(":")
+    host, _, port = web.read_address(folder).rpartition(":")
     if not port:
         return f"no sites worker has served {folder} yet"
     try:

@@ -118,6 +118,19 @@ class Consumer:
     def done(self, entry: Entry) -> None:
         self._held[entry.tag].discard(entry.id)
 
+    async def claim(self, tag: str, entry_id: str) -> Entry | None:
+        """Takes an entry from the worker that holds it, and holds it; None if it is finished or held here already.
+
+        Raises BackboneUnavailable.
+        """
+        with backbone():
+            claimed = await self._store.client.xclaim(self.key(tag), self.group, self.name, 0, [entry_id])
+        for found, fields in claimed:
+            if fields and found not in self._held[tag]:
+                self._held[tag].add(found)
+                return Entry(tag, found, fields)
+        return None
+
     async def _until_done(self, work: Callable[..., Coroutine[Any, Any, bool]], *args: str) -> None:
         """Repeats the work until it returns True. A failure of Redis costs a growing pause, never the worker."""
         pause = FIRST_PAUSE

@@ -27,6 +27,7 @@ from gateway.errors import (
     RateLimited,
     RequestMalformed,
     RequestTooLarge,
+    StorageUnavailable,
     TarballGone,
 )
 from gateway.events.catalogue import Kind, Time
@@ -149,7 +150,7 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Inject
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
-    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached],
+    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached, StorageUnavailable],
 )
 async def publish(
     account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected

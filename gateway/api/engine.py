@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from litestar import get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
-from litestar.response import File
+from litestar.response import Stream
 from litestar.router import Router
 
 from gateway.accounts.records import App, Build
@@ -20,7 +20,7 @@ from gateway.api.apps import RepositoryView
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.deploys import DeployView
 from gateway.deploys.states import Deploy, StaleDeploy
-from gateway.errors import NotFound, RequestMalformed
+from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
 from gateway.events.catalogue import Phase
 from gateway.process import Gateway, Injected
 
@@ -69,16 +69,18 @@ def _queued_deploy(deploy: Deploy, app: App | None, gateway: Gateway) -> QueuedD
     return queued
 
 
-@get("/deploys/{deploy_id:str}/source", media_type=GZIP, errors=[NotFound])
-async def fetch_source(deploy_id: FromPath[str], gateway: Injected) -> File:
+@get("/deploys/{deploy_id:str}/source", media_type=GZIP, errors=[NotFound, StorageUnavailable])
+async def fetch_source(deploy_id: FromPath[str], gateway: Injected) -> Stream:
     """The stored source of a deploy.
 
     A tar.gz. Deploys of a repository have no stored source.
     """
     deploy = await gateway.deploys.find(deploy_id)
-    if deploy is None or not deploy.source or not (path := gateway.deploys.source_path(deploy)).exists():
+    source = None if deploy is None else await gateway.deploys.open_source(deploy)
+    if source is None:
         raise NotFound
-    return File(path, filename="source.tar.gz", media_type=GZIP)
+    headers = {"Content-Length": str(source.size), "Content-Disposition": 'attachment; filename="source.tar.gz"'}
+    return Stream(source.chunks, media_type=GZIP, headers=headers)
 
 
 class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):

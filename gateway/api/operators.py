@@ -24,6 +24,7 @@ from gateway.errors import (
     RateLimited,
     RequestMalformed,
     RequestTooLarge,
+    StorageUnavailable,
     TarballGone,
 )
 from gateway.events.catalogue import AppCrashed, Kind
@@ -119,7 +120,7 @@ class NewDeploy(msgspec.Struct, forbid_unknown_fields=True):
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
-    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached],
+    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached, StorageUnavailable],
 )
 async def publish_source(app: FromPath[str], request: Request[Any, Any, State], gateway: Injected) -> QueuedDeployId:
     """Publish an app.
@@ -132,7 +133,7 @@ async def publish_source(app: FromPath[str], request: Request[Any, Any, State], 
     )
 
 
-@delete("/apps/{app:str}/source", errors=[NotFound])
+@delete("/apps/{app:str}/source", errors=[NotFound, StorageUnavailable])
 async def clean_up_source(app: FromPath[str], gateway: Injected) -> None:
     """Delete an app's stored sources."""
     await gateway.deploys.forget_sources(await require_app(app, gateway))

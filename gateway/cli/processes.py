@@ -19,7 +19,7 @@ from gateway.settings import BadSettings, Settings, load
 READY_TIMEOUT = 3.0  # seconds; the gateway itself waits two for Redis
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to reach a server that listens on every interface
 WORKERS = ("webhooks", "deploys", "sites", "monitors")
-DEFAULT_WORKERS = ("webhooks", "deploys", "monitors")
+DEFAULT_WORKERS = WORKERS
 
 
 @click.command()

@@ -1,8 +1,9 @@
-"""Stored sources: the tar.gz files that account holders publish, one file per source.
+"""Stored sources: the tar.gz files that account holders publish, one object of the storage per source.
 
-    GATEWAY_DATA_DIR/sources/<app id>/<source id>.tar.gz
+    sources/<app id>/<source id>.tar.gz
 
-The ids sort by time. This module knows files only; which sources are still needed is known to `states.py`.
+The ids sort by time. An upload is written to a file here first, so that what is refused never reaches the storage.
+This module knows objects only; which sources are still needed is known to `states.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from gateway.accounts.records import App
 from gateway.errors import RateLimited, RequestMalformed, RequestTooLarge
 from gateway.ids import new_id
+from gateway.storage import Object, Storage
 
 SOURCE_BYTES = 104_857_600  # of a packed source
 UPLOAD_SECONDS = 600.0
@@ -26,15 +28,17 @@ SUFFIX = ".tar.gz"
 
 
 class Sources:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, storage: Storage, uploads: Path) -> None:
+        """`uploads`: a folder for uploads in progress."""
+        self._storage, self._uploads = storage, uploads
         self._receiving: Counter[str] = Counter()  # uploads in progress by account
 
-    def path(self, app_id: str, source: str) -> Path:
-        return self._folder / app_id / f"{source}{SUFFIX}"
+    @staticmethod
+    def key(app_id: str, source: str) -> str:
+        return f"sources/{app_id}/{source}{SUFFIX}"
 
     async def receive(self, app: App, body: AsyncIterable[bytes], size: int | None) -> str:
-        """Stores an upload and returns the id of the source. Nothing stays on disk when it fails.
+        """Stores an upload and returns the id of the source. Nothing stays stored when it fails.
 
         `size` is what the request declares, None if it declares nothing. Nothing is read of what is refused for it, or
         because the account has too many uploads in progress.
@@ -55,28 +59,33 @@ class Sources:
 
     async def _store(self, app_id: str, body: AsyncIterable[bytes]) -> str:
         source = new_id("src")
-        path = self.path(app_id, source)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._uploads.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._uploads / f"{source}.part"
         try:
             async with asyncio.timeout(UPLOAD_SECONDS):
                 await _write(body, path)
-        except BaseException:
+            await self._storage.put(self.key(app_id, source), path)
+        finally:
             path.unlink(missing_ok=True)
-            raise
         return source
 
-    def list_old(self, app_id: str) -> list[str]:
+    async def open(self, app_id: str, source: str) -> Object | None:
+        return await self._storage.open(self.key(app_id, source))
+
+    async def exists(self, app_id: str, source: str) -> bool:
+        return await self._storage.exists(self.key(app_id, source))
+
+    async def list_old(self, app_id: str) -> list[str]:
         """The ids of all but the newest sources of an app, oldest first."""
-        stored = sorted(path.name.removesuffix(SUFFIX) for path in (self._folder / app_id).glob(f"*{SUFFIX}"))
+        names = await self._storage.names(f"sources/{app_id}/")
+        stored = sorted(name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
         return stored[:-KEPT_SOURCES]
 
-    def remove(self, app_id: str, sources: Set[str]) -> None:
-        for source in sources:
-            self.path(app_id, source).unlink(missing_ok=True)
+    async def remove(self, app_id: str, sources: Set[str]) -> None:
+        await self._storage.delete([self.key(app_id, source) for source in sources])
 
-    def remove_all(self, app_id: str) -> None:
-        for path in (self._folder / app_id).glob(f"*{SUFFIX}"):
-            path.unlink(missing_ok=True)
+    async def remove_all(self, app_id: str) -> None:
+        await self._storage.delete_folder(f"sources/{app_id}")
 
 
 async def _write(body: AsyncIterable[bytes], path: Path) -> None:

@@ -14,7 +14,6 @@ deploy. So every deploy ends once and sends one event, whether the built-in work
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import datetime
 import hashlib
@@ -29,6 +28,7 @@ import structlog
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import positions
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
 from gateway.deploys.logs import DeployLogs
@@ -41,11 +41,13 @@ from gateway.errors import (
     NotFound,
     RequestMalformed,
     ServiceError,
+    StorageUnavailable,
     TarballGone,
 )
 from gateway.events.catalogue import DeployFailed, DeploySucceeded, Event, Kind, Phase, queued_event
 from gateway.ids import new_id, now_iso
 from gateway.settings import Settings
+from gateway.storage import Object, open_storage
 from gateway.store import keys, scripts
 from gateway.store.client import backbone
 from gateway.store.scripts import Advance
@@ -92,6 +94,8 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     release: str | None = None  # id of the deploy whose release is served again, instead of a build
     branch: str | None = None
     commit: str | None = None
+    digest: str | None = None  # SHA-256 of the archive of its release, hexadecimal
+    size: int | None = None  # bytes of the archive
     startedAt: str | None = None
     finishedAt: str | None = None
     durationMs: int | None = None
@@ -123,8 +127,9 @@ def address(kind: Kind, branch: str | None) -> str:
 class Deploys:
     def __init__(self, settings: Settings, registry: Registry) -> None:
         self._settings, self._registry, self._store = settings, registry, registry.store
-        self._sources = Sources(Path(settings.data_dir) / "sources")
-        self._logs = DeployLogs(Path(settings.data_dir) / "logs")
+        storage = open_storage(settings)
+        self._sources = Sources(storage, Path(settings.data_dir) / "uploads")
+        self._logs = DeployLogs(storage)
 
     # -- queueing --------------------------------------------------------------------------------------------
 
@@ -207,9 +212,10 @@ class Deploys:
         try:
             deploy_id = await self.queue(app, trigger, source=source)
         except BaseException:
-            self._sources.remove(app.id, {source})
+            await finish_despite_cancellation(self._sources.remove(app.id, {source}))
             raise
-        await self._prune_sources(app)
+        with contextlib.suppress(StorageUnavailable):  # the next upload removes them
+            await self._prune_sources(app)
         return deploy_id
 
     async def _require_quota(self, app: App) -> None:
@@ -221,12 +227,20 @@ class Deploys:
         if await self.count_today(account.id, day) >= self._settings.deploy_quotas[account.plan]:
             raise self._refusal("quota", 0)
 
-    def source_path(self, deploy: Deploy) -> Path:
-        return self._sources.path(deploy.appId, deploy.source)
+    async def open_source(self, deploy: Deploy) -> Object | None:
+        """Raises StorageUnavailable."""
+        return await self._sources.open(deploy.appId, deploy.source) if deploy.source else None
+
+    async def _has_source(self, deploy: Deploy) -> bool:
+        """Assumes so while the storage is away: a hook that finds the source gone says so."""
+        try:
+            return bool(deploy.source) and await self._sources.exists(deploy.appId, deploy.source)
+        except StorageUnavailable:
+            return True
 
     async def _prune_sources(self, app: App) -> None:
         """Removes old sources, except the live deploy's and those of queued deploys."""
-        old = self._sources.list_old(app.id)
+        old = await self._sources.list_old(app.id)
         if not old:
             return
         client = self._store.client
@@ -237,19 +251,23 @@ class Deploys:
                 if entry.get("app") == app.id and "id" in entry:
                     needed.add(await client.hget(keys.deploy_key(app.account, entry["id"]), "source"))
         if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
-            self._sources.remove(app.id, set(old) - needed)
+            await self._sources.remove(app.id, set(old) - needed)
 
     async def forget_sources(self, app: App) -> None:
         """Removes the app's stored sources. Its hooks answer TARBALL_GONE until the next publish."""
         with backbone():
             await self._store.client.hdel(keys.site_key(app.account, app.id), "source")
-        self._sources.remove_all(app.id)
+        await self._sources.remove_all(app.id)
 
     async def forget_app(self, app: App) -> None:
         """For an app that was deleted: removes its stored sources and its live deploy."""
-        await self.forget_sources(app)
+        try:
+            await self.forget_sources(app)
+        except StorageUnavailable:
+            logger.error("deploys.sources_left", app=app.id, action=f"delete sources/{app.id} in the storage")
         with backbone():
-            await self._store.client.delete(keys.site_key(app.account, app.id))
+            await self._store.client.delete(keys.site_key(app.account, app.id), keys.serving_key(app.account, app.id))
+            await self._store.client.zrem(keys.served_apps_key(keys.tag(app.account)), app.id)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -317,24 +335,27 @@ class Deploys:
     # -- log -------------------------------------------------------------------------------------------------
 
     async def read_log(self, deploy: Deploy) -> str:
-        # Redis first: the log leaves it only after the file is written.
+        # Redis first: the log leaves it only after it is stored.
         live = await self._store.get(keys.deploy_log_key(deploy.account, deploy.id))
-        stored = await asyncio.to_thread(self._logs.read, deploy.id, deploy.createdAt[:10])
+        try:
+            stored = await self._logs.read(deploy.id, deploy.createdAt[:10])
+        except StorageUnavailable:
+            return live or "… the log can't be read at the moment: the storage does not answer\n"
         return stored if stored is not None else live or ""
 
     async def store_log(self, deploy: Deploy) -> None:
-        """Moves the log of a deploy that has ended from Redis to the data folder. It may be repeated.
+        """Moves the log of a deploy that has ended from Redis to the storage. It may be repeated.
 
-        If the file cannot be written, the log stays in Redis until it expires there.
+        If it cannot be stored, the log stays in Redis until it expires there.
         """
         key = keys.deploy_log_key(deploy.account, deploy.id)
         text = await self._store.get(key)
         if text is None:
             return
         try:
-            await asyncio.to_thread(self._logs.write, deploy.id, deploy.createdAt[:10], text)
-        except OSError as error:
-            logger.error("deploy.log_not_stored", deploy=deploy.id, error=f"{type(error).__name__}: {error}")
+            await self._logs.write(deploy.id, deploy.createdAt[:10], text)
+        except StorageUnavailable as error:
+            logger.error("deploy.log_not_stored", deploy=deploy.id, error=repr(error.__cause__))
             return
         with backbone():
             await self._store.client.delete(key)
@@ -372,6 +393,9 @@ class Deploys:
 
     async def record_commit(self, deploy: Deploy, commit: str) -> Deploy:
         return await self._move(deploy, state=deploy.state, commit=commit)
+
+    async def record_archive(self, deploy: Deploy, digest: str, size: int) -> Deploy:
+        return await self._move(deploy, state=deploy.state, digest=digest, size=str(size))
 
     async def advance(self, deploy: Deploy, phase: Phase, ok: bool, reason: str = "") -> Deploy:
         """Records the result of a phase. Raises RequestMalformed when the deploy is not in that phase."""
@@ -449,7 +473,7 @@ class Deploys:
             and (self._settings.deploy_engine == "external" or deploy.state == "queued"),
             live=live,
             # A source that was cleaned up in the meantime does not come back.
-            source=deploy.source if live and deploy.source and self.source_path(deploy).exists() else "",
+            source=deploy.source if live and await self._has_source(deploy) else "",
         )
         if not await scripts.advance(self._store, move):
             raise StaleDeploy

@@ -50,6 +50,13 @@
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
+| `{builds}:waiting` | hash | with shared storage: deploys that wait for a builder, JSON | 150 s |
+| `{builds}:running` | hash | deploys in progress and their builders, JSON | 150 s |
+| `{builds}:turns` | zset | accounts by the number of their last turn to build | 150 s |
+| `{pNN}:serving:<app id>` | hash | address → what the hosts serve there, with shared storage, JSON | with the app |
+| `{pNN}:serving` | zset | app ids by the version of their last change in `serving` | with the app |
+| `{pNN}:answers:<deploy id>` | hash | host → how far it is with the deploy, JSON | 1 hour |
+| `{sites}:hosts` | zset | hosts that serve apps, by the time of their last heartbeat, ms | 30 s |
 | `builder` | string | id of the data folder that holds the apps | 7 days after its last builder |
 | `build-positions` | string | what each queued deploy waits for, by deploy id, JSON | 15 s |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
@@ -83,6 +90,7 @@ WRITE_CHECK = "write-check"
 PERMITS = "permits"  # channel; `permits:<process>` is one process's
 BUILDER = "builder"
 BUILD_POSITIONS = "build-positions"
+SITES_HOSTS = "{sites}:hosts"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
@@ -317,6 +325,27 @@ def tagged_deploy_key(tag: str, deploy_id: str) -> str:
 
 def deploy_prefix(tag: str) -> str:
     return f"{tag}:deploy"
+
+
+def serving_key(account_id: str, app_id: str) -> str:
+    return f"{tag(account_id)}:serving:{app_id}"
+
+
+def tagged_serving_key(tag: str, app_id: str) -> str:
+    return f"{tag}:serving:{app_id}"
+
+
+def served_apps_key(tag: str) -> str:
+    return f"{tag}:serving"
+
+
+def answers_key(account_id: str, deploy_id: str) -> str:
+    return f"{tag(account_id)}:answers:{deploy_id}"
+
+
+def turn_keys() -> list[str]:
+    """Waiting, running, turns."""
+    return ["{builds}:waiting", "{builds}:running", "{builds}:turns"]
 
 
 def deploy_log_key(account_id: str, deploy_id: str) -> str:

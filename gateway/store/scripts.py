@@ -20,10 +20,12 @@ from gateway.store.client import Script, Store
 _ADD_KEY = Script("add_key")
 _ADMIT = Script("admit")
 _ADVANCE = Script("advance")
+_ATTEND = Script("attend")
 _BEGIN = Script("begin")
 _BURY = Script("bury")
 _CHANGE = Script("change")
 _COUNT = Script("count")
+_DIRECT = Script("direct")
 _DUE = Script("due")
 _EMIT = Script("emit")
 _FINISH = Script("finish")
@@ -36,6 +38,7 @@ _REGISTER = Script("register")
 _REQUEST_EVENT = Script("request_event")
 _REVOKE_KEY = Script("revoke_key")
 _SETTLE = Script("settle")
+_TAKE_TURNS = Script("take_turns")
 _TRIGGER = Script("trigger")
 _USE_KEYS = Script("use_keys")
 
@@ -490,3 +493,37 @@ async def advance(store: Store, move: Advance) -> bool:
         *_flat(move.fields),
     )
     return bool(reply)
+
+
+async def attend(store: Store, host: str, lifetime: int) -> list[str]:
+    """Renews a host's heartbeat ('' for none); returns the hosts with one of the last `lifetime` ms."""
+    hosts: list[str] = await store.run_script(_ATTEND, [keys.SITES_HOSTS], host, lifetime)
+    return hosts
+
+
+async def direct(
+    store: Store, account: str, app: str, deploy: str, *, state: str, address: str, before: str, after: str
+) -> bool:
+    """Says what to serve at an app's address (JSON); False if the deploy is not in the state ('' for any), or the
+    record is no longer `before` ('' for none)."""
+    tag = keys.tag(account)
+    script_keys = [keys.deploy_key(account, deploy), keys.serving_key(account, app), keys.served_apps_key(tag)]
+    return bool(await store.run_script(_DIRECT, script_keys, state, app, address, before, after))
+
+
+class Turns(msgspec.Struct, frozen=True):
+    granted: list[tuple[str, str, str]]  # deploy, partition's tag, entry in its stream
+    elsewhere: list[str]  # deploys that wait here, but run at another builder
+
+
+async def take_turns(
+    store: Store, builder: str, waiting: Mapping[str, str], running: Mapping[str, bool], *, lease: int, slots: int
+) -> Turns:
+    """Takes the deploys whose turn it is. `waiting`: deploy → JSON; `running`: deploy → whether it builds.
+
+    A builder has `slots` for builds, and one more for an account that builds nothing. `lease` is in milliseconds.
+    """
+    args = [*_flat(waiting), *(part for deploy, builds in running.items() for part in (deploy, "1" if builds else ""))]
+    reply = await store.run_script(_TAKE_TURNS, keys.turn_keys(), builder, lease, slots, 1, len(waiting), *args)
+    granted, elsewhere = reply
+    return Turns(list(zip(granted[::3], granted[1::3], granted[2::3], strict=True)), list(elsewhere))

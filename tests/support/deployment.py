@@ -37,8 +37,10 @@ class Host:
         self.workers: list[Worker] = []
         self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
 
-    async def worker(self, *names: str, joined: bool = True, constants: Mapping[str, float] = {}) -> Worker:
-        environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}"}
+    async def worker(
+        self, *names: str, joined: bool = True, constants: Mapping[str, float] = {}, **settings: str
+    ) -> Worker:
+        environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}", **settings}
         worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
         worker.names, worker.environment = names, {**worker.environment, **environment}
         worker.constants = constants
@@ -98,8 +100,8 @@ class Host:
 
 
 @contextlib.asynccontextmanager
-async def hosting(provider: FakeProvider, folder: Path) -> AsyncIterator[Host]:
-    settings = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded"}
+async def hosting(provider: FakeProvider, folder: Path, **more: str) -> AsyncIterator[Host]:
+    settings = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded", **more}
     async with FakeReceiver() as receiver, gateway_with_redis(provider, folder, **settings) as gateway:
         host = Host(gateway, await gateway.account("maker"), receiver, free_port())
         gateway.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])

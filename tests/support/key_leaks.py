@@ -21,6 +21,7 @@ KEPT = {
     r"\{p\d\d\}:events:stored$": "one set a partition: a number for each account that has a delivery log",
     r"\{p\d\d\}:builds$": "one stream a partition; a deploy leaves it when it is over",
     r"\{p\d\d\}:site:": "what is live of an app, until the app is deleted",
+    r"\{p\d\d\}:serving(:|$)": "what the hosts serve of an app, until the app is deleted",
     r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",
     r"\{p\d\d\}:(probes|certificates)$": "one set a partition: every app, until it is deleted",
     r"\{p\d\d\}:(health|certificate|findings):": "what the monitors know of an app, until it is deleted",

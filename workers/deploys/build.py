@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from workers.deploys.source import DeployError
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
 from workers.sites.releases import remove_folder
+from workers.sites.serving import DeployError
 
 LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB)
 PORTS = [443]  # packages come over https

@@ -10,7 +10,8 @@ that a deploy ends once. A stream entry stays pending until its deploy has ended
 - When two workers believe that an entry is theirs, one of them changes the state. The other one gets `StaleDeploy` and
   lets go.
 
-The engine works on this machine's disk, so only one worker per data folder is active; the others stand by.
+A data folder has one active builder; others stand by. Without GATEWAY_STORAGE_URL the apps are in one data folder, so
+builders with another one stand by too (`lock.py`). With it, builders on any hosts share one queue (`schedule.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
 
-import msgspec
 import structlog
 
 from gateway.accounts.records import App
@@ -38,12 +38,15 @@ from gateway.inference.provider import Provider
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
-from workers.deploys.engine import Engine, Job, LocalEngine
+from workers.deploys.engine import Engine, LocalEngine
 from workers.deploys.lock import BuilderLock
 from workers.deploys.log import DeployLog
-from workers.deploys.source import DeployError
+from workers.deploys.schedule import Schedule
+from workers.deploys.shared import SharedEngine
 from workers.deploys.turns import BuildTurns
 from workers.sites import sites
+from workers.sites.archives import Archive
+from workers.sites.serving import DeployError, Job, find_app
 from workers.stream import Consumer, Entry
 
 logger = structlog.get_logger()
@@ -62,9 +65,11 @@ async def run(settings: Settings) -> None:
     if settings.deploy_engine == "external":
         logger.info("deploys.external", action="an outside engine takes the deploys")
         await asyncio.Event().wait()
-    # Serves the apps too. Where another process already serves them, this part stands by.
     async with asyncio.TaskGroup() as group:
-        group.create_task(sites.run(settings))
+        if not settings.storage_url:
+            # Releases are in the data folder alone, so this worker serves them too. Where another process already
+            # serves them, this part stands by.
+            group.create_task(sites.run(settings))
         group.create_task(Builder(settings).run())
 
 
@@ -78,7 +83,11 @@ class Builder:
         self._deploys = Deploys(settings, self._registry)
         provider = Provider(settings)
         self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
-        self._engine: Engine = engine or LocalEngine(settings, self._find_app, self._find_ai_url, self._find_variables)
+        asks = (self._find_app, self._find_ai_url, self._find_variables)
+        self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start) if settings.storage_url else None
+        self._engine: Engine = engine or (
+            SharedEngine(settings, self._store, *asks) if self._schedule else LocalEngine(settings, *asks)
+        )
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
         )
@@ -94,11 +103,15 @@ class Builder:
         """Runs until it is cancelled. It then undoes the deploys in progress and queues them again."""
         try:
             async with self._engine.open() as folder_id:
-                lock = BuilderLock(self._store, folder_id)
-                await lock.acquire()
+                lock = None if self._schedule else BuilderLock(self._store, folder_id)
+                if lock is not None:
+                    await lock.acquire()
                 try:
                     async with asyncio.TaskGroup() as group:
-                        group.create_task(lock.keep())
+                        if lock is not None:
+                            group.create_task(lock.keep())
+                        if self._schedule is not None:
+                            group.create_task(self._schedule.run(self._consumer))
                         group.create_task(self._tidy_regularly())
                         group.create_task(self._write_positions_regularly())
                         group.create_task(self._consumer.run())
@@ -115,6 +128,8 @@ class Builder:
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with asyncio.timeout(ATTEMPT):
                 await self._consumer.release()
+                if self._schedule is not None:
+                    await self._schedule.leave()
 
     async def _tidy_regularly(self) -> None:
         while True:
@@ -140,11 +155,21 @@ class Builder:
         if keys.tag(account) != entry.tag:
             raise ValueError("the account belongs to another partition")
         self._queue_changed.set()
+        if self._schedule is not None:
+            self._schedule.add(entry)
+            return
         if app in self._waiting:
             self._waiting[app].append(entry)
             return
         self._waiting[app] = deque([entry])
-        task = asyncio.create_task(self._process_app(app))
+        self._run(self._process_app(app))
+
+    def _start(self, entry: Entry) -> None:
+        """It is the turn of this deploy, over all builders."""
+        self._run(self._process_entry(entry))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -152,22 +177,28 @@ class Builder:
         """Processes the app's entries one after the other."""
         while entries := self._waiting.get(app):
             entry = entries.popleft()
-            self._in_progress.add(entry.fields["id"])
             self._current[app] = entry.fields["id"]
-            try:
-                await self._process(entry)
-            except Exception as error:
-                # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
-                logger.error("deploy.postponed", deploy=entry.fields["id"], exc_info=error)
-                with contextlib.suppress(BackboneUnavailable):
-                    await self._consumer.fail(entry, error)
-            finally:
-                self._in_progress.discard(entry.fields["id"])
-                self._consumer.done(entry)
-                self._entry_done.set()
-                self._queue_changed.set()
+            await self._process_entry(entry)
         self._waiting.pop(app, None)
         self._current.pop(app, None)
+
+    async def _process_entry(self, entry: Entry) -> None:
+        deploy_id = entry.fields["id"]
+        self._in_progress.add(deploy_id)
+        try:
+            await self._process(entry)
+        except Exception as error:
+            # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
+            logger.error("deploy.postponed", deploy=deploy_id, exc_info=error)
+            with contextlib.suppress(BackboneUnavailable):
+                await self._consumer.fail(entry, error)
+        finally:
+            self._in_progress.discard(deploy_id)
+            self._consumer.done(entry)
+            if self._schedule is not None:
+                self._schedule.end(deploy_id)
+            self._entry_done.set()
+            self._queue_changed.set()
 
     async def _process(self, entry: Entry) -> None:
         fields = entry.fields
@@ -217,7 +248,8 @@ class Builder:
         while True:
             self._queue_changed.clear()
             with contextlib.suppress(BackboneUnavailable):
-                await write_positions(self._store, self._positions())
+                known = self._positions() if self._schedule is None else await self._schedule.positions()
+                await write_positions(self._store, known)
             end_if_cancelled()
             await asyncio.sleep(POSITIONS_PAUSE)
             with contextlib.suppress(TimeoutError):
@@ -251,7 +283,7 @@ class Builder:
         phase: Phase = "build"
         try:
             # A release that is reused needs no build, and waits for none.
-            async with self._turns.take(deploy.account, deploy.id) if deploy.release is None else nullcontext():
+            async with self._take_turn(deploy):
                 self._queue_changed.set()
                 await self._consumer.confirm_name()
                 app = await self._find_app(deploy.appId)
@@ -259,7 +291,7 @@ class Builder:
                 deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
                 if app is None or app.account != deploy.account:
                     raise DeployError("the app was deleted, or now belongs to another account")
-                job = Job(deploy, app, log.write_line, self._commit_recorder(deploy))
+                job = Job(deploy, app, log.write_line, self._commit_recorder(deploy), self._archive_recorder(deploy))
                 await self._build(job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
@@ -278,6 +310,19 @@ class Builder:
             if deploy.state in FINAL:  # the deploy is live; only the clean-up of the former release failed
                 raise
             await self._fail_phase(deploy, phase, error, log)
+
+    @contextlib.asynccontextmanager
+    async def _take_turn(self, deploy: Deploy) -> AsyncIterator[None]:
+        if self._schedule is not None:  # which has started this deploy
+            try:
+                yield
+            finally:
+                self._schedule.free_slot(deploy.id)
+        elif deploy.release is not None:
+            yield
+        else:
+            async with self._turns.take(deploy.account, deploy.id):
+                yield
 
     async def _build(self, job: Job) -> None:
         """Ends the build if its deploy is canceled. Raises StaleDeploy then."""
@@ -346,6 +391,12 @@ class Builder:
 
         return record_commit
 
+    def _archive_recorder(self, deploy: Deploy) -> Callable[[Archive], Awaitable[None]]:
+        async def record_archive(archive: Archive) -> None:
+            await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))
+
+        return record_archive
+
     async def _requeue(self, deploy: Deploy) -> None:
         """Queues the deploy again unless it has ended.
 
@@ -361,15 +412,7 @@ class Builder:
     # -- what the engine asks for ----------------------------------------------------------------------------
 
     async def _find_app(self, app: str) -> App | None:
-        found: App | None = await until_redis_answers(lambda: self._registry.find(app))
-        if found is None or not found.customDomainVerified or await self._may_use_domain(found):
-            return found
-        return msgspec.structs.replace(found, customDomainVerified=False)
-
-    async def _may_use_domain(self, app: App) -> bool:
-        """An app is not served at a domain that another app claimed first."""
-        allowed: bool = await until_redis_answers(lambda: self._registry.claim_domain(app))
-        return allowed
+        return await find_app(self._registry, app)
 
     async def _find_variables(self, app: App) -> dict[str, str]:
         return await until_redis_answers(lambda: self._environments.open(app))

@@ -23,6 +23,7 @@ import msgspec
 
 from gateway.outbound import addresses
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
+from workers.sites.serving import DeployError
 
 LIMITS = Limits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, processes=64)
 ARCHIVE_FILES, ARCHIVE_BYTES = 50_000, 1_024 * MIB
@@ -54,10 +55,6 @@ MEANINGS = {
     "could not read Username|Authentication failed": "the repository is private, or does not exist",
     "returned error: 30[1-8]": "the repository's address redirects to another one; connect that address",
 }
-
-
-class DeployError(Exception):
-    """Fails the deploy. Account holders see the message."""
 
 
 class _Remote(msgspec.Struct, frozen=True):

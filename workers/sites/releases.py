@@ -30,6 +30,7 @@ from pathlib import Path
 
 import structlog
 
+from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.states import Deploy, address
 
 logger = structlog.get_logger()
@@ -38,6 +39,7 @@ KEPT_RELEASES = 5  # per site
 KEPT_PREVIEWS = 20  # sites per app, besides the live one
 KEPT_AFTER_DELETION = 7 * 86_400  # seconds
 PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
+LINK_SECONDS = 60.0  # within which the files of a release are linked
 LOCK_INTERVAL = 0.5  # seconds between two attempts
 
 
@@ -169,6 +171,10 @@ class Releases:
                 return release
         return None
 
+    def all_of(self, app_id: str) -> list[Path]:
+        """The releases of the app, at all its addresses."""
+        return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]
+
     def claim_folder(self, deploy: Deploy) -> None:
         """Removes the releases that another account, which had this app before, left behind."""
         folder = self._sites / deploy.appId
@@ -210,15 +216,20 @@ class Releases:
 
     # -- tidying ---------------------------------------------------------------------------------------------
 
-    def tidy(self, apps: Collection[str], in_progress: Set[str]) -> None:
-        """Removes what is no longer needed.
-
-        `apps`: ids of all existing apps. `in_progress`: ids of deploys; the set changes while this runs.
-        """
+    def tidy_builds(self, in_progress: Set[str]) -> None:
+        """Removes the folders of builds that a worker left behind. The set of deploys changes while this runs."""
         for build in _subfolders(self.builds):
             if build.name not in in_progress:
                 with _isolated(build):
                     remove_folder(build)
+
+    def tidy(self, apps: Collection[str], in_progress: Set[str], *, builds: bool = True) -> None:
+        """Removes what is no longer needed; `builds`: of builds too, which may be another worker's.
+
+        `apps`: ids of all existing apps. `in_progress`: ids of deploys; the set changes while this runs.
+        """
+        if builds:
+            self.tidy_builds(in_progress)
         for app in _subfolders(self._sites):
             with _isolated(app):
                 self._tidy_app(app, exists=app.name in apps)
@@ -278,6 +289,20 @@ async def exclusive_lock(path: Path) -> AsyncIterator[None]:
                 waiting = True
                 await asyncio.sleep(LOCK_INTERVAL)
         yield
+
+
+async def link_folder(source: Path, target: Path) -> bool:
+    """Links the files of a release into a new one. Files of releases never change, so both can share them.
+
+    It is a process of its own, which no depth of folders can stop and which leaves the event loop free.
+    """
+    copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(source), str(target))
+    try:
+        return await asyncio.wait_for(copying.wait(), LINK_SECONDS) == 0
+    except BaseException:
+        copying.kill()
+        await finish_despite_cancellation(copying.wait())
+        raise
 
 
 def replace_link(path: Path, target: str) -> None:

@@ -1,5 +1,6 @@
 """The worker that serves the hosted apps. It reads from the data folder alone what to serve and what to run
-(`workers/sites/releases.py`). So it works without Redis and the builder, and restarts independently of them.
+(`workers/sites/releases.py`). So it works without Redis and the builder, and restarts independently of them. With
+shared storage, `agent.py` brings the data folder up to date.
 
 One process per data folder serves; a second one stands by. TLS ends in front of it.
 """
@@ -10,8 +11,9 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,9 +29,11 @@ from gateway.settings import Settings
 from gateway.store.client import Store
 from workers.sandbox.sandbox import APP_USERS, Sandbox, Unsafe
 from workers.sites import nginx, web
+from workers.sites.agent import Agent
 from workers.sites.limits import open_files
 from workers.sites.releases import Releases, exclusive_lock
 from workers.sites.watchdog import LIMITS, Watchdog
+from workers.sites.web import read_address as read_address
 
 logger = structlog.get_logger()
 
@@ -56,27 +60,37 @@ async def run(settings: Settings) -> None:
             vault = Vault(settings.encryption_key)
             watchdog = Watchdog(folder, sandbox, reporter.report, LIMITS, vault)
             parts.append(await stack.enter_async_context(_running(watchdog.run())))
-        parts.append(await stack.enter_async_context(_serve(settings, folder)))
+        is_current: Callable[[], bool] = _always
+        if settings.storage_url:
+            agent = await stack.enter_async_context(aclosing(Agent(settings)))
+            await agent.catch_up()
+            parts.append(await stack.enter_async_context(_running(agent.run())))
+            is_current = agent.is_current
+        parts.append(await stack.enter_async_context(_serve(settings, folder, is_current)))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
         raise RuntimeError("nginx ended unexpectedly")
 
 
+def _always() -> bool:
+    return True
+
+
 @asynccontextmanager
-async def _serve(settings: Settings, folder: Path) -> AsyncIterator[asyncio.Task[object]]:
+async def _serve(
+    settings: Settings, folder: Path, is_current: Callable[[], bool]
+) -> AsyncIterator[asyncio.Task[object]]:
     """Serves the apps. Yields a task that ends when the web server does."""
+    apps = partial(web.serve, folder, apps_domain=settings.apps_domain.partition(":")[0], is_current=is_current)
     await nginx.stop_former(folder)
     host, port = await _find_port(settings)
-    apps_domain = settings.apps_domain.partition(":")[0]
     async with AsyncExitStack() as stack:
         ended: Coroutine[object, object, object]
         if settings.apps_server == "nginx" or (settings.apps_server == "auto" and nginx.is_usable(folder)):
-            await stack.enter_async_context(
-                web.serve(folder, apps_domain=apps_domain, socket=folder / "web" / "apps.sock")
-            )
+            await stack.enter_async_context(apps(socket=folder / "web" / "apps.sock"))
             ended = (await stack.enter_async_context(nginx.serve(folder, host, port))).wait()
         else:
-            await stack.enter_async_context(web.serve(folder, apps_domain=apps_domain, host=host, port=port))
+            await stack.enter_async_context(apps(host=host, port=port))
             ended = asyncio.Event().wait()
         (folder / "web" / "address").write_text(f"{_connectable_host(host)}:{port}")
         logger.info("sites.serving", address=f"http://{host}:{port}", domain=settings.apps_domain)
@@ -97,14 +111,6 @@ def _open_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, open_files(hard=True)), hard))
-
-
-def read_address(folder: Path) -> str:
-    """The address of the server that serves the data folder, or served it last. Empty if none ever did."""
-    try:
-        return (folder / "web" / "address").read_text()
-    except OSError:
-        return ""
 
 
 def _connectable_host(host: str) -> str:

@@ -78,11 +78,19 @@ def read_state(folder: Path, deploy_id: str) -> AppState:
         return AppState()
 
 
-class AppServer:
-    """Serves all apps of a data folder."""
+def read_address(folder: Path) -> str:
+    """The address of the server that serves the data folder, or served it last. Empty if none ever did."""
+    try:
+        return (folder / "web" / "address").read_text()
+    except OSError:
+        return ""
 
-    def __init__(self, folder: Path, forwarder: Forwarder) -> None:
-        self._folder, self._forwarder = folder, forwarder
+
+class AppServer:
+    """Serves all apps of a data folder, while `is_current`."""
+
+    def __init__(self, folder: Path, forwarder: Forwarder, is_current: Callable[[], bool] = lambda: True) -> None:
+        self._folder, self._forwarder, self._is_current = folder, forwarder, is_current
         self._limits = RequestLimits()
         self._in_use: set[object] = set()  # connections with a request in progress
 
@@ -106,6 +114,9 @@ class AppServer:
         if not request.raw_path.startswith("/"):
             # A full URL, as sent to proxies, may name another host than the Host header.
             return web.Response(status=400, text="The request target must be a path.\n")
+        if not self._is_current():
+            headers = {"Retry-After": "1"}
+            return web.Response(status=503, text="This host is catching up.\n", headers=headers)
         site = self._find_site(request.headers.get("Host", ""))
         if site is None or (current := site.current) is None:
             return web.Response(status=404, text="There is no app at this address.\n")
@@ -223,12 +234,18 @@ def _file_response(path: Path) -> _File:
 
 @asynccontextmanager
 async def serve(
-    folder: Path, *, apps_domain: str = "", host: str = "", port: int = 0, socket: Path | None = None
+    folder: Path,
+    *,
+    apps_domain: str = "",
+    host: str = "",
+    port: int = 0,
+    socket: Path | None = None,
+    is_current: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[None]:
     """Serves the apps on a port, or on a Unix socket."""
     if socket is not None:
         _remove_stale(socket)
-    apps = AppServer(folder, Forwarder(apps_domain))
+    apps = AppServer(folder, Forwarder(apps_domain), is_current)
     async with _runner(apps.handle) as runner, _making_room(apps, runner):
         if socket is not None:
             await web.UnixSite(runner, socket, backlog=BACKLOG).start()

@@ -10,6 +10,7 @@ from gateway.accounts.records import App
 from gateway.deploys import sources
 from gateway.deploys.sources import KEPT_SOURCES, UPLOADS, Sources
 from gateway.errors import RateLimited, RequestMalformed, RequestTooLarge, ServiceError
+from gateway.storage import FolderStorage
 
 
 async def upload(*parts: bytes) -> AsyncIterator[bytes]:
@@ -21,13 +22,21 @@ def app(app_id: str) -> App:
     return App(id=app_id, name=app_id, account="acc", createdAt="2026-11-21T12:00:00.000Z")
 
 
+def sources_in(folder: Path) -> Sources:
+    return Sources(FolderStorage(folder), folder / "uploads")
+
+
+def path_of(folder: Path, app_id: str, source: str) -> Path:
+    return folder / Sources.key(app_id, source)
+
+
 def stored(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.tar.gz"))
 
 
 async def test_an_upload_is_stored_whole(tmp_path: Path) -> None:
-    source = await Sources(tmp_path).receive(app("app_1"), upload(b"\x1f", b"\x8bpacked", b" source"), None)
-    path = Sources(tmp_path).path("app_1", source)
+    source = await sources_in(tmp_path).receive(app("app_1"), upload(b"\x1f", b"\x8bpacked", b" source"), None)
+    path = path_of(tmp_path, "app_1", source)
     assert stored(tmp_path) == [path]
     assert path.read_bytes() == b"\x1f\x8bpacked source"
 
@@ -47,8 +56,8 @@ async def test_a_refused_upload_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(sources, "SOURCE_BYTES", 5)
     with pytest.raises(refusal):
-        await Sources(tmp_path).receive(app("app_1"), upload(*parts), None)
-    assert stored(tmp_path) == []
+        await sources_in(tmp_path).receive(app("app_1"), upload(*parts), None)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 async def test_a_broken_upload_leaves_nothing(tmp_path: Path) -> None:
@@ -57,34 +66,34 @@ async def test_a_broken_upload_leaves_nothing(tmp_path: Path) -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        await Sources(tmp_path).receive(app("app_1"), broken(), None)
-    assert stored(tmp_path) == []
+        await sources_in(tmp_path).receive(app("app_1"), broken(), None)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_old_sources_are_those_beyond_the_newest(tmp_path: Path) -> None:
-    files = Sources(tmp_path)
-    assert files.list_old("app_1") == []
-    (tmp_path / "app_1").mkdir()
+async def test_old_sources_are_those_beyond_the_newest(tmp_path: Path) -> None:
+    files = sources_in(tmp_path)
+    assert await files.list_old("app_1") == []
+    (tmp_path / "sources" / "app_1").mkdir(parents=True)
     names = [f"src_{number:02}" for number in range(KEPT_SOURCES + 2)]
     for name in reversed(names):
-        files.path("app_1", name).touch()
-        assert files.list_old("app_1") == [] or len(stored(tmp_path)) > KEPT_SOURCES
-    assert files.list_old("app_1") == names[:2]
-    files.remove("app_1", {names[0], "src_gone"})
-    assert files.list_old("app_1") == [names[1]]
+        path_of(tmp_path, "app_1", name).touch()
+        assert await files.list_old("app_1") == [] or len(stored(tmp_path)) > KEPT_SOURCES
+    assert await files.list_old("app_1") == names[:2]
+    await files.remove("app_1", {names[0], "src_gone"})
+    assert await files.list_old("app_1") == [names[1]]
 
 
-def test_all_sources_of_one_app_are_removed(tmp_path: Path) -> None:
-    files = Sources(tmp_path)
+async def test_all_sources_of_one_app_are_removed(tmp_path: Path) -> None:
+    files = sources_in(tmp_path)
     for app in ("app_1", "app_2"):
-        (tmp_path / app).mkdir()
-        files.path(app, "src_1").touch()
-    files.remove_all("app_1")
-    assert stored(tmp_path) == [files.path("app_2", "src_1")]
+        (tmp_path / "sources" / app).mkdir(parents=True)
+        path_of(tmp_path, app, "src_1").touch()
+    await files.remove_all("app_1")
+    assert stored(tmp_path) == [path_of(tmp_path, "app_2", "src_1")]
 
 
 async def test_an_account_has_two_uploads_at_once(tmp_path: Path) -> None:
-    files, ended = Sources(tmp_path), asyncio.Event()
+    files, ended = sources_in(tmp_path), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"\x1f\x8b"
@@ -110,5 +119,5 @@ async def test_a_source_that_declares_too_much_is_not_read(tmp_path: Path) -> No
         yield b""
 
     with pytest.raises(RequestTooLarge):
-        await Sources(tmp_path).receive(app("app_1"), unread(), sources.SOURCE_BYTES + 1)
-    assert stored(tmp_path) == []
+        await sources_in(tmp_path).receive(app("app_1"), unread(), sources.SOURCE_BYTES + 1)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,5 +1,6 @@
 """What the stream of builds and the logs of deploys leave behind in Redis."""
 
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,28 @@ async def test_a_broken_record_becomes_a_dead_letter(host: Host) -> None:
         await wait_until(lambda: client.xlen(f"{tag}:dead") == 1, 60)
         assert client.xlen(f"{tag}:builds") == 0
     assert worker.log.count("deploy.postponed") == 3
+
+
+async def test_each_release_has_an_archive_until_it_is_removed(host: Host) -> None:
+    await host.worker("deploys")
+    app = await host.app(build=BUILD)
+    folder = host.gateway.data_folder / "archives"
+    deploys = []
+    for number in range(6):
+        deploys.append(await host.publish(app, {"a": str(number)}))
+        assert (await host.over(deploys[-1]))["state"] == "live"
+    failed = await host.publish(await host.app(build={**BUILD, "output": "."}), {"a": "no page"})
+    assert (await host.over(failed))["state"] == "failed"
+    back = (await host.call("POST", f"/account/apps/{app}/rollback", json={}))["deployId"]
+    assert (await host.over(back))["state"] == "live"
+
+    def archives() -> list[str]:
+        return sorted(path.name.partition(".")[0] for path in folder.rglob("*.tar.gz"))
+
+    await wait_until(lambda: archives() == [*deploys[2:], back], 5)
+    with host.gateway.redis.client() as client:
+        for deploy in (deploys[-1], back):
+            digest, size = client.hmget(keys.deploy_key(host.account.id, deploy), "digest", "size")
+            [archive] = folder.rglob(f"{deploy}.tar.gz")
+            assert hashlib.sha256(archive.read_bytes()).hexdigest() == digest.decode()
+            assert archive.stat().st_size == int(size)

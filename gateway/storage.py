@@ -1,0 +1,340 @@
+"""Where sources, archives of releases and logs of deploys are kept: objects in one store that all processes share.
+
+    sources/<app id>/<source id>.tar.gz      archives/<app id>/<deploy id>.tar.gz      logs/<day>/<deploy id>.gz
+
+The store is a folder (the data folder, unless GATEWAY_STORAGE_URL names another one) or an S3 bucket. A reader finds an
+object whole or not at all. Every call is bounded in time, and fails with StorageUnavailable, whose log line names the
+operation and the kind of error alone: what a store answers may hold addresses and the names of credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import structlog
+
+from gateway.cancellation import end_if_cancelled
+from gateway.errors import StorageUnavailable
+from gateway.settings import Settings
+
+logger = structlog.get_logger()
+
+CALL_SECONDS = 30.0  # for what moves little
+FILE_SECONDS = 600.0  # for a whole file, up or down
+CHUNK = 1_048_576  # bytes
+LISTED = 10_000  # names of one listing
+LONGEST_PAUSE = 5.0  # seconds between two attempts while the storage is away
+PATIENCE = 3_600.0  # seconds, after which what waits for the storage fails
+
+T = TypeVar("T")
+
+
+class Object(NamedTuple):
+    size: int
+    chunks: AsyncIterator[bytes]
+
+
+class Storage(Protocol):
+    """Every method raises StorageUnavailable."""
+
+    async def put(self, key: str, content: bytes | Path) -> None:
+        """Stores the bytes, or the file, which may be moved."""
+
+    async def open(self, key: str) -> Object | None: ...
+
+    async def exists(self, key: str) -> bool: ...
+
+    async def copy(self, source: str, target: str) -> bool:
+        """False if there is no such source."""
+
+    async def names(self, prefix: str) -> list[str]:
+        """Names below a prefix that ends with a slash, without it; at most `LISTED`."""
+
+    async def folders(self, prefix: str) -> list[str]: ...
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Those that do not exist are left out."""
+
+    async def delete_folder(self, prefix: str) -> None: ...
+
+
+def open_storage(settings: Settings) -> Storage:
+    url = urlsplit(settings.storage_url)
+    if url.scheme == "s3":
+        return S3Storage(url.netloc, url.path.strip("/"))
+    return FolderStorage(Path(unquote(url.path)) if url.scheme else Path(settings.data_dir))
+
+
+async def read(storage: Storage, key: str, limit: int) -> bytes | None:
+    """An object of at most `limit` bytes; None if there is none. Raises StorageUnavailable."""
+    with _failures("read"):
+        async with asyncio.timeout(CALL_SECONDS):
+            found = await storage.open(key)
+            if found is None:
+                return None
+            content = bytearray()
+            async for chunk in found.chunks:
+                content += chunk
+                if len(content) > limit:
+                    raise OSError("the object is larger than it may be")
+            return bytes(content)
+
+
+async def fetch(storage: Storage, key: str, path: Path, limit: int) -> bool:
+    """Writes an object of at most `limit` bytes to a file; False if there is none. Raises StorageUnavailable."""
+    with _failures("fetch"):
+        async with asyncio.timeout(FILE_SECONDS):
+            found = await storage.open(key)
+            if found is None:
+                return False
+            size = 0
+            with path.open("wb") as file:
+                async for chunk in found.chunks:
+                    size += len(chunk)
+                    if size > limit:
+                        raise OSError("the object is larger than it may be")
+                    await asyncio.to_thread(file.write, chunk)
+            return True
+
+
+async def until_storage_answers(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Repeats `attempt` while the storage is away, for an hour at most. Raises StorageUnavailable then."""
+    ends, pause = asyncio.get_running_loop().time() + PATIENCE, 0.2
+    while True:
+        try:
+            return await attempt()
+        except StorageUnavailable:
+            end_if_cancelled()
+            if asyncio.get_running_loop().time() > ends:
+                raise
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+@contextmanager
+def _failures(operation: str, *, may_miss: bool = False) -> Iterator[None]:
+    """With `may_miss`, raises FileNotFoundError as it is."""
+    try:
+        yield
+    except (asyncio.CancelledError, StorageUnavailable):
+        raise
+    except Exception as error:  # obstore's errors have several bases
+        if may_miss and isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error):
+            raise
+        logger.warning("storage.failed", operation=operation, error=_kind(error))
+        raise StorageUnavailable from error
+
+
+def _kind(error: Exception) -> str:
+    """The kind of the error. The message of a file's error is ours; that of a store may quote what it was asked."""
+    detail = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
+    return f"{type(error).__name__}{detail}"
+
+
+class FolderStorage:
+    """Files of a folder that all processes reach, private to its owner and the workers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    async def put(self, key: str, content: bytes | Path) -> None:
+        await self._call("put", self._put, key, content, seconds=FILE_SECONDS)
+
+    def _put(self, key: str, content: bytes | Path) -> None:
+        path = self._make_room(key)
+        partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}.part")
+        try:
+            if not isinstance(content, Path) or not _link(content, partial):
+                _write(content, partial)
+            with partial.open("rb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                os.fsync(file.fileno())
+                if os.geteuid() == 0:  # gateways read it, as the user to whom the folder belongs
+                    owner = self.folder.stat()
+                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+    def _make_room(self, key: str) -> Path:
+        path = self.folder / key
+        missing = [folder for folder in reversed(path.parents) if folder != self.folder and not folder.exists()]
+        for folder in missing:
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+            if os.geteuid() == 0 and self.folder in folder.parents:
+                owner = self.folder.stat()
+                os.chown(folder, owner.st_uid, owner.st_gid)
+        return path
+
+    async def open(self, key: str) -> Object | None:
+        return await self._call("open", self._open, key)
+
+    def _open(self, key: str) -> Object | None:
+        try:
+            file = (self.folder / key).open("rb")
+        except FileNotFoundError:
+            return None
+
+        async def chunks() -> AsyncIterator[bytes]:
+            with file:
+                while chunk := await asyncio.to_thread(file.read, CHUNK):
+                    yield chunk
+
+        return Object(os.fstat(file.fileno()).st_size, chunks())
+
+    async def exists(self, key: str) -> bool:
+        return await self._call("exists", (self.folder / key).is_file)
+
+    async def copy(self, source: str, target: str) -> bool:
+        return await self._call("copy", self._copy, source, target, seconds=FILE_SECONDS)
+
+    def _copy(self, source: str, target: str) -> bool:
+        path = self._make_room(target)
+        path.unlink(missing_ok=True)
+        try:
+            os.link(self.folder / source, path)  # objects never change
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def names(self, prefix: str) -> list[str]:
+        return await self._call("list", self._list, prefix)
+
+    def _list(self, prefix: str) -> list[str]:
+        folder = self.folder / prefix
+        files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".part")
+        return [os.fspath(path.relative_to(folder)) for path in files][:LISTED]
+
+    async def folders(self, prefix: str) -> list[str]:
+        return await self._call("list", self._folders, prefix)
+
+    def _folders(self, prefix: str) -> list[str]:
+        folder = self.folder / prefix
+        return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        await self._call("delete", self._delete, keys)
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            (self.folder / key).unlink(missing_ok=True)
+
+    async def delete_folder(self, prefix: str) -> None:
+        await self._call("delete", shutil.rmtree, self.folder / prefix, True)
+
+    @staticmethod
+    async def _call(operation: str, work: Callable[..., T], *args: Any, seconds: float = CALL_SECONDS) -> T:
+        with _failures(operation):
+            async with asyncio.timeout(seconds):
+                return await asyncio.to_thread(work, *args)
+
+
+def _link(source: Path, target: Path) -> bool:
+    """False where the two are on different file systems."""
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
+def _write(content: bytes | Path, target: Path) -> None:
+    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        if isinstance(content, Path):
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, file, CHUNK)
+        else:
+            file.write(content)
+
+
+class S3Storage:
+    """A bucket of S3, or of a store that speaks its protocol. obstore reads the credentials and the endpoint from the
+    usual variables, AWS_*."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        import obstore  # here, because a folder needs no library of a hundred megabytes of memory
+        from obstore.store import S3Store
+
+        self._library = obstore
+        endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
+        self._store = S3Store(
+            bucket,
+            prefix=prefix or None,
+            client_options={
+                "allow_http": endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=5),
+                "read_timeout": timedelta(seconds=20),
+                "timeout": timedelta(seconds=FILE_SECONDS),
+            },
+            retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=10)},
+        )
+
+    async def put(self, key: str, content: bytes | Path) -> None:
+        await self._call("put", self._library.put_async(self._store, key, content), FILE_SECONDS)
+
+    async def open(self, key: str) -> Object | None:
+        try:
+            found = await self._call("open", self._library.get_async(self._store, key))
+        except FileNotFoundError:
+            return None
+
+        async def chunks() -> AsyncIterator[bytes]:
+            async for chunk in found.stream(min_chunk_size=CHUNK):
+                yield bytes(chunk)
+
+        return Object(int(found.meta["size"]), chunks())
+
+    async def exists(self, key: str) -> bool:
+        try:
+            await self._call("exists", self._library.head_async(self._store, key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def copy(self, source: str, target: str) -> bool:
+        try:
+            await self._call("copy", self._library.copy_async(self._store, source, target), FILE_SECONDS)
+        except FileNotFoundError:
+            return False
+        return True
+
+    async def names(self, prefix: str) -> list[str]:
+        async def pages() -> list[str]:
+            found: list[str] = []
+            async for page in self._library.list(self._store, prefix.rstrip("/")):
+                found += [str(each["path"]).removeprefix(prefix) for each in page]
+                if len(found) >= LISTED:
+                    break
+            return found[:LISTED]
+
+        return await self._call("list", pages())
+
+    async def folders(self, prefix: str) -> list[str]:
+        found = await self._call("list", self._library.list_with_delimiter_async(self._store, prefix.rstrip("/")))
+        return [str(name).rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]]
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        with suppress(FileNotFoundError):
+            if keys:
+                await self._call("delete", self._library.delete_async(self._store, [*keys]))
+
+    async def delete_folder(self, prefix: str) -> None:
+        names = await self.names(f"{prefix.rstrip('/')}/")
+        await self.delete([f"{prefix.rstrip('/')}/{name}" for name in names])
+
+    @staticmethod
+    async def _call(operation: str, work: Awaitable[T], seconds: float = CALL_SECONDS) -> T:
+        with _failures(operation, may_miss=operation != "put"):
+            async with asyncio.timeout(seconds):
+                return await work

@@ -1,0 +1,142 @@
+"""The storage: a folder, and S3 over HTTP."""
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from gateway import storage as module
+from gateway.errors import StorageUnavailable
+from gateway.settings import BadSettings, Settings, load
+from gateway.storage import FolderStorage, S3Storage, Storage, fetch, open_storage, read, until_storage_answers
+from tests.support.s3_server import BUCKET, SECRET, S3Server
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LARGE = os.urandom(12_000_000)  # of several parts
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def s3(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[S3Server]:
+    server = await S3Server(tmp_path_factory.mktemp("s3")).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    if request.param == "folder":
+        return open_storage(Settings(storage_url=f"file://{tmp_path}/storage"))
+    server: S3Server = request.getfixturevalue("s3")
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return open_storage(Settings(storage_url=f"s3://{BUCKET}/{tmp_path.name}"))
+
+
+async def test_what_is_read_is_what_was_stored(storage: Storage, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(LARGE)
+    await storage.put("archives/app/one.tar.gz", source)
+    await storage.put("logs/day/one.gz", b"log")
+    assert await fetch(storage, "archives/app/one.tar.gz", target, len(LARGE))
+    assert target.read_bytes() == LARGE
+    assert await read(storage, "logs/day/one.gz", 10) == b"log"
+    await storage.put("logs/day/one.gz", b"another")
+    assert await read(storage, "logs/day/one.gz", 10) == b"another"
+    assert await storage.copy("archives/app/one.tar.gz", "archives/app/two.tar.gz")
+    assert sorted(await storage.names("archives/app/")) == ["one.tar.gz", "two.tar.gz"]
+    assert (await storage.folders("archives/"), await storage.folders("none/")) == (["app"], [])
+    await storage.delete(["archives/app/one.tar.gz", "archives/app/none"])
+    assert await storage.exists("archives/app/two.tar.gz")
+    await storage.delete_folder("archives/app")
+    assert await storage.names("archives/app/") == []
+    assert await storage.names("logs/") == ["day/one.gz"], "nothing else is deleted"
+
+
+async def test_what_is_not_there(storage: Storage, tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        assert await storage.open("logs/none") is None
+        assert await read(storage, "logs/none", 10) is None
+        assert not await fetch(storage, "logs/none", tmp_path / "target", 10)
+        assert not await storage.exists("logs/none")
+        assert not await storage.copy("logs/none", "logs/other")
+    assert not lines
+
+
+async def test_no_more_is_read_than_may_be(storage: Storage, tmp_path: Path) -> None:
+    await storage.put("logs/large", LARGE)
+    for attempt in (read(storage, "logs/large", 1_000), fetch(storage, "logs/large", tmp_path / "target", 1_000)):
+        with pytest.raises(StorageUnavailable):
+            await attempt
+    assert (tmp_path / "target").stat().st_size <= module.CHUNK * 2
+
+
+async def test_a_reader_never_finds_half_an_object(tmp_path: Path) -> None:
+    storage, whole = FolderStorage(tmp_path), {b"a" * 3_000_000, b"b" * 3_000_000}
+    await storage.put("logs/one", max(whole))
+    writing = asyncio.gather(*(storage.put("logs/one", text) for _ in range(10) for text in whole))
+    while not writing.done():
+        assert await read(storage, "logs/one", 3_000_000) in whole
+    assert stat.S_IMODE((tmp_path / "logs" / "one").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "logs").stat().st_mode) == 0o711
+
+
+async def test_a_storage_that_is_away_says_so_in_time_and_tells_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = S3Server(tmp_path)  # not started
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    storage, began = S3Storage(BUCKET, ""), time.monotonic()
+    with capture_logs() as lines, pytest.raises(StorageUnavailable) as raised:
+        await storage.put("logs/one", b"log")
+    assert time.monotonic() - began < module.CALL_SECONDS
+    assert raised.value.status == 503
+    assert [line["operation"] for line in lines] == ["put"]
+    assert not [text for text in (SECRET, "test-key-id", str(server.port)) if text in f"{lines}{raised.value}"]
+
+
+async def test_what_waits_goes_on_when_the_storage_is_back(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where a folder should be")
+    storage = FolderStorage(tmp_path)
+    waiting = asyncio.create_task(until_storage_answers(lambda: storage.put("logs/one", b"log")))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    (tmp_path / "logs").unlink()
+    await asyncio.wait_for(waiting, 10)
+    assert await read(storage, "logs/one", 10) == b"log"
+
+
+@pytest.mark.parametrize(
+    ("url", "more", "words"),
+    [
+        ("s3://bucket/prefix", {}, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ("s3://bucket", {"AWS_ACCESS_KEY_ID": "a"}, "needs AWS_SECRET_ACCESS_KEY too"),
+        ("s3://id:hidden@bucket", {}, "must hold no credentials"),
+        ("s3://", {}, "neither"),
+        ("file://host/folder", {}, "neither"),
+        ("ftp://host", {}, "neither"),
+    ],
+)
+async def test_a_bad_storage_stops_the_start_with_one_line(url: str, more: dict[str, str], words: str) -> None:
+    with pytest.raises(BadSettings) as raised:
+        load({"GATEWAY_STORAGE_URL": url, **more})
+    [line] = str(raised.value).splitlines()
+    assert line.startswith("GATEWAY_STORAGE_URL: ")
+    assert words in line
+    assert "hidden" not in line
+
+
+async def test_each_storage_that_is_right(tmp_path: Path) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    assert load({"GATEWAY_STORAGE_URL": "s3://bucket/prefix", **keys}).storage_url == "s3://bucket/prefix"
+    assert load({"GATEWAY_STORAGE_URL": "file:///folder"}).storage_url == "file:///folder"
+    default = open_storage(load({"GATEWAY_DATA_DIR": str(tmp_path)}))
+    assert isinstance(default, FolderStorage)
+    assert default.folder == tmp_path
