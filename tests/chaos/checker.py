@@ -7,7 +7,7 @@ import datetime
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,10 +191,15 @@ class Checker:
             failed |= await self._population.failed_events(account)
         self.add(books.check_events(self._population.events, self.received, failed, self._faults))
 
-    async def check_deploys(self) -> None:
-        for deploy, (_, at) in self._population.deploys.items():
-            state = await self._population.deploy_state(deploy)
-            self.add(books.check_deploy(deploy, state, at, self.deploy_events[deploy], self._faults))
+    async def check_deploys(self, hosts: Sequence[str]) -> None:
+        """`hosts`: where the apps are served."""
+        for name, deploy in self._population.deploys.items():
+            state = await self._population.deploy_state(name)
+            self.add(books.check_deploy(name, state, deploy.at, self.deploy_events[name], self._faults))
+            if state == "live" and self._population.published[deploy.app] == 1:
+                for host in hosts:
+                    if (page := await self._population.page(host, deploy.app)) != deploy.page:
+                        self.add([f"deploy {name} is live, and host {host} answers {page[:60]}"])
 
     # -- files -----------------------------------------------------------------------------------------------
 

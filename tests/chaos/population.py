@@ -10,6 +10,7 @@ import contextlib
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,14 @@ class Account:
     began: float = field(default_factory=time.monotonic)
 
 
+@dataclass(frozen=True)
+class Deploy:
+    account: Account
+    app: str
+    page: str
+    at: float
+
+
 class Issuer:
     """Signs the tokens of all users of all apps, with one key."""
 
@@ -62,7 +71,8 @@ class Population:
         self.accounts: dict[str, Account] = {}
         self.current: list[Account] = []
         self.events: dict[str, float] = {}
-        self.deploys: dict[str, tuple[Account, float]] = {}
+        self.deploys: dict[str, Deploy] = {}
+        self.published: Counter[str] = Counter()  # attempts, by app
         self.unexpected: list[str] = []
 
     async def __aenter__(self) -> Population:
@@ -174,18 +184,27 @@ class Population:
                     tasks.create_task(self._publish(self._chance.choice(self.current)))
 
     async def _publish(self, account: Account) -> None:
-        source = packed({"index.html": f"<h1>{secrets.token_hex(8)}</h1>"})
-        path, began = f"/account/apps/{self._chance.choice(account.apps)}/source", time.monotonic()
-        status, body = await self.call("PUT", path, account.key, data=source)
+        deploy = Deploy(account, self._chance.choice(account.apps), secrets.token_hex(8), time.monotonic())
+        self.published[deploy.app] += 1
+        source = packed({"index.html": deploy.page})
+        status, body = await self.call("PUT", f"/account/apps/{deploy.app}/source", account.key, data=source)
         if status == 202:
-            self.deploys[body["deployId"]] = (account, began)
+            self.deploys[body["deployId"]] = deploy
 
     async def deploy_state(self, deploy: str) -> str | None:
         """None: there is no such deploy."""
-        account, _ = self.deploys[deploy]
+        account = self.deploys[deploy].account
         with contextlib.suppress(RuntimeError):
             return str((await self._insist("GET", f"/account/deploys/{deploy}", account.key))["state"])
         return None
+
+    async def page(self, host: str, app: str) -> str:
+        """What a visitor of the app sees at one of the hosts; or the status, or the error."""
+        try:
+            async with self._session.get(f"http://{host}/", headers={"Host": f"{app}.apps.localhost"}) as response:
+                return await response.text() if response.status == 200 else f"status {response.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return type(error).__name__
 
     async def failed_events(self, account: Account) -> set[str]:
         """Whose delivery the account's log says was in vain."""

@@ -31,7 +31,8 @@ from tests.chaos.recovery import Recovery
 from tests.support.redis_servers import free_port
 
 GATEWAYS = 3
-WORKERS = {"webhooks": 2, "monitors": 2, "deploys": 1}
+WORKERS = {"webhooks": 2, "monitors": 2, "deploys": 2}  # those with heartbeats
+HOSTS = 2  # with a data folder, a worker `deploys` and a worker `sites` each
 STREAM_SECONDS = 15  # that a stream may take; a lease is 60 s longer
 PROBED = 8  # apps of each shard with which recovery is measured
 HEARTBEAT = 5.0  # seconds between two heartbeats of a worker
@@ -62,7 +63,7 @@ class Run:
         self._encryption_key = base64.urlsafe_b64encode(os.urandom(32)).decode()
         self._outside_port = free_port()
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(GATEWAYS)}
-        self._apps_port = free_port()
+        self._apps = [f"127.0.0.1:{free_port()}" for _ in range(HOSTS)]
         self._generation = 20.0 if options.short else 60.0  # seconds
         # Such that the hot apps of a generation meet their rates, and its capped accounts their cap.
         requests = options.rate * self._generation
@@ -88,25 +89,31 @@ class Run:
             "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
             "GATEWAY_ENCRYPTION_KEY": self._encryption_key,
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
-            "GATEWAY_DATA_DIR": str(self.folder / "data"),
+            "GATEWAY_STORAGE_URL": f"file://{self.folder / 'data' / 'storage'}",
+            **self._host(1),
             "GATEWAY_RATE_LIMITS": f"app={app},user={user}",
             "GATEWAY_DAILY_CAPS": ",".join(f"{plan}={cap / 10**9:.9f}" for plan, cap in self.caps.items()),
             "GATEWAY_DEPLOY_QUOTAS": "free=1000,max=1000",
             "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
             "GATEWAY_CANARY": "1",
-            "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self._apps_port}",
             "GATEWAY_APPS_SERVER": "embedded",
             "GATEWAY_PROBE_INTERVAL": "30",
             "GATEWAY_LOG_LEVEL": "info",
+        }
+
+    def _host(self, number: int) -> dict[str, str]:
+        return {
+            "GATEWAY_DATA_DIR": str(self.folder / "data" / f"host-{number}"),
+            "GATEWAY_APPS_LISTEN": self._apps[number - 1],
         }
 
     def _start_service(self, cluster: Cluster) -> None:
         environment, logs = self._environment(cluster), self.folder / "logs"
         for name, port in self._ports.items():
             self.fleet.add(name, ["gateway.cli", "serve", "--port", str(port)], environment, logs)
-        for kind, count in WORKERS.items():
+        for kind, count in {**WORKERS, "sites": HOSTS}.items():
             for number in range(1, count + 1):
-                self.fleet.add(f"{kind}-{number}", ["workers", kind], environment, logs)
+                self.fleet.add(f"{kind}-{number}", ["workers", kind], {**environment, **self._host(number)}, logs)
         for process in self.fleet.processes.values():
             process.start()
 
@@ -131,8 +138,8 @@ class Run:
 
     async def run(self) -> None:
         (self.folder / "logs").mkdir()
-        (self.folder / "data").mkdir()
-        (self.folder / "data").chmod(0o711)
+        for name in ("data", "data/storage", "data/host-1", "data/host-2"):
+            (self.folder / name).mkdir(mode=0o711)
         cluster = Cluster(self.folder / "redis")
         gateways = {name: f"http://127.0.0.1:{port}" for name, port in self._ports.items()}
         outside = f"http://127.0.0.1:{self._outside_port}"
@@ -317,7 +324,7 @@ class Run:
         checker.judge(everything=True)
         self.settled = await checker.check_money(released=self.options.settle)
         await checker.check_events()
-        await checker.check_deploys()
+        await checker.check_deploys(self._apps)
         for process in self.fleet.processes.values():
             checker.add(process.ends)
         checker.add(self.population.unexpected)
