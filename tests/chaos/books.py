@@ -91,7 +91,7 @@ def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
     outcome = (answer.status, answer.code)
     if answer.ending in ("none", "cut"):
         verb = "got no answer" if answer.ending == "none" else "was cut off without done or error"
-        return [] if at_gateway else [f"{who} {verb}, and gateway-{answer.gateway + 1} met no fault"]
+        return [] if at_gateway else [f"{who} {verb} ({answer.code}), and gateway-{answer.gateway + 1} met no fault"]
     if outcome in ALLOWED and (answer.code != "REQUEST_MALFORMED" or not answer.body):
         return []
     if outcome in REDIS_DOWN:

@@ -7,7 +7,6 @@ as one JSON list in the file given as an argument, with the fields of `Answer`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
@@ -24,6 +23,7 @@ import uvloop
 from tests.chaos.prompts import MAX_TOKENS, prompt
 
 SECONDS = 45  # that a request may take; a gateway may be stopped for 20 of them
+IDLE = 2  # seconds after which a connection is not used again: sooner than a gateway closes it
 OPEN = 4000  # requests at once; beyond, none is sent
 
 
@@ -71,7 +71,7 @@ class Load:
         self._open: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=5)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
         timeout = aiohttp.ClientTimeout(total=SECONDS)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             reading = asyncio.create_task(self._read_generations())
@@ -104,11 +104,12 @@ class Load:
         data = json.dumps(body).encode() if kind != "bare" else b""
         url = f"{generation.gateways[gateway]}/capsule/{app.name}/ai"
         try:
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                async with session.post(url, data=data, headers=headers) as response:
-                    answer.first, answer.status = time.monotonic(), response.status
-                    answer.ending = "cut"
-                    await self._read(response, answer, leave_after if kind == "leave" else None)
+            async with session.post(url, data=data, headers=headers) as response:
+                answer.first, answer.status = time.monotonic(), response.status
+                answer.ending = "cut"
+                await self._read(response, answer, leave_after if kind == "leave" else None)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            answer.code = answer.code or type(error).__name__
         finally:
             answer.end = time.monotonic()
             self._file.write(json.dumps(astuple(answer), separators=(",", ":")) + "\n")

@@ -77,7 +77,9 @@ class Population:
 
     async def __aenter__(self) -> Population:
         timeout = aiohttp.ClientTimeout(total=8)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -19,8 +19,9 @@ from gateway.store import keys
 from tests.chaos.nodes import Cluster
 from tests.chaos.prompts import prompt
 
-PROBE = 1.5  # seconds that a probe may take
-EVERY = 0.25  # seconds between two
+PROBE = 5.0  # seconds that a probe may take
+PROBES = 0.4  # seconds between the beginnings of two, of one gateway and shard
+EVERY = 0.25  # seconds between two looks at the cluster
 NAMES = 10  # a restarted worker takes the next number until its former heartbeat has expired
 GROUPS = ("webhooks", "monitors", "deploys")
 
@@ -46,7 +47,12 @@ class Recovery:
 
     async def watch(self) -> None:
         timeout = aiohttp.ClientTimeout(total=PROBE)
-        async with aiohttp.ClientSession(timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        async with (
+            aiohttp.ClientSession(
+                timeout=timeout, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+            ) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
             tasks.create_task(self._watch_cluster())
             tasks.create_task(self._watch_heartbeats())
             for name in self._gateways:
@@ -63,16 +69,21 @@ class Recovery:
             await asyncio.sleep(EVERY)
 
     async def _watch_gateway(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
+        """One probe that hangs holds up no other."""
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                probes.create_task(self._probe(session, name, shard))
+                await asyncio.sleep(PROBES)
+
+    async def _probe(self, session: aiohttp.ClientSession, name: str, shard: int) -> None:
+        app, token = next(self._callers[shard])
+        url = f"{self._gateways[name]}/capsule/{app}/ai"
         body = json.dumps({"prompt": prompt(0), "maxTokens": 64, "stream": True})
-        while True:
-            app, token = next(self._callers[shard])
-            url = f"{self._gateways[name]}/capsule/{app}/ai"
-            headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                async with session.post(url, data=body, headers=headers) as response:
-                    if response.status == 200:
-                        self._answers[name, shard].append(time.monotonic())
-            await asyncio.sleep(EVERY)
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+            async with session.post(url, data=body, headers=headers) as response:
+                if response.status == 200:
+                    self._answers[name, shard].append(time.monotonic())
 
     async def _watch_heartbeats(self) -> None:
         """A heartbeat's time to live tells when it was renewed."""
