@@ -68,7 +68,7 @@ class Checker:
         self.deploy_events: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.outcomes: Counter[str] = Counter()
         self.violations: list[str] = []
-        self.exact = self.blurred = self.paid_total = 0
+        self.exact = self.blurred = self.exact_accounts = self.paid_total = 0
 
     def add(self, violations: Iterable[str]) -> None:
         for violation in violations:
@@ -149,8 +149,8 @@ class Checker:
     async def check_caps(self) -> None:
         for account in list(self._population.current):
             cap = self._caps[account.plan]
-            for day, (settled, reserved) in (await self.spend(account.id) or {}).items():
-                self.add(books.check_cap(account.id, day, settled, reserved, cap))
+            for day, amounts in (await self.spend(account.id) or {}).items():
+                self.add(books.check_cap(account.id, day, *amounts, cap))
 
     async def reserved(self) -> int:
         """Nano-euro of all accounts that are still reserved."""
@@ -167,12 +167,16 @@ class Checker:
             if days is None:
                 self.add([f"Redis could not be asked what {account} spent"])
                 continue
+            cap = self._caps[self._population.accounts[account].plan]
+            for day, amounts in days.items():
+                self.add(books.check_cap(account, day, *amounts, cap))
             settled = sum(amount for amount, _ in days.values())
             reserved = sum(amount for _, amount in days.values())
             self.add(books.check_spend(account, (settled, reserved), least, most))
             if released and reserved:
                 self.add([f"{account} still has {reserved:,} nano-euro reserved after every lease has ended"])
             total += settled
+            self.exact_accounts += least == most
         return total
 
     # -- events and deploys ----------------------------------------------------------------------------------

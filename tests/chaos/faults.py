@@ -62,14 +62,14 @@ class Faults:
         candidates = [process for kind in kinds for process in self._fleet.named(kind)]
         process = candidates[fault.chance % len(candidates)]
         killed = fault.kind.startswith("kill")
-        yield_ = Injection(fault, process.name, time.monotonic(), process=process.name if killed else None)
+        injection = Injection(fault, process.name, time.monotonic(), process=process.name if killed else None)
         if killed:
             process.kill()
-            yield yield_
+            yield injection
             return
         process.freeze()
         try:
-            yield yield_
+            yield injection
             await asyncio.sleep(fault.seconds)
         finally:
             process.thaw()
