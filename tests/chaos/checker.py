@@ -68,7 +68,7 @@ class Checker:
         self.deploy_events: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.outcomes: Counter[str] = Counter()
         self.violations: list[str] = []
-        self.exact = self.blurred = self.exact_accounts = self.paid_total = 0
+        self.exact = self.blurred = self.exact_accounts = self.paid_total = self.lost_events = 0
 
     def add(self, violations: Iterable[str]) -> None:
         for violation in violations:
@@ -193,7 +193,9 @@ class Checker:
         failed: set[str] = set()
         for account in self._population.accounts.values():
             failed |= await self._population.failed_events(account)
-        self.add(books.check_events(self._population.events, self.received, failed, self._faults))
+        accepted = self._population.events
+        self.lost_events = len(accepted.keys() - {entry.event for entry in self.received} - failed)
+        self.add(books.check_events(accepted, self.received, failed, self._faults))
 
     async def check_deploys(self, hosts: Sequence[str]) -> None:
         """`hosts`: where the apps are served."""

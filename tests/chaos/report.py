@@ -38,6 +38,7 @@ def table(run: Run) -> str:
         "requests whose cost was known within bounds": f"{checker.blurred:,}",
         "accounts whose spend was known exactly": f"{checker.exact_accounts:,} of {len(population.accounts):,}",
         "events accepted, received": f"{len(population.events):,}, {len(checker.received):,}",
+        "events that were lost": f"{checker.lost_events:,}",
         "deploys": f"{len(population.deploys):,}",
         "violations": f"{len(checker.violations):,}",
     }

@@ -25,7 +25,7 @@ from tests.chaos.faults import CannotHappen, Faults, Injection
 from tests.chaos.nodes import Cluster
 from tests.chaos.plan import Fault, Step, steps
 from tests.chaos.population import Population
-from tests.chaos.processes import Fleet, Process
+from tests.chaos.processes import Fleet
 from tests.chaos.prompts import COMPLETION, PROMPT
 from tests.chaos.recovery import Recovery
 from tests.support.redis_servers import free_port
@@ -190,8 +190,8 @@ class Run:
                     self._check(cluster),
                 )
             ]
+            faulting = asyncio.create_task(self._make_faults(cluster, recovery, world))
             try:
-                faulting = asyncio.create_task(self._make_faults(cluster, recovery, world))
                 await asyncio.wait([faulting, supervising, *background], return_when=asyncio.FIRST_COMPLETED)
                 for task in (supervising, *background):
                     if task.done():
@@ -204,9 +204,9 @@ class Run:
                 await asyncio.to_thread(load.wait, 60)
                 await self._finish()
             finally:
-                for task in (*background, supervising):
+                for task in (*background, supervising, faulting):
                     task.cancel()
-                await asyncio.gather(*background, supervising, return_exceptions=True)
+                await asyncio.gather(*background, supervising, faulting, return_exceptions=True)
 
     async def _replace_generations(self, load: subprocess.Popen[bytes]) -> None:
         assert load.stdin is not None
@@ -263,6 +263,8 @@ class Run:
                 await asyncio.sleep(0.2)
         done = await asyncio.gather(*(self._one(fault, faults) for fault in step.faults))
         injections = [injection for injection in done if injection is not None]
+        if not injections:
+            return
         undone = time.monotonic()
         await recovery.cluster_recovers(undone)
         await self._measure(injections, undone, recovery)
@@ -290,7 +292,7 @@ class Run:
             if injection.redis:
                 sinces.append(max(recovery.state.since, injection.begin))
             elif injection.process is not None:
-                sinces.append(await self._restart(self.fleet.processes[injection.process]))
+                sinces.append(await self._restart(injection.process, injection.begin))
                 limit += self.options.start
         if all(injection.redis for injection in injections):
             sinces.remove(undone)  # the cluster may have recovered long before
@@ -306,9 +308,10 @@ class Run:
             if await recovery.workers_beat(group, count, since, limit + HEARTBEAT) is None:
                 self._blame(kind, f"the workers {group} had no heartbeat", limit + HEARTBEAT)
 
-    async def _restart(self, process: Process) -> float:
+    async def _restart(self, name: str, killed: float) -> float:
+        process = self.fleet.processes[name]
         async with asyncio.timeout(30):
-            while not process.running:
+            while not process.started_at > killed:
                 await asyncio.sleep(0.05)
         return process.started_at
 
