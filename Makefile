@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: run test check bench soak screenshots lock clean
+.PHONY: run test check bench soak chaos screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/python -m gateway.dev
@@ -24,6 +24,10 @@ bench: $(VENV)/dev.stamp
 # An hour under a steady load; `make soak ARGS=5` for five minutes.
 soak: $(VENV)/dev.stamp
 	$(BIN)/python bench/soak.py $(ARGS)
+
+# For instance ARGS="--minutes 60 --seed 7"; docs/chaos.md says what it does.
+chaos: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 # Writes docs/img; look at the images before you commit them.
 screenshots: $(VENV)/dev.stamp

@@ -1,0 +1,63 @@
+"""`make chaos`: runs the whole service on a cluster for some minutes, breaks its parts at random, and checks its books.
+
+The same seed makes the same faults in the same order. The exit code is 1 if anything was violated; then the folder with
+all logs, records and append-only files is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from tests.chaos.report import table
+from tests.chaos.run import Options, Run
+
+
+async def _until_ended(run: Run) -> None:
+    """Or until SIGTERM: nothing that was started may stay."""
+    task = asyncio.ensure_future(run.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await task
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--rate", type=float, default=200, help="requests per second")
+    parser.add_argument("--steps", type=int, help="end after so many steps: a step has one fault, or two")
+    parser.add_argument("--no-leases", action="store_true", help="do not wait at the end until all leases have ended")
+    parser.add_argument(
+        "--recovery", type=float, default=5, help="seconds from the cluster's recovery to the service's"
+    )
+    given = parser.parse_args()
+    options = Options(
+        given.minutes, given.seed, given.rate, given.recovery, steps=given.steps, settle=not given.no_leases
+    )
+    folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+    folder.chmod(0o711)
+    print(f"chaos for {options.minutes:g} minutes with the seed {options.seed}, in {folder}", flush=True)
+    run = Run(options, folder)
+    try:
+        uvloop.run(_until_ended(run))
+    finally:
+        if hasattr(run, "checker"):
+            print(table(run), flush=True)
+    if run.checker.violations:
+        print(f"\n{len(run.checker.violations)} violations; everything is kept in {folder}:")
+        print("\n".join(run.checker.violations))
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

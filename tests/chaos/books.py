@@ -1,0 +1,275 @@
+"""What must hold, told from what the recorders saw. Every check returns the violations that it found, as sentences.
+
+The gateways' own word counts for nothing here. A request's cost is judged by what the provider was paid for it
+(`Paid`), how its caller saw it end (`Answer`), and which faults were under way (`Disturbance`):
+
+| the request | is settled at |
+| --- | --- |
+| ended whole, at the provider and at the caller | its cost, to the nano-euro |
+| was refused before it reached the provider | nothing |
+| was left by a caller who had tokens already | the bound |
+| met a fault | from what the provider was paid for to the bound; from 0 if the fault may have hidden the answer |
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.load import Answer
+from tests.chaos.prompts import bound, cost
+
+KILLED = "kill gateway"
+WINDOW = 60.0  # seconds of a rate's window
+ALLOWED = {
+    (200, ""),
+    (400, "REQUEST_MALFORMED"),
+    (402, "SPEND_CAP_REACHED"),
+    (429, "APP_RATE_LIMITED"),
+    (429, "USER_RATE_LIMITED"),
+}
+REDIS_DOWN = {(503, "BACKBONE_UNAVAILABLE"), (503, "PROVIDER_QUOTA_EXHAUSTED")}
+PROVIDER_DOWN = {
+    (502, "PROVIDER_UNREACHABLE"),
+    (502, "PROVIDER_ERROR"),
+    (504, "PROVIDER_TIMEOUT"),
+}
+
+
+@dataclass(frozen=True)
+class Paid:
+    """What the provider was paid for; `cut`: a fault of the provider's link ended the answer."""
+
+    number: int
+    input: int
+    output: int
+    whole: bool
+    cut: bool
+
+    @property
+    def cost(self) -> int:
+        """A request that produced nothing costs nothing."""
+        return cost(self.input, self.output) if self.output else 0
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """A fault, from its beginning until everything had recovered from it, in seconds of `time.monotonic`.
+
+    `lossy`: Redis may have lost what it had acknowledged. `clock`: its clock was not the true one.
+    """
+
+    kind: str
+    target: str
+    begin: float
+    end: float = float("inf")
+    redis: bool = False
+    lossy: bool = False
+    clock: bool = False
+
+    def touches(self, begin: float, end: float) -> bool:
+        return self.begin - 1 <= end and begin <= self.end
+
+
+def during(faults: Iterable[Disturbance], begin: float, end: float) -> list[Disturbance]:
+    return [fault for fault in faults if fault.touches(begin, end)]
+
+
+# -- answers -------------------------------------------------------------------------------------------------
+
+
+def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
+    """A request may fail only as the interface says, and only during a fault that explains it."""
+    met = during(faults, answer.start, answer.end)
+    at_gateway = any(fault.target == f"gateway-{answer.gateway + 1}" for fault in met)
+    at_redis = any(fault.redis for fault in met)
+    at_provider = any(fault.target == "provider" for fault in met)
+    who = f"request {answer.number} of {answer.app}"
+    outcome = (answer.status, answer.code)
+    if answer.ending in ("none", "cut"):
+        verb = "got no answer" if answer.ending == "none" else "was cut off without done or error"
+        return [] if at_gateway else [f"{who} {verb} ({answer.code}), and gateway-{answer.gateway + 1} met no fault"]
+    if outcome in ALLOWED and (answer.code != "REQUEST_MALFORMED" or not answer.body):
+        return []
+    if outcome in REDIS_DOWN:
+        return [] if at_redis or at_gateway else [f"{who} got {outcome} without a fault of Redis"]
+    if outcome in PROVIDER_DOWN or (
+        answer.ending == "error" and (502, answer.code) in PROVIDER_DOWN | {(502, "PROVIDER_TIMEOUT")}
+    ):
+        return [] if at_provider or at_gateway else [f"{who} got {outcome} without a fault of the provider"]
+    return [f"{who} got {outcome}, ended as {answer.ending!r}"]
+
+
+# -- money ---------------------------------------------------------------------------------------------------
+
+
+def settled_at(
+    answer: Answer, paid: Paid | None, faults: Sequence[Disturbance], *, linger: float = 30
+) -> tuple[int, int]:
+    """The least and the most nano-euro that the request may be settled at.
+
+    `linger`: seconds after its end in which a settlement may still wait in its gateway for Redis.
+    """
+    if not answer.body:
+        return 0, 0
+    met = during(faults, answer.start, answer.end + 1)
+    killed = [fault for fault in faults if fault.kind == KILLED and fault.target == f"gateway-{answer.gateway + 1}"]
+    waits = linger if any(fault.redis for fault in met) else 0.0
+    # A settlement that Redis lost, or that died with the gateway in which it waited, is repeated at the bound when the
+    # lease ends; and so is one whose lease ended early, by a step of the clock.
+    unsure = bool(during(killed, answer.start, answer.end + waits)) or any(f.lossy or f.clock for f in met)
+    if paid is None:
+        return 0, 0 if answer.ending == "refused" and not unsure else bound()
+    if paid.whole and answer.ending in ("done", "whole"):
+        return paid.cost, bound() if unsure else paid.cost
+    if paid.whole:
+        return paid.cost, bound()
+    if answer.tokens and not unsure:
+        return bound(), bound()
+    if paid.cut or any(fault.target == "provider" for fault in met):
+        return 0, bound()
+    return paid.cost, bound()
+
+
+def check_unpaid(answer: Answer, paid: Paid | None) -> list[str]:
+    if answer.ending in ("done", "whole") and (paid is None or not paid.whole):
+        return [f"request {answer.number} was answered whole, and the provider did not answer it so"]
+    return []
+
+
+def check_spend(account: str, spend: tuple[int, int], least: int, most: int) -> list[str]:
+    """`spend`: settled and reserved nano-euro of all days."""
+    total = sum(spend)
+    if total < least:
+        return [f"{account} was settled at {total:,} nano-euro, {least - total:,} less than the least possible"]
+    if total > most:
+        return [f"{account} was settled at {total:,} nano-euro, {total - most:,} more than the most possible"]
+    return []
+
+
+def check_cap(account: str, day: str, settled: int, reserved: int, cap: int) -> list[str]:
+    found = []
+    if settled + reserved > cap:
+        found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, above its cap of {cap:,}")
+    if settled < 0 or reserved < 0:
+        found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, below 0")
+    return found
+
+
+# -- rates ---------------------------------------------------------------------------------------------------
+
+
+def fullest_window(admitted: Sequence[tuple[float, float]]) -> int:
+    """How many requests surely passed within one window; each is given by when it was sent and when it was answered.
+
+    A request passed between these two times, so a request counts for a window only if both lie in it.
+    """
+    sent, answered = sorted(start for start, _ in admitted), sorted(first for _, first in admitted)
+    most = 0
+    for begin in sent:
+        outside = bisect.bisect_left(sent, begin) + len(answered) - bisect.bisect_right(answered, begin + WINDOW)
+        most = max(most, len(admitted) - outside)
+    return most
+
+
+def check_window(
+    name: str, admitted: Sequence[tuple[float, float]], limit: int, faults: Sequence[Disturbance]
+) -> list[str]:
+    """A clock that is stepped forward ends windows early: twice the limit may pass."""
+    if len(admitted) <= limit:
+        return []
+    most = fullest_window(admitted)
+    begin, end = min(start for start, _ in admitted), max(first for _, first in admitted)
+    if any(fault.clock for fault in during(faults, begin, end)):
+        limit *= 2
+    return [f"{name} passed {most} requests in a minute, above its limit of {limit}"] if most > limit else []
+
+
+# -- events --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Received:
+    account: str
+    event: str
+    at: float
+    verified: bool
+
+
+def check_events(
+    accepted: Mapping[str, float],
+    received: Sequence[Received],
+    failed: Collection[str],
+    faults: Sequence[Disturbance],
+    *,
+    claim: float = 30,
+) -> list[str]:
+    """`accepted`: when each event was; `failed`: those whose log says that they could not be delivered.
+
+    Twice only if a worker met a fault, Redis did, or the answer of the receiver was lost; a worker that died with an
+    event shows up to `claim` seconds later, when another one claims it.
+    """
+    found = [f"event {entry.event} came with a wrong signature" for entry in received if not entry.verified]
+    times: dict[str, list[float]] = {}
+    for entry in received:
+        times.setdefault(entry.event, []).append(entry.at)
+    for event, at in accepted.items():
+        met = during(faults, at, at + claim)
+        if event in times:
+            continue
+        if event in failed and any(fault.target == "receiver" for fault in met):
+            continue
+        if any(fault.lossy for fault in during(faults, at, at + 1)):
+            continue
+        found.append(f"event {event} was {'given up' if event in failed else 'lost'}")
+    for event, several in times.items():
+        explained = [
+            fault
+            for fault in during(faults, min(several) - claim, max(several))
+            if fault.redis or fault.target.startswith("webhooks") or fault.target == "receiver"
+        ]
+        if len(several) > 1 and not explained:
+            found.append(f"event {event} came {len(several)} times, and nothing had failed")
+    return found
+
+
+# -- deploys -------------------------------------------------------------------------------------------------
+
+FINAL = {"live", "failed", "canceled"}
+EVENT_OF = {"live": "deploy.succeeded", "failed": "deploy.failed"}
+
+
+def check_deploy(
+    deploy: str, state: str | None, at: float, events: Iterable[tuple[str, str]], faults: Sequence[Disturbance]
+) -> list[str]:
+    """`events`: id and type of those that name it. The same event may come twice; two events may not."""
+    if state is None:
+        return [] if any(fault.lossy for fault in during(faults, at, at + 1)) else [f"deploy {deploy} is lost"]
+    if state not in FINAL:
+        return [f"deploy {deploy} never ended: it is {state}"]
+    kinds = Counter(kind for _, kind in {*events})
+    expected = Counter([EVENT_OF[state]] if state in EVENT_OF else [])
+    if kinds - expected:
+        return [f"deploy {deploy} ended as {state}, and sent {dict(kinds)}"]
+    if state == "failed" and not during(faults, at - 60, at + 120):
+        return [f"deploy {deploy} failed, and nothing had failed"]
+    return []
+
+
+# -- secrets -------------------------------------------------------------------------------------------------
+
+PATTERNS = {
+    "an API key": re.compile(rb"csk_[A-Za-z0-9_-]{20}"),
+    "a webhook's secret": re.compile(rb"whsec_[A-Za-z0-9+/]{20}"),
+    "a hook's address": re.compile(rb"/hooks/deploy/[A-Za-z0-9_-]{40}"),
+}
+
+
+def check_secrets(where: str, data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
+    """`secrets`: texts by what they are. What was found is named, and never quoted."""
+    found = [name for name, text in secrets.items() if text in data]
+    found += [name for name, pattern in PATTERNS.items() if pattern.search(data)]
+    return [f"{where} holds {name}" for name in found]

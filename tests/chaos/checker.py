@@ -1,0 +1,220 @@
+"""Reads the recorders, Redis and every file, and keeps the books."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import redis
+from standardwebhooks import Webhook
+
+from gateway.store import keys
+from tests.chaos import books
+from tests.chaos.books import Disturbance, Paid, Received
+from tests.chaos.load import Answer
+from tests.chaos.nodes import Cluster
+from tests.chaos.population import Population
+
+JUDGED_AFTER = 60.0  # seconds from the end of a request until its money is judged: the faults after it count too
+OVERLAP = 300  # bytes of a file that are searched again with what came after them
+MOST = 200  # violations that are kept
+
+
+class Lines:
+    """The JSON lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def new(self) -> Iterator[Any]:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                yield json.loads(line)
+
+
+class Checker:
+    def __init__(
+        self,
+        folder: Path,
+        cluster: Cluster,
+        population: Population,
+        faults: list[Disturbance],
+        limits: tuple[int, int],
+        caps: dict[str, int],
+    ) -> None:
+        self._cluster, self._population, self._faults = cluster, population, faults
+        self._app_limit, self._user_limit = limits
+        self._caps = caps
+        self._answers, self._outside = Lines(folder / "answers.jsonl"), Lines(folder / "outside.jsonl")
+        self._unjudged: dict[int, Answer] = {}
+        self._paid: dict[int, Paid] = {}
+        self._bounds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._windows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._window_at: dict[str, float] = {}
+        self._searched: dict[tuple[str, int], int] = {}
+        self.received: list[Received] = []
+        self.deploy_events: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        self.outcomes: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self.exact = self.blurred = self.exact_accounts = self.paid_total = self.lost_events = 0
+
+    def add(self, violations: Iterable[str]) -> None:
+        for violation in violations:
+            if len(self.violations) < MOST and violation not in self.violations:
+                self.violations.append(violation)
+
+    # -- the recorders ---------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        for kind, *fields in self._outside.new():
+            if kind == "paid":
+                paid = Paid(*fields)
+                if paid.number:  # 0 is a probe
+                    self._paid[paid.number] = paid
+                    self.paid_total += paid.cost
+            else:
+                self._receive(*fields)
+        for fields in self._answers.new():
+            answer = Answer(*fields)
+            self._unjudged[answer.number] = answer
+            self.outcomes[f"{answer.status} {answer.code or answer.ending}"] += 1
+            if answer.status == 200:
+                for name in (f"app {answer.app}", f"user {answer.user} of {answer.app}"):
+                    self._windows[name].append((answer.start, answer.first))
+                    self._window_at[name] = answer.end
+
+    def _receive(self, account: str, event: str, at: float, headers: Mapping[str, str], body: str) -> None:
+        holder = self._population.accounts.get(account)
+        verified = False
+        with contextlib.suppress(Exception):  # whatever the library raises, the signature is wrong
+            assert holder is not None
+            Webhook(holder.webhook_secret).verify(body, dict(headers))
+            verified = True
+        self.received.append(Received(account, event, at, verified))
+        envelope = json.loads(body)
+        deploy = envelope["data"].get("deployId")
+        if deploy and not envelope["data"].get("sample"):
+            self.deploy_events[deploy].append((event, envelope["type"]))
+
+    def judge(self, *, everything: bool = False) -> None:
+        """Judges the requests that ended long enough ago."""
+        now = time.monotonic()
+        for number, answer in list(self._unjudged.items()):
+            if not everything and now < answer.end + JUDGED_AFTER:
+                continue
+            del self._unjudged[number]
+            paid = self._paid.pop(number, None)
+            faults = books.during(self._faults, answer.start, answer.end + JUDGED_AFTER)
+            self.add(books.check_answer(answer, faults))
+            self.add(books.check_unpaid(answer, paid))
+            least, most = books.settled_at(answer, paid, faults)
+            self._bounds[answer.account][0] += least
+            self._bounds[answer.account][1] += most
+            self.exact += least == most
+            self.blurred += least != most
+        for name, at in list(self._window_at.items()):
+            if everything or now > at + JUDGED_AFTER:
+                limit = self._app_limit if name.startswith("app") else self._user_limit
+                del self._window_at[name]
+                self.add(books.check_window(name, self._windows.pop(name), limit, self._faults))
+
+    # -- Redis -----------------------------------------------------------------------------------------------
+
+    async def spend(self, account: str) -> dict[str, tuple[int, int]] | None:
+        """Settled and reserved nano-euro by day; None if Redis cannot say."""
+        today, found = datetime.datetime.now(datetime.UTC).date(), {}
+        for days in (-1, 0, 1):
+            day = (today + datetime.timedelta(days=days)).isoformat()
+            try:
+                settled, reserved = await self._cluster.ask(
+                    "HMGET", keys.spend_key(account, day), "settled", "reserved"
+                )
+            except redis.RedisError:
+                return None
+            found[day] = int(settled or 0), int(reserved or 0)
+        return found
+
+    async def check_caps(self) -> None:
+        for account in list(self._population.current):
+            cap = self._caps[account.plan]
+            for day, amounts in (await self.spend(account.id) or {}).items():
+                self.add(books.check_cap(account.id, day, *amounts, cap))
+
+    async def reserved(self) -> int:
+        """Nano-euro of all accounts that are still reserved."""
+        total = 0
+        for account in self._population.accounts:
+            total += sum(reserved for _, reserved in (await self.spend(account) or {}).values())
+        return total
+
+    async def check_money(self, *, released: bool) -> int:
+        """Once nothing is sent any more. Returns the nano-euro settled. `released`: every lease has ended."""
+        total = 0
+        for account, (least, most) in self._bounds.items():
+            days = await self.spend(account)
+            if days is None:
+                self.add([f"Redis could not be asked what {account} spent"])
+                continue
+            cap = self._caps[self._population.accounts[account].plan]
+            for day, amounts in days.items():
+                self.add(books.check_cap(account, day, *amounts, cap))
+            settled = sum(amount for amount, _ in days.values())
+            reserved = sum(amount for _, amount in days.values())
+            self.add(books.check_spend(account, (settled, reserved), least, most))
+            if released and reserved:
+                self.add([f"{account} still has {reserved:,} nano-euro reserved after every lease has ended"])
+            total += settled
+            self.exact_accounts += least == most
+        return total
+
+    # -- events and deploys ----------------------------------------------------------------------------------
+
+    async def backlog(self) -> int:
+        """Events and deploys that have not ended; at least 1 if Redis cannot say."""
+        try:
+            streams = [keys.stream_key(tag, name) for tag in keys.partition_tags() for name in ("events", "builds")]
+            return sum([int(await self._cluster.ask("XLEN", stream)) for stream in streams])
+        except redis.RedisError:
+            return 1
+
+    async def check_events(self) -> None:
+        failed: set[str] = set()
+        for account in self._population.accounts.values():
+            failed |= await self._population.failed_events(account)
+        accepted = self._population.events
+        self.lost_events = len(accepted.keys() - {entry.event for entry in self.received} - failed)
+        self.add(books.check_events(accepted, self.received, failed, self._faults))
+
+    async def check_deploys(self, hosts: Sequence[str]) -> None:
+        """`hosts`: where the apps are served."""
+        for name, deploy in self._population.deploys.items():
+            state = await self._population.deploy_state(name)
+            self.add(books.check_deploy(name, state, deploy.at, self.deploy_events[name], self._faults))
+            if state == "live" and self._population.published[deploy.app] == 1:
+                for host in hosts:
+                    if (page := await self._population.page(host, deploy.app)) != deploy.page:
+                        self.add([f"deploy {name} is live, and host {host} answers {page[:60]}"])
+
+    # -- files -----------------------------------------------------------------------------------------------
+
+    def search(self, files: Iterable[Path], secrets: Mapping[str, bytes]) -> None:
+        """Searches what was added to each file since the last time."""
+        for path in files:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                entry = (str(path), path.stat().st_ino)
+                file.seek(max(0, self._searched.get(entry, 0) - OVERLAP))
+                while data := file.read(2**24):
+                    self.add(books.check_secrets(path.name, data, secrets))
+                    self._searched[entry] = file.tell()

@@ -1,0 +1,193 @@
+"""Does each fault, and undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import redis
+
+from tests.chaos.books import Disturbance
+from tests.chaos.nodes import FAKETIME, Cluster, Node
+from tests.chaos.plan import Fault
+from tests.chaos.processes import Fleet
+
+CLOCK_SECONDS = 30  # the furthest that a clock is stepped
+
+
+class CannotHappen(Exception):
+    """This machine lacks what the fault needs."""
+
+
+@dataclass
+class Injection:
+    """A fault under way. `process`: what was killed, and has to start again."""
+
+    fault: Fault
+    target: str
+    begin: float
+    redis: bool = False
+    lossy: bool = False
+    clock: bool = False
+    process: str | None = None
+
+    def disturbance(self, end: float = float("inf")) -> Disturbance:
+        return Disturbance(self.fault.kind, self.target, self.begin, end, self.redis, self.lossy, self.clock)
+
+
+class Faults:
+    def __init__(self, fleet: Fleet, cluster: Cluster, switch: Callable[[str], None]) -> None:
+        self._fleet, self._cluster, self._switch = fleet, cluster, switch
+
+    @contextlib.asynccontextmanager
+    async def under_way(self, fault: Fault) -> AsyncIterator[Injection]:
+        """Raises CannotHappen before anything was done."""
+        family = fault.kind.rpartition(" ")[2]
+        match family:
+            case "gateway" | "worker":
+                injecting = self._process(fault, family)
+            case "provider" | "receiver":
+                injecting = self._link(fault, family)
+            case _:
+                injecting = self._redis(fault)
+        async with injecting as injection:
+            yield injection
+
+    @contextlib.asynccontextmanager
+    async def _process(self, fault: Fault, family: str) -> AsyncIterator[Injection]:
+        kinds = ["gateway"] if family == "gateway" else ["webhooks", "monitors", "deploys", "sites"]
+        candidates = [process for kind in kinds for process in self._fleet.named(kind)]
+        process = candidates[fault.chance % len(candidates)]
+        killed = fault.kind.startswith("kill")
+        injection = Injection(fault, process.name, time.monotonic(), process=process.name if killed else None)
+        if killed:
+            process.kill()
+            yield injection
+            return
+        process.freeze()
+        try:
+            yield injection
+            await asyncio.sleep(fault.seconds)
+        finally:
+            process.thaw()
+
+    @contextlib.asynccontextmanager
+    async def _link(self, fault: Fault, name: str) -> AsyncIterator[Injection]:
+        cut = fault.kind.startswith("cut")
+        injection = Injection(fault, name, time.monotonic())
+        self._switch(f"{name} cut" if cut else f"{name} slow {0.3 + abs(fault.size):.2f}")
+        try:
+            yield injection
+            await asyncio.sleep(fault.seconds / 3)
+        finally:
+            self._switch(f"{name} ok")
+
+    @contextlib.asynccontextmanager
+    async def _redis(self, fault: Fault) -> AsyncIterator[Injection]:
+        primaries = await self._cluster.primaries()
+        primary = primaries[fault.chance % len(primaries)]
+        replica = await self._cluster.replica_of(primary)
+        injection = Injection(fault, "redis", time.monotonic(), redis=True)
+        match fault.kind:
+            case "kill primary" | "kill replica":
+                injection.lossy = fault.kind == "kill primary"
+                doing = self._killed(primary if injection.lossy else replica or primary, fault)
+            case "stop primary":
+                injection.lossy = True
+                doing = self._stopped(primary, fault)
+            case "fail over":
+                doing = self._failed_over(replica)
+            case "move slot":
+                doing = self._moved(fault)
+            case "cut redis" | "pause redis":
+                doing = self._clients(fault)
+            case "fill memory":
+                doing = self._full_memory(primaries, fault)
+            case "fill disk":
+                if not self._cluster.has_disk:
+                    raise CannotHappen("no file system can be mounted")
+                doing = self._full_disk(fault)
+            case "step clock":
+                if FAKETIME is None:
+                    raise CannotHappen("libfaketime is not installed")
+                injection.clock = True
+                doing = self._stepped_clock(primary, fault)
+            case kind:
+                raise ValueError(kind)
+        async with doing:
+            yield injection
+
+    @contextlib.asynccontextmanager
+    async def _killed(self, node: Node, fault: Fault) -> AsyncIterator[None]:
+        await asyncio.to_thread(node.kill)
+        try:
+            yield
+            await asyncio.sleep(fault.seconds / 2)
+        finally:
+            await asyncio.to_thread(node.start)
+
+    @contextlib.asynccontextmanager
+    async def _stopped(self, node: Node, fault: Fault) -> AsyncIterator[None]:
+        node.freeze()
+        try:
+            yield
+            await asyncio.sleep(fault.seconds)
+        finally:
+            node.thaw()
+
+    @contextlib.asynccontextmanager
+    async def _failed_over(self, replica: Node | None) -> AsyncIterator[None]:
+        if replica is not None:
+            await replica.ask("CLUSTER FAILOVER")
+        yield
+        await asyncio.sleep(1)
+
+    @contextlib.asynccontextmanager
+    async def _moved(self, fault: Fault) -> AsyncIterator[None]:
+        yield
+        await self._cluster.move_slot("{p%02d}" % (fault.chance % 16), fault.chance // 16)
+
+    @contextlib.asynccontextmanager
+    async def _clients(self, fault: Fault) -> AsyncIterator[None]:
+        for node in self._cluster.nodes:
+            with contextlib.suppress(redis.RedisError, OSError):
+                if fault.kind == "pause redis":
+                    await node.ask("CLIENT", "PAUSE", int(fault.seconds / 4 * 1000), "ALL")
+                else:
+                    await node.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                    await node.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        yield
+        await asyncio.sleep(fault.seconds / 4)
+
+    @contextlib.asynccontextmanager
+    async def _full_memory(self, primaries: list[Node], fault: Fault) -> AsyncIterator[None]:
+        for node in primaries:
+            await node.ask("CONFIG", "SET", "maxmemory", 1)
+        try:
+            yield
+            await asyncio.sleep(fault.seconds / 2)
+        finally:
+            for node in self._cluster.nodes:
+                await node.ask("CONFIG", "SET", "maxmemory", 0)
+
+    @contextlib.asynccontextmanager
+    async def _full_disk(self, fault: Fault) -> AsyncIterator[None]:
+        await asyncio.to_thread(self._cluster.fill_disk)
+        try:
+            yield
+            await asyncio.sleep(fault.seconds / 2)
+        finally:
+            self._cluster.empty_disk()
+
+    @contextlib.asynccontextmanager
+    async def _stepped_clock(self, node: Node, fault: Fault) -> AsyncIterator[None]:
+        node.step_clock(fault.size * CLOCK_SECONDS)
+        try:
+            yield
+            await asyncio.sleep(fault.seconds)
+        finally:
+            node.step_clock(0)
+            await asyncio.sleep(1)  # libfaketime reads the file once a second

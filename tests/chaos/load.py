@@ -1,0 +1,154 @@
+"""Sends the load: streams at a steady rate, some of which leave in the middle, ask for a whole answer or have no body.
+
+Each line of the standard input is a generation of apps (`Generation`), which replaces the one before. Each request ends
+as one JSON list in the file given as an argument, with the fields of `Answer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import sys
+import time
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import uvloop
+
+from tests.chaos.prompts import MAX_TOKENS, prompt
+
+SECONDS = 45  # that a request may take; a gateway may be stopped for 20 of them
+IDLE = 2  # seconds after which a connection is not used again: sooner than a gateway closes it
+OPEN = 4000  # requests at once; beyond, none is sent
+
+
+class LoadedApp(msgspec.Struct, frozen=True):
+    name: str
+    account: str
+    tokens: list[str]  # one per user
+    weight: float
+
+
+class Generation(msgspec.Struct, frozen=True):
+    gateways: list[str]
+    apps: list[LoadedApp]
+
+
+@dataclass
+class Answer:
+    """Times are of `time.monotonic`; 0 is never. `ending` says how it ended:
+
+    `done`, `whole` (not streamed), `error` (an event, its code is in `code`), `refused`, `left` (by the caller),
+    `cut` (after the answer's head), `none` (without an answer).
+    """
+
+    number: int
+    account: str
+    app: str
+    user: int
+    gateway: int
+    body: bool
+    start: float
+    first: float = 0.0
+    end: float = 0.0
+    status: int = 0
+    code: str = ""
+    ending: str = "none"
+    tokens: int = 0
+
+
+class Load:
+    def __init__(self, rate: float, seed: int, records: Path) -> None:
+        self.rate, self._chance = rate, random.Random(seed)
+        self._file = records.open("a", buffering=1)
+        self._numbers = itertools.count(1)
+        self.generation: Generation | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)
+        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            reading = asyncio.create_task(self._read_generations())
+            due = time.monotonic()
+            while not reading.done():
+                due = max(due + self._chance.expovariate(self.rate), time.monotonic() - 1)
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if self.generation is not None and len(self._open) < OPEN:
+                    task = asyncio.create_task(self._send(session, self.generation))
+                    self._open.add(task)
+                    task.add_done_callback(self._open.discard)
+            await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _read_generations(self) -> None:
+        reader = asyncio.StreamReader(2**22)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        while line := await reader.readline():
+            self.generation = msgspec.json.decode(line, type=Generation)
+
+    async def _send(self, session: aiohttp.ClientSession, generation: Generation) -> None:
+        app = self._chance.choices(generation.apps, [app.weight for app in generation.apps])[0]
+        user = self._chance.randrange(len(app.tokens))
+        gateway = self._chance.randrange(len(generation.gateways))
+        kind = self._chance.choices(("stream", "whole", "leave", "bare"), (80, 8, 8, 4))[0]
+        leave_after = self._chance.uniform(0, 0.2)
+        number = next(self._numbers)
+        answer = Answer(number, app.account, app.name, user, gateway, kind != "bare", time.monotonic())
+        body = {"prompt": prompt(number), "maxTokens": MAX_TOKENS, "stream": kind != "whole"}
+        headers = {"authorization": f"Bearer {app.tokens[user]}", "content-type": "application/json"}
+        data = json.dumps(body).encode() if kind != "bare" else b""
+        url = f"{generation.gateways[gateway]}/capsule/{app.name}/ai"
+        try:
+            async with session.post(url, data=data, headers=headers) as response:
+                answer.first, answer.status = time.monotonic(), response.status
+                answer.ending = "cut"
+                await self._read(response, answer, leave_after if kind == "leave" else None)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            answer.code = answer.code or type(error).__name__
+        finally:
+            answer.end = time.monotonic()
+            self._file.write(json.dumps(astuple(answer), separators=(",", ":")) + "\n")
+
+    async def _read(self, response: aiohttp.ClientResponse, answer: Answer, leave_after: float | None) -> None:
+        if response.status != 200:
+            error = await response.json(content_type=None)
+            answer.code, answer.ending = _code(error), "refused"
+        elif response.content_type != "text/event-stream":
+            await response.json()
+            answer.tokens, answer.ending = 1, "whole"
+        else:
+            await self._read_stream(response, answer, leave_after)
+
+    async def _read_stream(self, response: aiohttp.ClientResponse, answer: Answer, leave_after: float | None) -> None:
+        event = b""
+        async for line in response.content:
+            if line.startswith(b"event:"):
+                event = line[6:].strip()
+            elif line.startswith(b"data:"):
+                if event == b"done":
+                    answer.ending = "done"
+                elif event == b"error":
+                    answer.code, answer.ending = _code(json.loads(line[5:])), "error"
+                else:
+                    answer.tokens += 1
+                    if leave_after is not None:
+                        await asyncio.sleep(leave_after)
+                        answer.ending = "left"
+                        response.close()
+                        return
+
+
+def _code(error: Any) -> str:
+    try:
+        return str(error["error"]["code"])
+    except (KeyError, TypeError):
+        return "not an error of the service"
+
+
+if __name__ == "__main__":
+    uvloop.run(Load(float(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])).run())

@@ -1,0 +1,141 @@
+"""What the service meets outside: a model provider, receivers of events and the apps' backends, in one process.
+
+Everything is recorded in the file given as an argument, one JSON list per line:
+
+| record | fields |
+| --- | --- |
+| `paid` | prompt's number, input tokens, output tokens, whether the usage was sent, whether a fault cut it here |
+| `received` | account, event's id, the seconds of `time.monotonic`, the headers to verify, the body |
+
+A line on the standard input switches a fault: `provider cut`, `provider slow 1.5`, `provider ok`, and the same for
+`receiver`. `cut` breaks every connection, new ones too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from aiohttp import web
+
+from tests.chaos.prompts import COMPLETION, prompt_number
+from tests.fakes.provider import DONE, MODEL, ROLE, chunk
+
+INPUT_TOKENS = 12
+SIGNED = ("webhook-id", "webhook-timestamp", "webhook-signature")
+
+
+class Link:
+    """The network between the service and one of its counterparts."""
+
+    def __init__(self) -> None:
+        self.is_cut, self.delay = False, 0.0
+        self.open: set[asyncio.BaseTransport] = set()
+
+    def switch(self, fault: str, *value: str) -> None:
+        self.is_cut, self.delay = fault == "cut", float(value[0]) if fault == "slow" else 0.0
+        if self.is_cut:
+            for transport in list(self.open):
+                transport.abort()  # type: ignore[attr-defined]
+
+    async def enter(self, request: web.Request) -> asyncio.BaseTransport:
+        """Waits as long as the fault says. Raises ConnectionResetError if the link is cut."""
+        await asyncio.sleep(self.delay)
+        transport = request.transport
+        if transport is None or self.is_cut:
+            if transport is not None:
+                transport.abort()
+            raise ConnectionResetError
+        self.open.add(transport)
+        return transport
+
+
+class Outside:
+    def __init__(self, records: Path, keys: dict[str, Any], provider_key: str) -> None:
+        self.links = {"provider": Link(), "receiver": Link()}
+        self._file = records.open("a", buffering=1)
+        self._keys, self._authorization = keys, f"Bearer {provider_key}"
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=2**20)
+        app.router.add_post("/v1/chat/completions", self.complete)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/events/{account}", self.receive)
+        app.router.add_get("/keys", self.keys)
+        return app
+
+    def record(self, *fields: Any) -> None:
+        self._file.write(json.dumps(fields, separators=(",", ":")) + "\n")
+
+    async def models(self, request: web.Request) -> web.Response:
+        await self.links["provider"].enter(request)
+        return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+
+    async def keys(self, _: web.Request) -> web.Response:
+        return web.json_response(self._keys)
+
+    async def receive(self, request: web.Request) -> web.Response:
+        link = self.links["receiver"]
+        transport = await link.enter(request)
+        body = await request.text()
+        signed = {name: request.headers.get(name, "") for name in SIGNED}
+        self.record("received", request.match_info["account"], signed["webhook-id"], time.monotonic(), signed, body)
+        link.open.discard(transport)
+        return web.Response(status=204)
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        if request.headers.get("authorization") != self._authorization:
+            return web.json_response({"error": {"message": "bad key"}}, status=401)
+        link = self.links["provider"]
+        body = await request.json()
+        number = prompt_number(body["messages"][-1]["content"])
+        transport = await link.enter(request)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        output, whole = 0, False
+        try:
+            await response.prepare(request)
+            await response.write(ROLE)
+            for count in pieces(number):
+                await asyncio.sleep(0.05 + link.delay)
+                output += count  # before the write: what may have arrived is paid for
+                await response.write(chunk(f"{COMPLETION} ") * count)
+            whole = True
+            await response.write(chunk(finish="stop") + chunk(usage=(INPUT_TOKENS, output)) + DONE)
+        finally:
+            link.open.discard(transport)
+            self.record("paid", number, INPUT_TOKENS, output, whole, link.is_cut)
+        return response
+
+
+def pieces(number: int) -> list[int]:
+    """How many tokens arrive together, for each piece of the answer to a prompt. At most 60 in all."""
+    chance = random.Random(number)
+    return [chance.randint(1, 12) for _ in range(chance.randint(1, 5))]
+
+
+async def listen(outside: Outside) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        name, *fault = line.decode().split()
+        outside.links[name].switch(*fault)
+
+
+async def main(port: int, records: Path, keys: Path) -> None:
+    outside = Outside(records, json.loads(keys.read_text()), os.environ["PROVIDER_KEY"])
+    # A cancelled handler is how the provider learns that the gateway has left.
+    runner = web.AppRunner(outside.app(), access_log=None, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+    await listen(outside)  # until the run ends
+
+
+if __name__ == "__main__":
+    uvloop.run(main(int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])))

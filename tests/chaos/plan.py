@@ -1,0 +1,76 @@
+"""Which faults come, in which order: decided by the seed alone, so that a run can be repeated.
+
+A step has one fault, or two of different families at once. What a fault meets ("the third of the primaries") is decided
+here as a number; who that is shows when it comes, because a failover changes the roles.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# Kinds by what they hit; two faults at once come from two families.
+FAMILIES = {
+    "gateway": ("kill gateway", "stop gateway"),
+    "worker": ("kill worker", "stop worker"),
+    "redis": (
+        "kill primary",
+        "kill replica",
+        "stop primary",
+        "fail over",
+        "move slot",
+        "cut redis",
+        "pause redis",
+        "fill memory",
+        "fill disk",
+        "step clock",
+    ),
+    "network": ("cut provider", "slow provider", "cut receiver", "slow receiver"),
+}
+WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "network": 2}
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    chance: int  # chooses the target among those that fit
+    seconds: float  # until it is undone
+    size: float  # of what it does, from -1 to 1: how far a clock is stepped
+
+
+@dataclass(frozen=True)
+class Step:
+    faults: tuple[Fault, ...]
+    pause: float  # seconds after everything has recovered
+
+
+def steps(seed: int, *, short: bool = False) -> Iterator[Step]:
+    """Without an end. `short` makes faults and pauses a quarter as long."""
+    chance = random.Random(seed)
+    scale = 0.25 if short else 1.0
+    bags: dict[str, list[str]] = {}
+    while True:
+        count = 2 if chance.random() < 0.3 else 1
+        families = list(FAMILIES)
+        faults = []
+        for _ in range(count):
+            family = chance.choices(families, [WEIGHTS[name] for name in families])[0]
+            families.remove(family)
+            faults.append(
+                Fault(
+                    _next_kind(bags, family, chance),
+                    chance.randrange(1_000_000),
+                    round(chance.uniform(5, 20) * scale, 2),
+                    round(chance.uniform(-1, 1), 3),
+                )
+            )
+        yield Step(tuple(faults), round(chance.uniform(3, 8) * scale, 2))
+
+
+def _next_kind(bags: dict[str, list[str]], family: str, chance: random.Random) -> str:
+    """Every kind of a family comes once before one comes again, so that a short run meets many."""
+    bag = bags.setdefault(family, [])
+    if not bag:
+        bag += chance.sample(FAMILIES[family], len(FAMILIES[family]))
+    return bag.pop()

@@ -1,0 +1,344 @@
+"""One run: starts everything, sends the load, makes faults, and checks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.chaos.books import Disturbance
+from tests.chaos.checker import Checker
+from tests.chaos.faults import CannotHappen, Faults, Injection
+from tests.chaos.nodes import Cluster
+from tests.chaos.plan import Fault, Step, steps
+from tests.chaos.population import Population
+from tests.chaos.processes import Fleet
+from tests.chaos.prompts import COMPLETION, PROMPT
+from tests.chaos.recovery import Recovery
+from tests.support.redis_servers import free_port
+
+GATEWAYS = 3
+WORKERS = {"webhooks": 2, "monitors": 2, "deploys": 2}  # those with heartbeats
+HOSTS = 2  # with a data folder, a worker `deploys` and a worker `sites` each
+STREAM_SECONDS = 15  # that a stream may take; a lease is 60 s longer
+PROBED = 12  # apps of each shard with which recovery is measured
+HEARTBEAT = 5.0  # seconds between two heartbeats of a worker
+
+
+class Options(msgspec.Struct, frozen=True):
+    minutes: float = 10
+    seed: int = 1
+    rate: float = 200
+    recovery: float = 5  # seconds from the cluster's recovery to everybody else's
+    start: float = 10  # seconds that a killed process may take to start, beside them
+    steps: int | None = None  # of the plan, if fewer fit into the minutes
+    settle: bool = True  # wait at the end until all leases have ended
+
+    @property
+    def short(self) -> bool:
+        return self.minutes < 3
+
+
+class Run:
+    def __init__(self, options: Options, folder: Path) -> None:
+        self.options, self.folder = options, folder
+        self.fleet, self.disturbances = Fleet(), list[Disturbance]()
+        self.faults: Counter[str] = Counter()
+        self.impossible: dict[str, str] = {}
+        self.recoveries: dict[str, list[float]] = defaultdict(list)
+        self._provider_key, self._operator = f"provider-{secrets.token_hex(16)}", f"operator-{secrets.token_hex(16)}"
+        self._encryption_key = base64.urlsafe_b64encode(os.urandom(32)).decode()
+        self._outside_port = free_port()
+        self._ports = {f"gateway-{n + 1}": free_port() for n in range(GATEWAYS)}
+        self._apps = [f"127.0.0.1:{free_port()}" for _ in range(HOSTS)]
+        self._generation = 20.0 if options.short else 60.0  # seconds
+        # Such that the hot apps of a generation meet their rates, and its capped accounts their cap.
+        requests = options.rate * self._generation
+        self.limits = max(round(0.05 * requests), 60), max(round(0.03 * requests), 50)  # of an app, and of a user
+        self.caps = {"free": round(250 * requests), "max": 10**10}  # nano-euro
+
+    # -- the parts -------------------------------------------------------------------------------------------
+
+    def _environment(self, cluster: Cluster) -> dict[str, str]:
+        app, user = self.limits
+        outside = f"http://127.0.0.1:{self._outside_port}"
+        return {
+            "GATEWAY_REDIS_URL": cluster.url,
+            "GATEWAY_REDIS_WAIT": "1",
+            "GATEWAY_BASE_URL": f"http://127.0.0.1:{self._ports['gateway-1']}",
+            "GATEWAY_INFERENCE": "on",
+            "GATEWAY_PROCESSING_APPROVED": "true",
+            "GATEWAY_PROVIDER_URL": f"{outside}/v1",
+            "GATEWAY_PROVIDER_KEY": self._provider_key,
+            "GATEWAY_PROVIDER_CONCURRENCY": "2000",
+            "GATEWAY_PROVIDER_TIMEOUTS": f"total={STREAM_SECONDS},first=10,idle=10",
+            "GATEWAY_OPERATOR_TOKEN": self._operator,
+            "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
+            "GATEWAY_ENCRYPTION_KEY": self._encryption_key,
+            "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
+            "GATEWAY_STORAGE_URL": f"file://{self.folder / 'data' / 'storage'}",
+            **self._host(1),
+            "GATEWAY_RATE_LIMITS": f"app={app},user={user}",
+            "GATEWAY_DAILY_CAPS": ",".join(f"{plan}={cap / 10**9:.9f}" for plan, cap in self.caps.items()),
+            "GATEWAY_DEPLOY_QUOTAS": "free=1000,max=1000",
+            "GATEWAY_WEBHOOK_CLAIM_IDLE": "10",
+            "GATEWAY_CANARY": "1",
+            "GATEWAY_APPS_SERVER": "embedded",
+            "GATEWAY_PROBE_INTERVAL": "30",
+            "GATEWAY_LOG_LEVEL": "info",
+        }
+
+    def _host(self, number: int) -> dict[str, str]:
+        return {
+            "GATEWAY_DATA_DIR": str(self.folder / "data" / f"host-{number}"),
+            "GATEWAY_APPS_LISTEN": self._apps[number - 1],
+        }
+
+    def _start_service(self, cluster: Cluster) -> None:
+        environment, logs = self._environment(cluster), self.folder / "logs"
+        for name, port in self._ports.items():
+            self.fleet.add(name, ["gateway.cli", "serve", "--port", str(port)], environment, logs)
+        for kind, count in {**WORKERS, "sites": HOSTS}.items():
+            for number in range(1, count + 1):
+                self.fleet.add(f"{kind}-{number}", ["workers", kind], {**environment, **self._host(number)}, logs)
+        for process in self.fleet.processes.values():
+            process.start()
+
+    @contextlib.contextmanager
+    def _module(self, module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+        log = (self.folder / "logs" / f"{module.rpartition('.')[2]}.log").open("ab")
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={"PATH": os.environ["PATH"], **environment},
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            log.close()
+
+    # -- the run ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        (self.folder / "logs").mkdir()
+        for name in ("data", "data/storage", "data/host-1", "data/host-2"):
+            (self.folder / name).mkdir(mode=0o711)
+        cluster = Cluster(self.folder / "redis")
+        gateways = {name: f"http://127.0.0.1:{port}" for name, port in self._ports.items()}
+        outside = f"http://127.0.0.1:{self._outside_port}"
+        with cluster.running():
+            async with Population(list(gateways.values()), self._operator, outside, self.options.seed) as population:
+                keys = self.folder / "keys.json"
+                keys.write_text(json.dumps(population.issuer.keys))
+                records = str(self.folder / "outside.jsonl")
+                arguments = (str(self._outside_port), records, str(keys))
+                with self._module("tests.chaos.outside", *arguments, PROVIDER_KEY=self._provider_key) as world:
+                    self._start_service(cluster)
+                    try:
+                        await self._attack(cluster, population, gateways, world)
+                    finally:
+                        await self.fleet.stop()
+                        await cluster.close()
+                self._search(cluster)
+
+    async def _attack(
+        self, cluster: Cluster, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
+    ) -> None:
+        self.population = population
+        self.checker = Checker(self.folder, cluster, population, self.disturbances, self.limits, self.caps)
+        self._secrets = {
+            "a prompt": PROMPT.encode(),
+            "an answer": COMPLETION.encode(),
+            "the provider's key": self._provider_key.encode(),
+            "the operator's token": self._operator.encode(),
+            "the encryption key": self._encryption_key.encode(),
+            "a user's token": population.issuer.header.encode(),
+        }
+        supervising = asyncio.create_task(self.fleet.supervise())
+        callers = await population.callers(len(await cluster.primaries()), cluster.shard, PROBED)
+        recovery = Recovery(cluster, gateways, callers)
+        first = await population.generation()
+        arguments = (str(self.options.rate), str(self.options.seed), str(self.folder / "answers.jsonl"))
+        with self._module("tests.chaos.load", *arguments) as load:
+            assert load.stdin is not None
+            load.stdin.write(msgspec.json.encode(first) + b"\n")
+            load.stdin.flush()
+            background = [
+                asyncio.create_task(work)
+                for work in (
+                    recovery.watch(),
+                    population.emit_events(),
+                    population.publish_apps(),
+                    self._replace_generations(load),
+                    self._check(cluster),
+                )
+            ]
+            faulting = asyncio.create_task(self._make_faults(cluster, recovery, world))
+            try:
+                await asyncio.wait([faulting, supervising, *background], return_when=asyncio.FIRST_COMPLETED)
+                for task in (supervising, *background):
+                    if task.done():
+                        task.result()
+                        raise RuntimeError("a part of the run ended early")
+                await faulting
+                for task in background[1:4]:
+                    task.cancel()
+                load.stdin.close()
+                await asyncio.to_thread(load.wait, 60)
+                await self._finish()
+            finally:
+                for task in (*background, supervising, faulting):
+                    task.cancel()
+                await asyncio.gather(*background, supervising, faulting, return_exceptions=True)
+
+    async def _replace_generations(self, load: subprocess.Popen[bytes]) -> None:
+        assert load.stdin is not None
+        while True:
+            await asyncio.sleep(self._generation)
+            generation = await self.population.generation()
+            load.stdin.write(msgspec.json.encode(generation) + b"\n")
+            load.stdin.flush()
+
+    async def _check(self, cluster: Cluster) -> None:
+        turn = 0
+        while True:
+            await asyncio.sleep(1)
+            turn += 1
+            self.checker.read()
+            await self.checker.check_caps()
+            if turn % 5 == 0:
+                self.checker.judge()
+            if turn % 30 == 0:
+                await asyncio.to_thread(self._search, cluster)
+
+    def _search(self, cluster: Cluster) -> None:
+        service = [path for name in ("logs", "data") for path in (self.folder / name).rglob("*") if path.is_file()]
+        self.checker.search([*service, *cluster.files()], self._secrets)
+
+    # -- faults ----------------------------------------------------------------------------------------------
+
+    async def _make_faults(self, cluster: Cluster, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
+        assert world.stdin is not None
+        stdin = world.stdin
+
+        def switch(line: str) -> None:
+            stdin.write(f"{line}\n".encode())
+            stdin.flush()
+
+        faults, end = Faults(self.fleet, cluster, switch), time.monotonic() + self.options.minutes * 60
+        await self._settle_in(recovery)
+        for step in islice(steps(self.options.seed, short=self.options.short), self.options.steps):
+            if time.monotonic() > end:
+                return
+            await self._make(step, faults, cluster, recovery)
+            await asyncio.sleep(step.pause)
+
+    async def _settle_in(self, recovery: Recovery) -> None:
+        """Every gateway answers before the first fault."""
+        begin = time.monotonic()
+        for name in self._ports:
+            if await recovery.gateway_answers(name, begin, 60) is None:
+                raise RuntimeError(f"{name} never answered")
+
+    async def _make(self, step: Step, faults: Faults, cluster: Cluster, recovery: Recovery) -> None:
+        async with asyncio.timeout(90):
+            while not await cluster.is_whole():
+                await asyncio.sleep(0.2)
+        done = await asyncio.gather(*(self._one(fault, faults) for fault in step.faults))
+        injections = [injection for injection in done if injection is not None]
+        if not injections:
+            return
+        undone = time.monotonic()
+        await recovery.cluster_recovers(undone)
+        await self._measure(injections, undone, recovery)
+        now = time.monotonic()
+        for injection in injections:
+            self.disturbances.remove(injection.disturbance())
+            self.disturbances.append(injection.disturbance(now))
+            print(f"{now:.0f} {injection.fault.kind} ({injection.target}) {now - injection.begin:.1f} s", flush=True)
+
+    async def _one(self, fault: Fault, faults: Faults) -> Injection | None:
+        self.faults[fault.kind] += 1
+        injection = None
+        try:
+            async with faults.under_way(fault) as injection:
+                self.disturbances.append(injection.disturbance())
+        except CannotHappen as reason:
+            self.impossible[fault.kind] = str(reason)
+            self.faults[fault.kind] -= 1
+        return injection
+
+    async def _measure(self, injections: list[Injection], undone: float, recovery: Recovery) -> None:
+        """From the moment at which the cluster, or the process that was hit, works again; the last of them counts."""
+        sinces, limit = [undone], self.options.recovery
+        for injection in injections:
+            if injection.redis:
+                sinces.append(max(recovery.state.since, injection.begin))
+            elif injection.process is not None:
+                sinces.append(await self._restart(injection.process, injection.begin))
+                limit += self.options.start
+        if all(injection.redis for injection in injections):
+            sinces.remove(undone)  # the cluster may have recovered long before
+        since, kind = max(sinces), " and ".join(injection.fault.kind for injection in injections)
+        seconds = await asyncio.gather(*(recovery.gateway_answers(name, since, limit) for name in self._ports))
+        for name, took in zip(self._ports, seconds, strict=True):
+            if took is None:
+                self._blame(kind, f"{name} did not answer", limit)
+            else:
+                for injection in injections:
+                    self.recoveries[injection.fault.kind].append(took)
+        for group, count in WORKERS.items():
+            if await recovery.workers_beat(group, count, since, limit + HEARTBEAT) is None:
+                self._blame(kind, f"the workers {group} had no heartbeat", limit + HEARTBEAT)
+
+    async def _restart(self, name: str, killed: float) -> float:
+        process = self.fleet.processes[name]
+        async with asyncio.timeout(30):
+            while not process.started_at > killed:
+                await asyncio.sleep(0.05)
+        return process.started_at
+
+    def _blame(self, kind: str, what: str, limit: float) -> None:
+        self.checker.add([f"after '{kind}' at {time.monotonic():.0f}, {what} within {limit:g} s"])
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    async def _finish(self) -> None:
+        """Waits, each time with a bound, for what may still come, and closes the books."""
+        checker = self.checker
+        await self._until(checker.backlog, 120)
+        if self.options.settle:
+            await self._until(checker.reserved, STREAM_SECONDS + 60 + 45)
+        else:
+            await asyncio.sleep(3)  # settlements that wait in their gateway
+        checker.read()
+        checker.judge(everything=True)
+        self.settled = await checker.check_money(released=self.options.settle)
+        await checker.check_events()
+        await checker.check_deploys(self._apps)
+        for process in self.fleet.processes.values():
+            checker.add(process.ends)
+        checker.add(self.population.unexpected)
+
+    async def _until(self, nothing: Callable[[], Coroutine[Any, Any, int]], seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while await nothing():
+                    await asyncio.sleep(1)

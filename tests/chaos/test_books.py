@@ -1,0 +1,181 @@
+"""The checks see what they are for: each wrong book is found, and the right one beside it is not."""
+
+import pytest
+
+from tests.chaos import books
+from tests.chaos.books import Disturbance, Paid, Received
+from tests.chaos.load import Answer
+from tests.chaos.prompts import PROMPT, bound
+
+PAID = Paid(1, 12, 20, whole=True, cut=False)
+KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
+PRIMARY = Disturbance("kill primary", "redis", 100, 110, redis=True, lossy=True)
+CLOCK = Disturbance("step clock", "redis", 100, 110, redis=True, clock=True)
+RECEIVER = Disturbance("cut receiver", "receiver", 100, 110)
+
+
+def answer(ending: str = "done", status: int = 200, code: str = "", *, start: float = 50.0, **fields: object) -> Answer:
+    return Answer(1, "acc", "app", 0, 0, True, start, start + 0.1, start + 1, status, code, ending, **fields)  # type: ignore[arg-type]
+
+
+# -- money ---------------------------------------------------------------------------------------------------
+
+
+def test_whole_stream_settles_to_the_nano_euro() -> None:
+    least, most = books.settled_at(answer(), PAID, [])
+    assert least == most == PAID.cost
+    assert not books.check_spend("acc", (PAID.cost, 0), least, most)
+
+
+def test_double_settlement_is_seen() -> None:
+    least, most = books.settled_at(answer(), PAID, [])
+    assert "more than the most possible" in books.check_spend("acc", (2 * PAID.cost, 0), least, most)[0]
+
+
+def test_lost_settlement_is_seen() -> None:
+    assert "less than the least possible" in books.check_spend("acc", (0, 0), PAID.cost, PAID.cost)[0]
+
+
+def test_one_nano_euro_is_seen() -> None:
+    for amount in (PAID.cost - 1, PAID.cost + 1):
+        assert books.check_spend("acc", (amount, 0), PAID.cost, PAID.cost)
+
+
+def test_refusal_costs_nothing_and_a_caller_who_leaves_the_bound() -> None:
+    assert books.settled_at(answer("refused", 503, "BACKBONE_UNAVAILABLE"), None, []) == (0, 0)
+    half = Paid(1, 12, 5, whole=False, cut=False)
+    assert books.settled_at(answer("left", tokens=3), half, []) == (bound(), bound())
+
+
+@pytest.mark.parametrize("fault", [KILL, PRIMARY, CLOCK])
+def test_fault_widens_the_bounds_and_never_below_what_was_paid(fault: Disturbance) -> None:
+    assert books.settled_at(answer(start=105.0), PAID, [fault]) == (PAID.cost, bound())
+
+
+def test_fault_of_another_gateway_widens_nothing() -> None:
+    other = Disturbance("kill gateway", "gateway-2", 100, 110)
+    assert books.settled_at(answer(start=105.0), PAID, [other]) == (PAID.cost, PAID.cost)
+
+
+def test_gateway_that_was_only_stopped_settles_exactly() -> None:
+    stopped = Disturbance("stop gateway", "gateway-1", 100, 110)
+    assert books.settled_at(answer(start=105.0), PAID, [stopped]) == (PAID.cost, PAID.cost)
+
+
+def test_account_above_its_cap_is_seen() -> None:
+    assert not books.check_cap("acc", "2026-01-01", 60, 40, 100)
+    assert books.check_cap("acc", "2026-01-01", 60, 41, 100)
+    assert books.check_cap("acc", "2026-01-01", 60, -1, 100)
+
+
+def test_answer_that_the_provider_never_gave_is_seen() -> None:
+    assert books.check_unpaid(answer(), None)
+    assert not books.check_unpaid(answer(), PAID)
+
+
+# -- answers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("faults", [[], [KILL, PRIMARY]], ids=["calm", "faults"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        answer("refused", 500, "INTERNAL", start=105.0),
+        answer("refused", 404, "APP_NOT_FOUND", start=105.0),
+        answer("refused", 401, "TOKEN_INVALID", start=105.0),
+        answer("refused", 400, "REQUEST_MALFORMED", start=105.0),  # it had a body
+    ],
+    ids=lambda wrong: wrong.code,
+)
+def test_answer_that_is_never_right_is_seen(wrong: Answer, faults: list[Disturbance]) -> None:
+    assert books.check_answer(wrong, faults)
+
+
+@pytest.mark.parametrize(
+    ("seen", "fault"),
+    [
+        (answer("cut", start=105.0), KILL),
+        (answer("none", 0, start=105.0), KILL),
+        (answer("refused", 503, "BACKBONE_UNAVAILABLE", start=105.0), PRIMARY),
+        (answer("refused", 502, "PROVIDER_ERROR", start=105.0), Disturbance("cut provider", "provider", 100, 110)),
+        (answer("error", 200, "PROVIDER_ERROR", start=105.0), Disturbance("cut provider", "provider", 100, 110)),
+    ],
+    ids=["cut", "none", "503", "502", "error"],
+)
+def test_failure_needs_a_fault_that_explains_it(seen: Answer, fault: Disturbance) -> None:
+    assert not books.check_answer(seen, [fault])
+    assert books.check_answer(seen, [])
+    assert books.check_answer(seen, [RECEIVER])
+
+
+# -- rates ---------------------------------------------------------------------------------------------------
+
+
+def test_overfull_window_is_seen() -> None:
+    steady = [(float(n), n + 0.1) for n in range(200)]  # one per second
+    assert not books.check_window("app", steady, 60, [])
+    assert books.check_window("app", [*steady, (100.0, 100.1)], 60, [])
+
+
+def test_request_counts_only_for_windows_that_hold_it_surely() -> None:
+    slow = [(float(n), n + 30.0) for n in range(61)]
+    assert books.fullest_window(slow) == 31
+
+
+def test_clock_that_jumps_may_double_a_window() -> None:
+    twice = [(100 + n / 2, 100 + n / 2) for n in range(100)]
+    assert books.check_window("app", twice, 50, [])
+    assert not books.check_window("app", twice, 50, [CLOCK])
+    assert books.check_window("app", twice, 49, [CLOCK])
+
+
+# -- events and deploys --------------------------------------------------------------------------------------
+
+
+def test_lost_event_is_seen() -> None:
+    assert books.check_events({"evt": 50.0}, [], set(), []) == ["event evt was lost"]
+    assert not books.check_events({"evt": 50.0}, [Received("acc", "evt", 51.0, True)], set(), [])
+
+
+def test_event_may_be_given_up_only_if_its_receiver_failed() -> None:
+    assert books.check_events({"evt": 105.0}, [], {"evt"}, []) == ["event evt was given up"]
+    assert not books.check_events({"evt": 105.0}, [], {"evt"}, [RECEIVER])
+    assert books.check_events({"evt": 105.0}, [], set(), [RECEIVER])
+
+
+def test_event_that_came_twice_needs_a_reason() -> None:
+    twice = [Received("acc", "evt", at, True) for at in (101.0, 120.0)]
+    assert books.check_events({}, twice, set(), [KILL])
+    assert not books.check_events({}, twice, set(), [Disturbance("kill worker", "webhooks-1", 100, 105)])
+
+
+def test_wrong_signature_is_seen() -> None:
+    assert books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), [])
+
+
+def test_deploy_ends_once() -> None:
+    succeeded, failed = ("evt_1", "deploy.succeeded"), ("evt_2", "deploy.failed")
+    assert not books.check_deploy("dep", "live", 50.0, [succeeded, succeeded], [])
+    assert books.check_deploy("dep", "live", 50.0, [succeeded, ("evt_3", "deploy.succeeded")], [])
+    assert books.check_deploy("dep", "live", 50.0, [succeeded, failed], [])
+    assert books.check_deploy("dep", "canary", 50.0, [], [])
+    assert books.check_deploy("dep", None, 50.0, [], [])
+    assert books.check_deploy("dep", "failed", 50.0, [failed], [])
+
+
+# -- secrets -------------------------------------------------------------------------------------------------
+
+
+def test_secret_in_a_log_is_seen_and_not_quoted() -> None:
+    secrets = {"a prompt": PROMPT.encode(), "the provider's key": b"provider-1234"}
+    assert not books.check_secrets("gateway-1.log", b'{"event":"request","model":"gpt-oss-120b"}', secrets)
+    for line in (
+        f'{{"error":"{PROMPT} 000000001"}}'.encode(),
+        b"Authorization: Bearer provider-1234",
+        b"csk_0123456789abcdefghijABCD",
+        b"whsec_0123456789abcdefghij+/==",
+        b"POST /hooks/deploy/0123456789abcdefghij0123456789abcdefghij",
+    ):
+        found = books.check_secrets("gateway-1.log", line, secrets)
+        assert len(found) == 1
+        assert line.decode() not in found[0]
