@@ -8,6 +8,7 @@ Such a connection serves nothing else, because a replica that lags must not dela
 from __future__ import annotations
 
 import asyncio
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -53,23 +54,25 @@ class ReplicatedPipeline(Pipeline):
         """Sends one group after the other, until no call waits."""
         while self._group:
             group, self._group = self._group, []
-            replies: list[Any] = [RedisConnectionError("the connection is closed")] * len(group)
-            replicas: Any = 0
+            replies: list[Any] = []
+            replicas: Any = RedisConnectionError("the connection is closed")
             try:
                 connection = await self._connected()
                 calls = [connection.call(command) for command, _ in group]
                 *replies, replicas = await asyncio.gather(*calls, connection.call(self._wait), return_exceptions=True)
             except Exception as error:  # no connection
-                replies = [error] * len(group)
+                replicas = error
             finally:
-                for (_, answer), reply in zip(group, replies, strict=True):
+                if isinstance(replicas, Exception):  # the next group has waited for the same connection
+                    group, self._group = group + self._group, []
+                for (_, answer), reply in zip_longest(group, replies, fillvalue=replicas):
                     _conclude(answer, reply, replicas)
 
     async def close(self) -> None:
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
-        for _, answer in self._group:
+        for _, answer in self._group:  # the task had not begun
             _conclude(answer, RedisConnectionError("the connection is closed"), 0)
         await super().close()
 
