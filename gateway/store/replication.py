@@ -1,4 +1,4 @@
-"""Scripts that count only once enough replicas have what they wrote.
+"""Writes that count only once enough replicas have them.
 
 `WAIT` answers for all that its own connection wrote before it, and holds up what comes after it. So calls leave in
 groups, each in one write with one WAIT behind it, and a group leaves when the WAIT of the group before was answered.
@@ -16,7 +16,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from gateway.store.pipeline import MAX_PENDING_CALLS, Find, Pipeline, pack
 
 PATIENCE = 0.5  # seconds that a WAIT lasts at most; a call may have to wait for two of them
-SCRIPTS = ("EVALSHA", "EVAL")
 
 
 class Replicated(NamedTuple):
@@ -25,7 +24,7 @@ class Replicated(NamedTuple):
 
 
 class ReplicatedPipeline(Pipeline):
-    """A `Pipeline` whose scripts answer `Replicated`."""
+    """A `Pipeline` whose calls answer `Replicated`, but for those about the cluster."""
 
     def __init__(self, url: str, timeout: float, find: Find | None, replicas: int) -> None:
         super().__init__(url, timeout, find)
@@ -34,7 +33,7 @@ class ReplicatedPipeline(Pipeline):
         self._sending: asyncio.Task[None] | None = None
 
     async def call(self, *command: str | int | bytes) -> Any:
-        if command[0] not in SCRIPTS:
+        if command[0] == "CLUSTER":
             return await super().call(*command)
         if len(self._group) >= MAX_PENDING_CALLS:
             raise RedisConnectionError("too many calls wait for replicas")

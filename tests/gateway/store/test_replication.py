@@ -19,6 +19,8 @@ ACCOUNTS = [
     next(name for name in (f"acc_{n}" for n in range(999)) if keys.tag(name) == tag) for tag in keys.partition_tags()
 ]
 
+SLOTS = [key_slot(tag.strip("{}").encode()) for tag in keys.partition_tags()]
+
 
 @asynccontextmanager
 async def opened(url: str, replicas: int = 1) -> AsyncIterator[Store]:
@@ -111,11 +113,12 @@ async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_scrip
             for primary in cluster.primaries:
                 await wait_until(lambda primary=primary: asyncio.to_thread(acknowledges, primary))
             assert not any(await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS]))
+            assert await store.check_writes() == (16, [])
             cluster.replicas[0].freeze()
+            assert len((await store.check_writes())[1]) == sum(owners := [cluster.owner(slot) == 0 for slot in SLOTS])
             refused = await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS])
             cluster.replicas[0].thaw()
-            slots = [key_slot(keys.tag(account).strip("{}").encode()) for account in ACCOUNTS]
-            assert refused == [cluster.owner(slot) == 0 for slot in slots]
+            assert refused == owners
             assert any(refused)
 
 
