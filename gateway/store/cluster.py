@@ -3,9 +3,9 @@
 The slots' owners are read from any node that answers (`CLUSTER SLOTS`), anew when a node was lost or redirected a call,
 and at most once at a time.
 
-A call is sent a second time only where a node said that it did not run it. MOVED and ASK name the node that does.
-TRYAGAIN asks for patience while a slot moves, because Redis then runs no script of whose keys one does not exist. All
-of that ends after `ATTEMPTS` or with the time limit of a call.
+A call is sent a second time only where a node said that it did not run it: MOVED and ASK name the node that does,
+TRYAGAIN asks for patience while a slot moves: until its last key has, no script runs of whose keys one does not exist.
+All of that ends after `ATTEMPTS` or with the time limit of a call.
 
 redis-py's own cluster client is not used. It keeps connections to nodes that went away, and on uvloop it writes to
 closed ones, which raises errors outside its own family.
