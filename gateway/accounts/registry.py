@@ -34,6 +34,7 @@ logger = structlog.get_logger()
 COPIES = 20_000  # records
 MAX_AGE = 300.0  # seconds after which a copy is read again, in case a cluster lost a message
 HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
+REREAD = 30.0  # seconds after which subscribers read their records again, for the same reason
 RELOAD_PAUSE = 0.3  # seconds before a record that could not be read is read again
 
 CLAIM_SECONDS = 60.0  # after which a claim to a domain must be in its app's record
@@ -348,7 +349,11 @@ class Registry:
     async def _reload_repeatedly(self) -> None:
         while True:
             end_if_cancelled()
-            await self._reload_wanted.wait()
+            try:
+                async with asyncio.timeout(REREAD):
+                    await self._reload_wanted.wait()
+            except TimeoutError:
+                self._outdated = dict.fromkeys(self._subscribers, False) | self._outdated
             self._reload_wanted.clear()
             for key, announced in list(self._outdated.items()):
                 del self._outdated[key]

@@ -16,12 +16,12 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.cancellation import end_if_cancelled
-from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.errors import BackboneRefused, BackboneUnavailable, NotReplicated
 from gateway.store import keys, servers
 from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
 from gateway.store.faults import code_of, describe
 from gateway.store.pipeline import Pipeline
-from gateway.store.replication import make_pipeline
+from gateway.store.replication import Replicated, make_pipeline
 
 logger = structlog.get_logger()
 
@@ -160,7 +160,10 @@ class Store:
                 return values
 
     async def check_writes(self) -> tuple[int, list[BackboneUnavailable]]:
-        """Writes keys that nobody reads, in a cluster one in each partition. Returns their number, and the faults."""
+        """Writes keys that nobody reads, in a cluster one in each partition, and waits for replicas as admissions do.
+
+        Returns their number, and the faults.
+        """
         names = [keys.write_check_key(tag) for tag in keys.partition_tags()][: None if self.cluster else 1]
         results = await asyncio.gather(*map(self._check_write, names))
         return len(names), [fault for fault in results if fault is not None]
@@ -168,10 +171,19 @@ class Store:
     async def _check_write(self, name: str) -> BackboneUnavailable | None:
         try:
             with backbone():
-                await self.client.set(name, "1", ex=60)
+                await (self._write_replicated(name) if self.replicas else self.client.set(name, "1", ex=60))
         except BackboneUnavailable as fault:
             return fault
         return None
+
+    async def _write_replicated(self, name: str) -> None:
+        command = ("SET", name, "1", "EX", 60)
+        if isinstance(self._replicated, ClusterPipeline):
+            written: Replicated = await self._replicated.call_at(name, *command)
+        else:
+            written = await self._replicated.call(*command)
+        if written.replicas < self.replicas:
+            raise NotReplicated
 
     async def info(self) -> list[dict[str, Any]]:
         """The INFO of the server, or of each primary of a cluster."""

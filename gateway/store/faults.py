@@ -19,6 +19,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from gateway.errors import NotReplicated
+
 # redis-py takes the code off the text of these.
 _CODES: dict[type[Exception], str] = {
     AuthenticationError: "WRONGPASS",
@@ -42,6 +44,7 @@ _REASONS = {
     "WRONGPASS": "Redis refuses the user or the password",
 }
 _CONNECTION_REASONS: list[tuple[type[BaseException], str]] = [
+    (NotReplicated, "fewer replicas of Redis confirm writes than GATEWAY_REDIS_WAIT asks for"),
     (MasterNotFoundError, "no Sentinel names a primary"),
     (ssl.SSLCertVerificationError, "the certificate of Redis is not trusted"),
     (ssl.SSLError, "Redis does not speak TLS as expected"),

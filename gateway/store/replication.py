@@ -1,4 +1,4 @@
-"""Scripts that count only once enough replicas have what they wrote.
+"""Writes that count only once enough replicas have them.
 
 `WAIT` answers for all that its own connection wrote before it, and holds up what comes after it. So calls leave in
 groups, each in one write with one WAIT behind it, and a group leaves when the WAIT of the group before was answered.
@@ -8,6 +8,7 @@ Such a connection serves nothing else, because a replica that lags must not dela
 from __future__ import annotations
 
 import asyncio
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -15,7 +16,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from gateway.store.pipeline import MAX_PENDING_CALLS, Find, Pipeline, pack
 
 PATIENCE = 0.5  # seconds that a WAIT lasts at most; a call may have to wait for two of them
-SCRIPTS = ("EVALSHA", "EVAL")
 
 
 class Replicated(NamedTuple):
@@ -24,7 +24,7 @@ class Replicated(NamedTuple):
 
 
 class ReplicatedPipeline(Pipeline):
-    """A `Pipeline` whose scripts answer `Replicated`."""
+    """A `Pipeline` whose calls answer `Replicated`, but for those about the cluster."""
 
     def __init__(self, url: str, timeout: float, find: Find | None, replicas: int) -> None:
         super().__init__(url, timeout, find)
@@ -33,7 +33,7 @@ class ReplicatedPipeline(Pipeline):
         self._sending: asyncio.Task[None] | None = None
 
     async def call(self, *command: str | int | bytes) -> Any:
-        if command[0] not in SCRIPTS:
+        if command[0] == "CLUSTER":
             return await super().call(*command)
         if len(self._group) >= MAX_PENDING_CALLS:
             raise RedisConnectionError("too many calls wait for replicas")
@@ -53,23 +53,25 @@ class ReplicatedPipeline(Pipeline):
         """Sends one group after the other, until no call waits."""
         while self._group:
             group, self._group = self._group, []
-            replies: list[Any] = [RedisConnectionError("the connection is closed")] * len(group)
-            replicas: Any = 0
+            replies: list[Any] = []
+            replicas: Any = RedisConnectionError("the connection is closed")
             try:
                 connection = await self._connected()
                 calls = [connection.call(command) for command, _ in group]
                 *replies, replicas = await asyncio.gather(*calls, connection.call(self._wait), return_exceptions=True)
             except Exception as error:  # no connection
-                replies = [error] * len(group)
+                replicas = error
             finally:
-                for (_, answer), reply in zip(group, replies, strict=True):
+                if isinstance(replicas, Exception):  # the next group has waited for the same connection
+                    group, self._group = group + self._group, []
+                for (_, answer), reply in zip_longest(group, replies, fillvalue=replicas):
                     _conclude(answer, reply, replicas)
 
     async def close(self) -> None:
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.gather(self._sending, return_exceptions=True)
-        for _, answer in self._group:
+        for _, answer in self._group:  # the task had not begun
             _conclude(answer, RedisConnectionError("the connection is closed"), 0)
         await super().close()
 

@@ -133,4 +133,4 @@ class Failovers(RuleBasedStateMachine):
 def test_money_moves_once_over_failovers(client: Any, request: pytest.FixtureRequest) -> None:
     fake = "fakeredis" in request.node.name
     machine = type("Failovers", (Failovers,), {"client": client})
-    run(machine, settings=settings(max_examples=15 if fake else 40, stateful_step_count=40))
+    run(machine, settings=settings(max_examples=10 if fake else 25, stateful_step_count=40))

@@ -37,13 +37,14 @@ def binary(name: str) -> str:
 
 
 def free_port() -> int:
-    # Redis Cluster talks on port + 10000 as well, hence the upper end.
+    # Redis Cluster talks on port + 10000 as well.
     while True:
-        with socket.socket() as probe:
+        with socket.socket() as probe, socket.socket() as bus:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port < 55000:
-            return port
+            port: int = probe.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                bus.bind(("127.0.0.1", port + 10_000))
+                return port
 
 
 class RedisServer:

@@ -339,6 +339,21 @@ async def _no_probe() -> None:
     raise AssertionError("nothing is wrong with the provider")
 
 
+async def test_a_message_that_a_cluster_lost(
+    redis_url: str, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "REREAD", 0.2)
+    async with process(redis_url) as there:
+        read: list[str | None] = []
+
+        async def reload() -> None:
+            read.append(await there.store.get(INFERENCE))
+
+        there.subscribe(INFERENCE, reload)
+        await raw.set(INFERENCE, "1")  # and nobody is told
+        await wait_until(lambda: read[-1:] == ["1"])
+
+
 # -- accounts and apps -------------------------------------------------------------------------------------------
 
 

@@ -40,8 +40,8 @@ class Watch:
 
 
 @asynccontextmanager
-async def watched(url: str) -> AsyncIterator[Watch]:
-    store = Store(url)
+async def watched(url: str, replicas: int = 0) -> AsyncIterator[Watch]:
+    store = Store(url, replicas=replicas)
     try:
         yield Watch(store)
     finally:
@@ -97,6 +97,13 @@ async def test_a_lost_reservation_is_booked_while_the_memory_is_full(own: RedisS
             await gateway.settle(Reservation("lost", "acc_one", 1000, record), 7)
         assert not gateway.admission._unwritten
         assert await books.spend() == (7, 0)
+
+
+async def test_replicas_that_are_away(own: RedisServer) -> None:
+    async with watched(own.url, replicas=1) as watch:
+        with pytest.raises(BackboneUnavailable, match="fewer replicas of Redis confirm writes"):
+            await watch.health.check()
+        assert watch.up() == 0
 
 
 async def test_a_disk_that_is_full(own: RedisServer) -> None:

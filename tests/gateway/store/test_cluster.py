@@ -3,14 +3,15 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 from redis.crc import key_slot
 
 from gateway.errors import BackboneUnavailable
 from gateway.store import scripts
-from gateway.store.client import Store
+from gateway.store.client import Store, backbone
 from gateway.store.keys import partition_tags
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, ReplicatedCluster, free_port, replicated_cluster
@@ -131,6 +132,52 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
             assert int(client.hget("{p00}:tests", "calls")) == calls == 62
     for step in (move_begins, move_keys, move_ends):
         await asyncio.to_thread(step, target, source, slot)
+
+
+async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -> None:
+    stream, slot = "{p00}:events", slot_of("{p00}")
+    source = whole.primaries[whole.owner(slot)]
+    target = whole.primaries[(whole.owner(slot) + 1) % 3]
+    async with opened(whole.url) as store:
+        reads = store.blocking_client()
+
+        async def read() -> list[str]:
+            """Waits as a worker does when the slot has just moved."""
+
+            async def answered() -> Any:
+                with suppress(BackboneUnavailable), backbone():
+                    return await reads.xreadgroup("readers", "one", {stream: ">"}, count=10, block=1000)
+                return None
+
+            [[_, entries]] = await wait_until(answered)
+            return [fields["n"] for _, fields in entries]
+
+        await store.client.xgroup_create(stream, "readers", mkstream=True)
+        for n, step in enumerate((move_begins, move_keys, move_ends)):
+            await store.client.xadd(stream, {"n": str(n)})
+            assert await read() == [str(n)]
+            await asyncio.to_thread(step, source, target, slot)
+        await store.client.xadd(stream, {"n": "3"})
+        assert await read() == ["3"]
+        await reads.aclose()
+    for step in (move_begins, move_keys, move_ends):
+        await asyncio.to_thread(step, target, source, slot)
+
+
+async def test_a_slot_that_no_node_serves_for_a_while(whole: ReplicatedCluster) -> None:
+    """CLUSTERDOWN."""
+    slot = slot_of("{p00}")
+    async with opened(whole.url) as store:
+        await count_everywhere(store)
+        with whole.primaries[whole.owner(slot)].client() as client:
+            client.execute_command("CLUSTER DELSLOTS", slot)
+            assert not await passes(store, "{p00}")
+            client.execute_command("CLUSTER ADDSLOTS", slot)
+
+        async def recovered() -> bool:
+            return await passes(store, "{p00}")
+
+        await wait_until(recovered)
 
 
 async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:

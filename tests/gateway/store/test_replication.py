@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from gateway.errors import BackboneUnavailable, NotReplicated
 from gateway.store import keys, scripts
@@ -17,6 +18,8 @@ from tests.support.redis_servers import RedisServer, acknowledges, replicated_cl
 ACCOUNTS = [
     next(name for name in (f"acc_{n}" for n in range(999)) if keys.tag(name) == tag) for tag in keys.partition_tags()
 ]
+
+SLOTS = [key_slot(tag.strip("{}").encode()) for tag in keys.partition_tags()]
 
 
 @asynccontextmanager
@@ -70,6 +73,25 @@ async def test_calls_that_come_together_share_one_wait(redis_url: str) -> None:
         await store.close()
 
 
+async def test_a_server_that_is_silent_ends_every_call_in_time(redis_url: str, valkey: RedisServer) -> None:
+    """Those that wait for the group before them, too."""
+    pipeline = ReplicatedPipeline(redis_url, 1.0, None, 1)
+    echo = ("EVAL", "return ARGV[1]", 0)
+    await pipeline.call(*echo, 0)
+    valkey.freeze()
+    try:
+        began = asyncio.get_running_loop().time()
+        first = asyncio.create_task(pipeline.call(*echo, 1))
+        await asyncio.sleep(0.1)
+        answers = await asyncio.gather(first, *[pipeline.call(*echo, n) for n in range(9)], return_exceptions=True)
+        assert all(isinstance(answer, RedisConnectionError) for answer in answers)
+        assert asyncio.get_running_loop().time() - began < 2
+    finally:
+        valkey.thaw()
+    assert (await pipeline.call(*echo, 7)).answer == "7"
+    await pipeline.close()
+
+
 async def test_closing_ends_the_calls(redis_url: str) -> None:
     pipeline = ReplicatedPipeline(redis_url, 2.0, None, 1)
     calls = [asyncio.create_task(pipeline.call("EVAL", "return 1", 0))]
@@ -77,8 +99,12 @@ async def test_closing_ends_the_calls(redis_url: str) -> None:
     calls.append(asyncio.create_task(pipeline.call("EVAL", "return 1", 0)))
     await asyncio.sleep(0)
     await pipeline.close()
+    soon = ReplicatedPipeline(redis_url, 2.0, None, 1)
+    calls.append(asyncio.create_task(soon.call("EVAL", "return 1", 0)))
+    await asyncio.sleep(0)
+    await soon.close()  # before its group was sent
     answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(answer).__name__ for answer in answers] == ["ConnectionError"] * 2
+    assert [type(answer) for answer in answers] == [RedisConnectionError] * 3
 
 
 async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_script() -> None:
@@ -87,11 +113,12 @@ async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_scrip
             for primary in cluster.primaries:
                 await wait_until(lambda primary=primary: asyncio.to_thread(acknowledges, primary))
             assert not any(await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS]))
+            assert await store.check_writes() == (16, [])
             cluster.replicas[0].freeze()
+            assert len((await store.check_writes())[1]) == sum(owners := [cluster.owner(slot) == 0 for slot in SLOTS])
             refused = await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS])
             cluster.replicas[0].thaw()
-            slots = [key_slot(keys.tag(account).strip("{}").encode()) for account in ACCOUNTS]
-            assert refused == [cluster.owner(slot) == 0 for slot in slots]
+            assert refused == owners
             assert any(refused)
 
 
