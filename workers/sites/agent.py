@@ -66,7 +66,7 @@ class Agent:
         self._failed: set[str] = set()  # tokens of steps to try again
         self._seen: dict[str, float] = {}
         self._looked = self._attended = time.monotonic()
-        self._behind, self._pauses = True, 0
+        self._behind, self._synced, self._pauses = True, False, 0
         self._storage_failed = asyncio.Event()
 
     def is_current(self) -> bool:
@@ -133,6 +133,8 @@ class Agent:
     async def _tidy_regularly(self) -> None:
         while True:
             await asyncio.sleep(TIDY_INTERVAL)
+            if not self._synced:  # nothing is known yet of what should be served
+                continue
             try:
                 await self._serving.tidy({wanted.deploy for wanted in self._wanted.values()})
             except Exception as error:  # what one tenant made must not stop the others
@@ -150,6 +152,7 @@ class Agent:
                     self._failed.discard(wanted.token)
                     self._wanted[key] = wanted
                     self._tasks[key] = asyncio.create_task(self._follow(wanted, self._tasks.get(key)))
+        self._synced = True
 
     async def _until_applied(self) -> None:
         """Waits for what every host must do before it serves: not for canaries, which go on."""
