@@ -56,10 +56,9 @@ class Machine:
         return self
 
     async def page(self, app: str) -> str:
-        async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
-            with contextlib.suppress(httpx.TransportError):
-                answer = await client.get(f"http://127.0.0.1:{self.port}/", headers={"Host": f"{app}.{DOMAIN}"})
-                return answer.text.strip() if answer.status_code == 200 else str(answer.status_code)
+        with contextlib.suppress(httpx.TransportError):
+            answer = await self.host.web.get(f"http://127.0.0.1:{self.port}/", headers={"Host": f"{app}.{DOMAIN}"})
+            return answer.text.strip() if answer.status_code == 200 else str(answer.status_code)
         return ""
 
 
@@ -211,9 +210,8 @@ async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: H
 
 
 async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over(host: Host) -> None:
-    [machine] = await start(host, "one")
-    first = host.workers[0] if "deploys" in host.workers[0].names else host.workers[1]
-    await Machine(host, "other").start("deploys")
+    other = await Machine(host, "other").start("deploys")
+    machine = await Machine(host, "one").start("deploys", "sites")  # one process, one data folder
     slow = [await host.publish(await host.app(build=PAGE), page("x", "sleep 60;")) for _ in range(4)]
 
     async def building() -> list[str]:
@@ -225,7 +223,7 @@ async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over
     await wait_until(each_builds, 20)
     app = await host.app(build=PAGE)
     behind = await host.publish(app, page("behind"))
-    first.kill()
+    other.worker.kill()
 
     async def two_failed() -> bool:
         return [(await host.deploy(deploy))["state"] for deploy in slow].count("failed") == 2
@@ -235,3 +233,4 @@ async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over
         await host.call("POST", f"/account/deploys/{deploy}/cancel")
     assert (await host.over(behind))["state"] == "live"
     assert await machine.page(app) == "behind"
+    assert "sites.fetched" not in machine.worker.log, "the release was there already"
