@@ -149,7 +149,7 @@ class Agent:
                 key = (wanted.app, wanted.address)
                 known = self._wanted.get(key)
                 if known is None or known.token != wanted.token or wanted.token in self._failed:
-                    self._failed.discard(wanted.token)
+                    self._failed -= {wanted.token, known.token if known else ""}
                     self._wanted[key] = wanted
                     self._tasks[key] = asyncio.create_task(self._follow(wanted, self._tasks.get(key)))
         self._synced = True
@@ -204,7 +204,13 @@ class Agent:
         if wanted.step == "undo":
             await self._serving.undo(job.deploy)
         if wanted.serves and site.current != wanted.serves:
-            await self._serve(wanted, app, site, output)
+            try:
+                await self._serve(wanted, app, site, output)
+            except (DeployError, BadArchive) as error:
+                if wanted.step != "check":
+                    raise
+                # What is served must not keep a new release from replacing it.
+                logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.serves, step="serve", why=str(error))
         elif not wanted.serves and wanted.step == "undo" and site.current is not None:
             site.undo(site.current)
         if wanted.step == "check":

@@ -11,6 +11,7 @@ from typing import Self
 import httpx
 import pytest
 
+from gateway.store import keys
 from tests.fakes import FakeProvider
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host, hosting, packed
@@ -178,6 +179,12 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
     empty = await Machine(host, "empty").start("sites")
     assert [await empty.page(app) for app in apps] == ["404", "404", apps[2]]
     assert empty.worker.log.count("the archive of the release is damaged") >= 2
+    # A new release replaces what could not be served, and one damaged record stops nothing.
+    with host.gateway.redis.client() as client:
+        client.hset(keys.serving_key(host.account.id, "broken"), "live", "{")
+        client.zadd(keys.served_apps_key(keys.tag(host.account.id)), {"broken": 1e14})
+    await live(host, apps[1], page(apps[1]))
+    assert await empty.page(apps[1]) == apps[1]
     for path, text in zip(archives, whole, strict=True):
         path.write_bytes(text)
     for app in apps:
