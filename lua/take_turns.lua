@@ -8,7 +8,7 @@
 -- KEYS[1]  hash    waiting: deploy → JSON {account, app, reuse, tag, entry, ends}
 -- KEYS[2]  hash    running: deploy → JSON {account, app, builder, building, ends}
 -- KEYS[3]  zset    account → number of its last turn
--- ARGV     builder, lease (ms), shared slots of a builder, spare slots, number of deploys that wait there; for each of
+-- ARGV     builder, lease (ms), shared slots of a builder (-1: it leaves), spare slots, number of deploys that wait there; for each of
 --          them id and JSON {account, app, reuse, tag, entry}; then for each that runs there id and '1' while it builds
 --
 -- Returns  {{deploy, tag, entry, …} whose turn it is, {deploy, …} of those that wait there but run elsewhere}
@@ -84,7 +84,7 @@ end
 
 local reused = {}
 for _, deploy in pairs(heads) do
-  if waiting[deploy].reuse then reused[#reused + 1] = deploy end
+  if waiting[deploy].reuse and shared >= 0 then reused[#reused + 1] = deploy end
 end
 for _, deploy in ipairs(reused) do grant(deploy) end
 
@@ -108,7 +108,7 @@ local function find_next()
   return own < shared and accounts == 1 and best[3] or nil
 end
 
-local deploy = find_next()
+local deploy = shared >= 0 and find_next() or nil
 while deploy do
   local account = waiting[deploy].account
   grant(deploy)

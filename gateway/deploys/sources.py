@@ -9,6 +9,8 @@ This module knows objects only; which sources are still needed is known to `stat
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import Counter
 from collections.abc import AsyncIterable, Set
 from pathlib import Path
@@ -60,6 +62,7 @@ class Sources:
     async def _store(self, app_id: str, body: AsyncIterable[bytes]) -> str:
         source = new_id("src")
         self._uploads.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._remove_abandoned()
         path = self._uploads / f"{source}.part"
         try:
             async with asyncio.timeout(UPLOAD_SECONDS):
@@ -68,6 +71,13 @@ class Sources:
         finally:
             path.unlink(missing_ok=True)
         return source
+
+    def _remove_abandoned(self) -> None:
+        """Removes what a gateway that was killed left of its uploads."""
+        for path in self._uploads.glob("*.part"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > 2 * UPLOAD_SECONDS:
+                    path.unlink()
 
     async def open(self, app_id: str, source: str) -> Object | None:
         return await self._storage.open(self.key(app_id, source))

@@ -115,6 +115,13 @@ def test_a_builder_that_dies_gives_its_turns_on(queue: Queue) -> None:
     assert queue.call("two") == ["a1/shop"]
 
 
+def test_a_builder_that_leaves_takes_nothing_more(queue: Queue) -> None:
+    queue.wait("one", "a0", "ar5")
+    queue.wait("two", "b0", "br5")
+    assert queue.call("two", slots=-1, spare=1) == []
+    assert queue.call("one") == ["ar5", "br5", "a0", "b0"]
+
+
 def test_one_that_lives_keeps_its_turns(queue: Queue) -> None:
     queue.wait("one", "a0/shop", "a1/shop")
     assert queue.call("one") == ["a0/shop"]

@@ -102,10 +102,13 @@ class LocalEngine(Serving):
     # -- build -----------------------------------------------------------------------------------------------
 
     async def build(self, job: Job) -> None:
-        if job.deploy.release is None:
-            await self._build(job)
-        else:
-            await self._reuse(job, job.deploy.release)
+        try:
+            if job.deploy.release is None:
+                await self._build(job)
+            else:
+                await self._reuse(job, job.deploy.release)
+        except StorageUnavailable:  # for an hour
+            raise DeployError("the storage does not answer; deploy again later") from None
 
     async def _reuse(self, job: Job, former: str) -> None:
         await run_in_thread(self._releases.claim_folder, job.deploy)
@@ -184,9 +187,9 @@ class LocalEngine(Serving):
             archive = await archives.pack(release, packed)
             key = archives.archive_key(job.app.id, job.deploy.id)
             await until_storage_answers(lambda: self._storage.put(key, packed))
-        except (BadArchive, StorageUnavailable) as error:
+        except BadArchive as error:
             logger.error("deploys.not_archived", deploy=job.deploy.id, error=str(error))
-            raise DeployError("the release can't be stored at the moment; deploy again later") from None
+            raise DeployError("the release can't be packed; deploy again later") from None
         archives.write_record(release, archive)
         await job.record_archive(archive)
 

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.records import App
-from gateway.deploys.states import Deploy, address
+from gateway.deploys.states import Deploy, StaleDeploy, address
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.settings import Settings
 from gateway.storage import read, until_storage_answers
@@ -177,15 +177,21 @@ class SharedEngine(LocalEngine):
             await self._keep_archives(job.app.id, kept)
 
     async def undo(self, deploy: Deploy) -> None:
+        """Changes nothing that hosts serve if the deploy is in another state: another builder goes on with it then."""
         self._forget(deploy.id)
+        await run_in_thread(remove_folder, self._releases.builds / deploy.id)
+        if deploy.state == "queued":  # as this builder read it; it did nothing with it
+            return
         _, known = (await self._read(deploy)).get(address(deploy.kind, deploy.branch), ("", None))
         if known is not None and known.deploy == deploy.id and known.account == deploy.account:
-            wanted = known if known.step == "undo" else await self._direct(deploy, "undo", state="")
+            try:
+                wanted = known if known.step == "undo" else await self._direct(deploy, "undo", state=deploy.state)
+            except StaleDeploy:
+                return
             with suppress(DeployError):
                 await self._until_answered(wanted, seconds=UNDO_SECONDS)
         else:
             await run_in_thread(remove_folder, self._releases.site(deploy).release(deploy.id))
-        await run_in_thread(remove_folder, self._releases.builds / deploy.id)
         with suppress(StorageUnavailable):
             await self._storage.delete([archives.archive_key(deploy.appId, deploy.id)])
 

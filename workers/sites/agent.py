@@ -66,7 +66,7 @@ class Agent:
         self._failed: set[str] = set()  # tokens of steps to try again
         self._seen: dict[str, float] = {}
         self._looked = self._attended = time.monotonic()
-        self._behind, self._pauses = True, 0
+        self._behind, self._synced, self._pauses = True, False, 0
         self._storage_failed = asyncio.Event()
 
     def is_current(self) -> bool:
@@ -133,6 +133,8 @@ class Agent:
     async def _tidy_regularly(self) -> None:
         while True:
             await asyncio.sleep(TIDY_INTERVAL)
+            if not self._synced:  # nothing is known yet of what should be served
+                continue
             try:
                 await self._serving.tidy({wanted.deploy for wanted in self._wanted.values()})
             except Exception as error:  # what one tenant made must not stop the others
@@ -147,9 +149,10 @@ class Agent:
                 key = (wanted.app, wanted.address)
                 known = self._wanted.get(key)
                 if known is None or known.token != wanted.token or wanted.token in self._failed:
-                    self._failed.discard(wanted.token)
+                    self._failed -= {wanted.token, known.token if known else ""}
                     self._wanted[key] = wanted
                     self._tasks[key] = asyncio.create_task(self._follow(wanted, self._tasks.get(key)))
+        self._synced = True
 
     async def _until_applied(self) -> None:
         """Waits for what every host must do before it serves: not for canaries, which go on."""
@@ -201,7 +204,13 @@ class Agent:
         if wanted.step == "undo":
             await self._serving.undo(job.deploy)
         if wanted.serves and site.current != wanted.serves:
-            await self._serve(wanted, app, site, output)
+            try:
+                await self._serve(wanted, app, site, output)
+            except (DeployError, BadArchive) as error:
+                if wanted.step != "check":
+                    raise
+                # What is served must not keep a new release from replacing it.
+                logger.warning("sites.step_failed", app=wanted.app, deploy=wanted.serves, step="serve", why=str(error))
         elif not wanted.serves and wanted.step == "undo" and site.current is not None:
             site.undo(site.current)
         if wanted.step == "check":

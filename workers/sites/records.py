@@ -18,11 +18,14 @@ from collections.abc import AsyncIterator
 from typing import Literal
 
 import msgspec
+import structlog
 
 from gateway.deploys.states import Deploy, StaleDeploy, address
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from workers.sites.archives import Archive
+
+logger = structlog.get_logger()
 
 HOST_LIFETIME = 15.0  # seconds without a heartbeat after which a host does not count
 ANSWER_SECONDS = 3_600  # that answers are kept
@@ -111,7 +114,7 @@ class Records:
                         for app_id, _ in batch:
                             pipeline.hvals(keys.tagged_serving_key(tag, app_id))
                         found = await pipeline.execute()
-                yield [msgspec.json.decode(text, type=Wanted) for texts in found for text in texts]
+                yield [wanted for texts in found for text in texts if (wanted := _read_wanted(text)) is not None]
                 seen[tag] = float(batch[-1][1])
 
     # -- hosts -----------------------------------------------------------------------------------------------
@@ -138,3 +141,12 @@ class Records:
             found = await self._store.client.hgetall(keys.answers_key(wanted.account, wanted.deploy))
         answers = {host: msgspec.json.decode(text, type=Answer) for host, text in found.items()}
         return {host: answer for host, answer in answers.items() if answer.token == wanted.token}
+
+
+def _read_wanted(text: str) -> Wanted | None:
+    """One damaged record does not stop the others."""
+    try:
+        return msgspec.json.decode(text, type=Wanted)
+    except msgspec.MsgspecError as error:
+        logger.error("sites.unreadable", error=str(error))
+        return None

@@ -1,6 +1,7 @@
 """The files of stored sources, without a gateway."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -58,6 +59,16 @@ async def test_a_refused_upload_leaves_nothing(
     with pytest.raises(refusal):
         await sources_in(tmp_path).receive(app("app_1"), upload(*parts), None)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+async def test_what_a_killed_gateway_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "uploads").mkdir()
+    old, young = tmp_path / "uploads" / "src_old.part", tmp_path / "uploads" / "src_young.part"
+    for path in (old, young):
+        path.touch()
+    os.utime(old, (1, 1))
+    await sources_in(tmp_path).receive(app("app_1"), upload(b"\x1f\x8b"), None)
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 async def test_a_broken_upload_leaves_nothing(tmp_path: Path) -> None:

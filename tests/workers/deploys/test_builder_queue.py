@@ -101,11 +101,11 @@ async def test_a_broken_record_becomes_a_dead_letter(host: Host) -> None:
 
 
 async def test_each_release_has_an_archive_until_it_is_removed(host: Host) -> None:
-    await host.worker("deploys")
+    await host.worker("deploys", constants={"workers.sites.releases.KEPT_RELEASES": 2})
     app = await host.app(build=BUILD)
     folder = host.gateway.data_folder / "archives"
     deploys = []
-    for number in range(6):
+    for number in range(3):
         deploys.append(await host.publish(app, {"a": str(number)}))
         assert (await host.over(deploys[-1]))["state"] == "live"
     failed = await host.publish(await host.app(build={**BUILD, "output": "."}), {"a": "no page"})
@@ -116,7 +116,7 @@ async def test_each_release_has_an_archive_until_it_is_removed(host: Host) -> No
     def archives() -> list[str]:
         return sorted(path.name.partition(".")[0] for path in folder.rglob("*.tar.gz"))
 
-    await wait_until(lambda: archives() == [*deploys[2:], back], 5)
+    await wait_until(lambda: archives() == [deploys[-1], back], 5)
     with host.gateway.redis.client() as client:
         for deploy in (deploys[-1], back):
             digest, size = client.hmget(keys.deploy_key(host.account.id, deploy), "digest", "size")
