@@ -66,9 +66,9 @@ class Rig:
             os.sched_setaffinity(0, {self._others})
             for program in ("stub", "loadgen"):
                 _compile(program)
-            self._stub, self.redis_port = free_port(), free_port()
+            self._stub, self._redis = free_port(), free_port()
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
-            stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
+            stack.enter_context(self._running("redis", redis_command(self._redis), self._redis))
             self.callers = Callers(SCRATCH, OPERATOR_TOKEN)
             self._backends = stack.enter_context(self.callers.backends())
             self._stack = stack.pop_all()
@@ -88,22 +88,11 @@ class Rig:
             yield Target("nginx", port, process.pid, extra_events=3)
 
     @contextmanager
-    def gateway(self, **settings: str) -> Iterator[Target]:
-        """`settings` are added, by their full names."""
+    def gateway(self) -> Iterator[Target]:
         port = free_port()
-        argv = shlex.split((self._gateway_command or gateway_command()).format(port=port))
-        environment = {**self.settings, **settings}
-        with self._running("gateway", argv, port, core=self._alone, env=environment, path="/ready") as process:
-            target = Target("gateway", port, process.pid, extra_events=1)
-            if not self.callers.api_keys:
-                self.callers.register(target.address, self._backends)
-            yield target
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Of a gateway or a worker."""
-        return {
-            "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
+        command = self._gateway_command or _gateway_command()
+        settings = {
+            "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{self._redis}/0",
             "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{self._stub}/v1",
             "GATEWAY_PROVIDER_KEY": "bench-provider-key",
             "GATEWAY_PROVIDER_CONCURRENCY": "100000",  # a bound that no workload reaches
@@ -115,6 +104,16 @@ class Rig:
             "GATEWAY_LOG_FORMAT": "json",
             "GATEWAY_DATA_DIR": str(SCRATCH / "data"),
         }
+        argv = shlex.split(command.format(port=port))
+        with self._running("gateway", argv, port, core=self._alone, env=settings, path="/ready") as process:
+            target = Target("gateway", port, process.pid, extra_events=1)
+            if not self.callers.api_keys:
+                self.callers.register(target.address, self._backends)
+            yield target
+
+    @property
+    def redis_port(self) -> int:
+        return self._redis
 
     def load(self, target: Target, load: Load, rotation: Path | None = None, limit: int = 0) -> dict[str, Any]:
         """Runs the generator once. `limit` ends the recording early, after that many answers."""
@@ -217,7 +216,7 @@ def redis_command(port: int) -> Command:
     return [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
 
 
-def gateway_command() -> str:
+def _gateway_command() -> str:
     capsule = Path(sys.executable).parent / "capsule"
     start = shlex.quote(str(capsule)) if capsule.exists() else f"{shlex.quote(sys.executable)} -m gateway.cli"
     return f"{start} serve --port {{port}}"
