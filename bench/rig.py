@@ -117,22 +117,11 @@ class Rig:
         return self.gateway("cluster")
 
     @contextmanager
-    def gateway(self, name: str = "gateway", **settings: str) -> Iterator[Target]:
-        """`settings` are added, by their full names."""
+    def gateway(self, name: str = "gateway") -> Iterator[Target]:
         port = free_port()
-        argv = shlex.split((self._gateway_command or gateway_command()).format(port=port))
-        environment = {**self.settings, "GATEWAY_REDIS_URL": self._redis_urls[name], **settings}
-        with self._running(name, argv, port, core=self._alone, env=environment, path="/ready") as process:
-            target = Target(name, port, process.pid, extra_events=1)
-            if name not in self.callers.api_keys:
-                self.callers.register(name, target.address, self._backends)
-            yield target
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """Of a gateway or a worker."""
-        return {
-            "GATEWAY_REDIS_URL": self._redis_urls["gateway"],
+        command = self._gateway_command or _gateway_command()
+        settings = {
+            "GATEWAY_REDIS_URL": self._redis_urls[name],
             "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{self._stub}/v1",
             "GATEWAY_PROVIDER_KEY": "bench-provider-key",
             "GATEWAY_PROVIDER_CONCURRENCY": "100000",  # a bound that no workload reaches
@@ -144,6 +133,12 @@ class Rig:
             "GATEWAY_LOG_FORMAT": "json",
             "GATEWAY_DATA_DIR": str(SCRATCH / "data"),
         }
+        argv = shlex.split(command.format(port=port))
+        with self._running(name, argv, port, core=self._alone, env=settings, path="/ready") as process:
+            target = Target(name, port, process.pid, extra_events=1)
+            if name not in self.callers.api_keys:
+                self.callers.register(name, target.address, self._backends)
+            yield target
 
     def load(self, target: Target, load: Load, rotation: Path | None = None, limit: int = 0) -> dict[str, Any]:
         """Runs the generator once. `limit` ends the recording early, after that many answers."""
@@ -246,7 +241,7 @@ def redis_command(port: int) -> Command:
     return [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
 
 
-def gateway_command() -> str:
+def _gateway_command() -> str:
     capsule = Path(sys.executable).parent / "capsule"
     start = shlex.quote(str(capsule)) if capsule.exists() else f"{shlex.quote(sys.executable)} -m gateway.cli"
     return f"{start} serve --port {{port}}"

@@ -138,7 +138,7 @@ def subclasses(kind: type[errors.ServiceError]) -> list[type[errors.ServiceError
     return [kind, *(deeper for direct in kind.__subclasses__() for deeper in subclasses(direct))]
 
 
-PAGES = ["README.md", "CHANGELOG.md", "bench/README.md", "capsule/README.md"]
+PAGES = ["README.md", "CHANGELOG.md", "bench/README.md", "capsule/README.md", "ops/kubernetes/README.md"]
 PAGES += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md"))]
 
 
@@ -158,7 +158,9 @@ def anchors(source: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-SOURCES = [path.relative_to(ROOT) for folder in ("gateway", "workers", "lua") for path in (ROOT / folder).rglob("*.*")]
+SOURCES = [
+    path.relative_to(ROOT) for folder in ("gateway", "workers", "lua", "bench") for path in (ROOT / folder).rglob("*.*")
+]
 ELSEWHERE = {"receiver.py", "examples/receiver.py"}  # in docs/
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from gateway.inference.provider import pause_between_sweeps
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
@@ -165,3 +166,12 @@ async def test_the_openai_keep_alive_is_an_empty_delta(
     prompt = provider.plays(HANG)
     _, got = await lines(app, prompt, "/chat/completions")
     assert json.loads(got[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"
+
+
+# -- the sweep -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limits", "pause"), [((30, 30, 300, 15), 0.5), ((30, 4, 300, 15), 0.2), ((1, 0.5, 2.5), 0.1)])
+async def test_long_limits_need_few_sweeps(limits: tuple[float, ...], pause: float) -> None:
+    """Ten sweeps per second cost 2,000 silent streams 4 % of a core."""
+    assert pause_between_sweeps(*limits) == pause

@@ -1,0 +1,133 @@
+"""The model of capacity: what an installation needs for a load, from measured constants.
+
+    .venv/bin/python bench/capacity.py                       # prints the tables of docs/scaling.md
+    .venv/bin/python bench/capacity.py 5000 800 60000 20     # streams, requests, tokens and events per second
+
+Each need is the load times its cost, divided by the share of a core that is meant to be used. The second table has the
+walls: where something else than money ends the growth.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+# -- measured: bench/README.md, and bench/ramp.py for Redis --------------------------------------------------
+
+REQUEST_US = 181  # gateway CPU per request with a known user
+NEW_USER_US = 191  # more, for the first request of a token: its signature is verified
+TOKEN_US = 22.1  # per token that arrives alone; 7.2 when many arrive together
+STREAM_KIB = 17.9  # memory per open stream
+STREAM_US = 3.5  # gateway CPU per second of an open stream, also while nothing arrives
+PROCESS_MIB = 100  # memory of a gateway process with 1,000 apps
+REDIS_US = 63  # CPU of Redis per request, without an append-only file
+RUNNING_BYTES = 270  # in Redis, per running request
+USER_BYTES = 300  # in Redis, per user who was active in the last minute
+DELIVERIES = 3577  # per CPU second of a webhook worker
+DESCRIPTORS = 32_512  # client connections of a process
+PARTITIONS = 16  # Redis nodes that share the accounts
+
+# -- assumed -------------------------------------------------------------------------------------------------
+
+NEW_USERS = 0.5  # of the requests bring a token that their process does not know: users come back to any process
+REQUESTS_PER_USER = 2  # in the minute in which a user is active
+USED = 0.6  # of a core of a gateway or a worker, on average: the rest is for peaks and the loss of a host
+REDIS_USED = 0.4  # of a core of a shard: accounts spread unevenly
+MIB_PER_CORE = 4096  # that a rented core comes with
+CORE_EUROS = 20.0  # per month, with that memory. An assumption: put in your own price
+COPIES = 2  # of each shard: a primary and a replica
+OUTPUT_NANO_EUROS = 600  # per token of the default model
+
+
+@dataclass(frozen=True)
+class Load:
+    streams: int  # open at the same time
+    requests: int  # per second
+    tokens: int  # per second
+    events: int  # per second
+
+
+@dataclass(frozen=True)
+class Needs:
+    gateways: int  # processes, one core each
+    gateway_mib: int  # memory of all of them
+    shards: int
+    redis_mib: int  # of running requests and active users; accounts, apps and deliveries come on top
+    webhook_workers: int
+    euros: int  # per month
+
+
+LOADS = [
+    Load(100, 10, 3_000, 1),
+    Load(1_000, 200, 30_000, 10),
+    Load(5_000, 1_000, 150_000, 50),
+    Load(20_000, 4_000, 600_000, 200),
+    Load(50_000, 10_000, 1_500_000, 500),
+    Load(100_000, 20_000, 3_000_000, 1_000),
+]
+
+
+def gateway_cores(load: Load) -> float:
+    """Cores that are busy all the time."""
+    requests = load.requests * (REQUEST_US + NEW_USERS * NEW_USER_US)
+    return (requests + load.tokens * TOKEN_US + load.streams * STREAM_US) / 1e6
+
+
+def needs(load: Load) -> Needs:
+    gateways = max(2, math.ceil(gateway_cores(load) / USED), math.ceil(load.streams / DESCRIPTORS))
+    shards = max(1, math.ceil(load.requests * REDIS_US / 1e6 / REDIS_USED))
+    workers = max(2, math.ceil(load.events / DELIVERIES / USED))
+    gateway_mib = math.ceil(gateways * PROCESS_MIB + load.streams * STREAM_KIB / 1024)
+    users = load.requests * 60 / REQUESTS_PER_USER
+    redis_mib = math.ceil((load.streams * RUNNING_BYTES + users * USER_BYTES) / 1_048_576)
+    cores = max(gateways, gateway_mib / MIB_PER_CORE) + shards * COPIES + workers
+    return Needs(gateways, gateway_mib, shards, redis_mib, workers, round(cores * CORE_EUROS))
+
+
+def provider_euros(load: Load) -> float:
+    """Per hour, for output alone."""
+    return load.tokens * OUTPUT_NANO_EUROS * 3600 / 1e9
+
+
+def table(loads: list[Load]) -> str:
+    lines = [
+        "| open streams | requests/s | tokens/s | events/s | gateway processes | their memory | Redis shards"
+        " | memory in Redis | webhook workers | EUR per month | the provider, EUR per hour |",
+        "| --- " * 11 + "|",
+    ]
+    for load in loads:
+        need = needs(load)
+        cells = [load.streams, load.requests, load.tokens, load.events, need.gateways, f"{need.gateway_mib:,} MiB"]
+        cells += [need.shards, f"{need.redis_mib:,} MiB", need.webhook_workers, need.euros, round(provider_euros(load))]
+        lines.append("| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def walls() -> str:
+    """The nearest first."""
+    largest = LOADS[-1]
+    per_account = 1e6 * REDIS_USED / REDIS_US
+    rows = [
+        ("the provider's quota of 100 concurrent requests", "100 open streams", "ask the provider for more"),
+        ("one gateway process", f"{USED * 1e6 / TOKEN_US:,.0f} tokens/s", "more processes"),
+        ("one Redis server", f"{per_account:,.0f} requests/s", "Redis Cluster"),
+        ("one account: its cap is kept on one shard", f"{per_account:,.0f} requests/s of it", "none"),
+        ("sixteen shards", f"{PARTITIONS * per_account:,.0f} requests/s", "none: accounts have sixteen partitions"),
+    ]
+    lines = ["| wall | stands at | what moves it |", "| --- | --- | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    share = largest.tokens * TOKEN_US / 1e6 / gateway_cores(largest)
+    lines += ["", f"Of the gateways' CPU time, {100 * share:.0f} % goes to tokens, the rest to requests."]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    if len(sys.argv) == 5:
+        print(table([Load(*map(int, sys.argv[1:]))]))
+    else:
+        print(table(LOADS), walls(), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
