@@ -118,7 +118,7 @@ CLUSTER_OPTIONS = (
     "--cluster-enabled",
     "yes",
     "--cluster-node-timeout",
-    "2000",
+    "5000",  # ms; on a busy machine less makes replicas take over by themselves
     "--cluster-require-full-coverage",
     "no",
     *AT_ONCE,
@@ -207,6 +207,7 @@ class ReplicatedCluster:
         _wait_for(lambda: is_in_sync(former))
         with former.client() as client:
             client.execute_command("CLUSTER FAILOVER")
+            _wait_for(lambda: client.info("replication")["role"] == "master")
 
 
 @contextlib.contextmanager
