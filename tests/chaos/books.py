@@ -268,6 +268,14 @@ PATTERNS = {
 }
 
 
+FAULT_SIGNS = (b"Traceback", b"never retrieved", b"never awaited", b"Unclosed")
+
+
+def check_log(where: str, data: bytes) -> list[str]:
+    """Of a process of the service: faults of others are logged in one line."""
+    return [f"{where} has a line with '{sign.decode()}'" for sign in FAULT_SIGNS if sign in data]
+
+
 def check_secrets(where: str, data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
     """`secrets`: texts by what they are. What was found is named, and never quoted."""
     found = [name for name, text in secrets.items() if text in data]
