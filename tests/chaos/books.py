@@ -32,11 +32,7 @@ ALLOWED = {
     (429, "USER_RATE_LIMITED"),
 }
 REDIS_DOWN = {(503, "BACKBONE_UNAVAILABLE"), (503, "PROVIDER_QUOTA_EXHAUSTED")}
-PROVIDER_DOWN = {
-    (502, "PROVIDER_UNREACHABLE"),
-    (502, "PROVIDER_ERROR"),
-    (504, "PROVIDER_TIMEOUT"),
-}
+PROVIDER_DOWN = {"PROVIDER_UNREACHABLE": 502, "PROVIDER_ERROR": 502, "PROVIDER_TIMEOUT": 504}
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,7 @@ def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
         return []
     if outcome in REDIS_DOWN:
         return [] if at_redis or at_gateway else [f"{who} got {outcome} without a fault of Redis"]
-    if outcome in PROVIDER_DOWN or (
-        answer.ending == "error" and (502, answer.code) in PROVIDER_DOWN | {(502, "PROVIDER_TIMEOUT")}
-    ):
+    if answer.code in PROVIDER_DOWN and (answer.ending == "error" or answer.status == PROVIDER_DOWN[answer.code]):
         return [] if at_provider or at_gateway else [f"{who} got {outcome} without a fault of the provider"]
     return [f"{who} got {outcome}, ended as {answer.ending!r}"]
 
