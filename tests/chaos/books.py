@@ -32,11 +32,7 @@ ALLOWED = {
     (429, "USER_RATE_LIMITED"),
 }
 REDIS_DOWN = {(503, "BACKBONE_UNAVAILABLE"), (503, "PROVIDER_QUOTA_EXHAUSTED")}
-PROVIDER_DOWN = {
-    (502, "PROVIDER_UNREACHABLE"),
-    (502, "PROVIDER_ERROR"),
-    (504, "PROVIDER_TIMEOUT"),
-}
+PROVIDER_DOWN = {"PROVIDER_UNREACHABLE": 502, "PROVIDER_ERROR": 502, "PROVIDER_TIMEOUT": 504}
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,7 @@ def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
         return []
     if outcome in REDIS_DOWN:
         return [] if at_redis or at_gateway else [f"{who} got {outcome} without a fault of Redis"]
-    if outcome in PROVIDER_DOWN or (
-        answer.ending == "error" and (502, answer.code) in PROVIDER_DOWN | {(502, "PROVIDER_TIMEOUT")}
-    ):
+    if answer.code in PROVIDER_DOWN and (answer.ending == "error" or answer.status == PROVIDER_DOWN[answer.code]):
         return [] if at_provider or at_gateway else [f"{who} got {outcome} without a fault of the provider"]
     return [f"{who} got {outcome}, ended as {answer.ending!r}"]
 
@@ -266,6 +260,14 @@ PATTERNS = {
     "a webhook's secret": re.compile(rb"whsec_[A-Za-z0-9+/]{20}"),
     "a hook's address": re.compile(rb"/hooks/deploy/[A-Za-z0-9_-]{40}"),
 }
+
+
+FAULT_SIGNS = (b"Traceback", b"never retrieved", b"never awaited", b"Unclosed")
+
+
+def check_log(where: str, data: bytes) -> list[str]:
+    """Of a process of the service: faults of others are logged in one line."""
+    return [f"{where} has a line with '{sign.decode()}'" for sign in FAULT_SIGNS if sign in data]
 
 
 def check_secrets(where: str, data: bytes, secrets: Mapping[str, bytes]) -> list[str]:

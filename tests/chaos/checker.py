@@ -7,7 +7,7 @@ import datetime
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -209,12 +209,13 @@ class Checker:
 
     # -- files -----------------------------------------------------------------------------------------------
 
-    def search(self, files: Iterable[Path], secrets: Mapping[str, bytes]) -> None:
-        """Searches what was added to each file since the last time."""
+    def search(self, files: Iterable[Path], secrets: Mapping[str, bytes], logs: Collection[Path] = ()) -> None:
+        """Searches what was added to each file since the last time. `logs`: those of the service's processes."""
         for path in files:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 entry = (str(path), path.stat().st_ino)
                 file.seek(max(0, self._searched.get(entry, 0) - OVERLAP))
                 while data := file.read(2**24):
                     self.add(books.check_secrets(path.name, data, secrets))
+                    self.add(books.check_log(path.name, data) if path in logs else ())
                     self._searched[entry] = file.tell()

@@ -230,7 +230,8 @@ class Run:
 
     def _search(self, cluster: Cluster) -> None:
         service = [path for name in ("logs", "data") for path in (self.folder / name).rglob("*") if path.is_file()]
-        self.checker.search([*service, *cluster.files()], self._secrets)
+        logs = {process.log_file for process in self.fleet.processes.values()}
+        self.checker.search([*service, *cluster.files()], self._secrets, logs)
 
     # -- faults ----------------------------------------------------------------------------------------------
 

@@ -166,6 +166,11 @@ def test_deploy_ends_once() -> None:
 # -- secrets -------------------------------------------------------------------------------------------------
 
 
+def test_traceback_in_a_log_is_seen() -> None:
+    assert books.check_log("gateway-1.log", b'{"exception":"Traceback (most recent call last):"}')
+    assert not books.check_log("gateway-1.log", b'{"event":"request"}')
+
+
 def test_secret_in_a_log_is_seen_and_not_quoted() -> None:
     secrets = {"a prompt": PROMPT.encode(), "the provider's key": b"provider-1234"}
     assert not books.check_secrets("gateway-1.log", b'{"event":"request","model":"gpt-oss-120b"}', secrets)
