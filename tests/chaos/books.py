@@ -23,6 +23,7 @@ from tests.chaos.load import Answer
 from tests.chaos.prompts import bound, cost
 
 KILLED = "kill gateway"
+NOT_CONNECTED = "ClientConnectorError"  # no byte of the request was sent
 WINDOW = 60.0  # seconds of a rate's window
 ALLOWED = {
     (200, ""),
@@ -107,7 +108,7 @@ def settled_at(
 
     `linger`: seconds after its end in which a settlement may still wait in its gateway for Redis.
     """
-    if not answer.body:
+    if not answer.body or answer.code == NOT_CONNECTED:
         return 0, 0
     met = during(faults, answer.start, answer.end + 1)
     killed = [fault for fault in faults if fault.kind == KILLED and fault.target == f"gateway-{answer.gateway + 1}"]
