@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.chaos.load import Answer
+from tests.chaos.load import NOT_REPLICATED, Answer
 from tests.chaos.prompts import bound, cost
 
 KILLED = "kill gateway"
@@ -31,6 +31,7 @@ ALLOWED = {
     (402, "SPEND_CAP_REACHED"),
     (429, "APP_RATE_LIMITED"),
     (429, "USER_RATE_LIMITED"),
+    (503, NOT_REPLICATED),  # a replica on a busy machine may take longer than GATEWAY_REDIS_WAIT waits
 }
 REDIS_DOWN = {(503, "BACKBONE_UNAVAILABLE"), (503, "PROVIDER_QUOTA_EXHAUSTED")}
 PROVIDER_DOWN = {"PROVIDER_UNREACHABLE": 502, "PROVIDER_ERROR": 502, "PROVIDER_TIMEOUT": 504}

@@ -20,9 +20,11 @@ import aiohttp
 import msgspec
 import uvloop
 
+from gateway.errors import NotReplicated
 from tests.chaos.prompts import MAX_TOKENS, is_left, prompt
 
 SECONDS = 45  # that a request may take; a gateway may be stopped for 20 of them
+NOT_REPLICATED = "BACKBONE_UNAVAILABLE (too few replicas)"
 IDLE = 2  # seconds after which a connection is not used again: sooner than a gateway closes it
 OPEN = 4000  # requests at once; beyond, none is sent
 
@@ -143,6 +145,8 @@ class Load:
 
 def _code(error: Any) -> str:
     try:
+        if error["error"]["message"] == NotReplicated.message:
+            return NOT_REPLICATED
         return str(error["error"]["code"])
     except (KeyError, TypeError):
         return "not an error of the service"
