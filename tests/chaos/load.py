@@ -20,9 +20,11 @@ import aiohttp
 import msgspec
 import uvloop
 
-from tests.chaos.prompts import MAX_TOKENS, prompt
+from gateway.errors import NotReplicated
+from tests.chaos.prompts import MAX_TOKENS, is_left, prompt
 
 SECONDS = 45  # that a request may take; a gateway may be stopped for 20 of them
+NOT_REPLICATED = "BACKBONE_UNAVAILABLE (too few replicas)"
 IDLE = 2  # seconds after which a connection is not used again: sooner than a gateway closes it
 OPEN = 4000  # requests at once; beyond, none is sent
 
@@ -95,9 +97,8 @@ class Load:
         app = self._chance.choices(generation.apps, [app.weight for app in generation.apps])[0]
         user = self._chance.randrange(len(app.tokens))
         gateway = self._chance.randrange(len(generation.gateways))
-        kind = self._chance.choices(("stream", "whole", "leave", "bare"), (80, 8, 8, 4))[0]
-        leave_after = self._chance.uniform(0, 0.2)
         number = next(self._numbers)
+        kind = "leave" if is_left(number) else self._chance.choices(("stream", "whole", "bare"), (87, 9, 4))[0]
         answer = Answer(number, app.account, app.name, user, gateway, kind != "bare", time.monotonic())
         body = {"prompt": prompt(number), "maxTokens": MAX_TOKENS, "stream": kind != "whole"}
         headers = {"authorization": f"Bearer {app.tokens[user]}", "content-type": "application/json"}
@@ -107,14 +108,14 @@ class Load:
             async with session.post(url, data=data, headers=headers) as response:
                 answer.first, answer.status = time.monotonic(), response.status
                 answer.ending = "cut"
-                await self._read(response, answer, leave_after if kind == "leave" else None)
+                await self._read(response, answer, leave=kind == "leave")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             answer.code = answer.code or type(error).__name__
         finally:
             answer.end = time.monotonic()
             self._file.write(json.dumps(astuple(answer), separators=(",", ":")) + "\n")
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: Answer, leave_after: float | None) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, answer: Answer, leave: bool) -> None:
         if response.status != 200:
             error = await response.json(content_type=None)
             answer.code, answer.ending = _code(error), "refused"
@@ -122,9 +123,9 @@ class Load:
             await response.json()
             answer.tokens, answer.ending = 1, "whole"
         else:
-            await self._read_stream(response, answer, leave_after)
+            await self._read_stream(response, answer, leave)
 
-    async def _read_stream(self, response: aiohttp.ClientResponse, answer: Answer, leave_after: float | None) -> None:
+    async def _read_stream(self, response: aiohttp.ClientResponse, answer: Answer, leave: bool) -> None:
         event = b""
         async for line in response.content:
             if line.startswith(b"event:"):
@@ -136,8 +137,7 @@ class Load:
                     answer.code, answer.ending = _code(json.loads(line[5:])), "error"
                 else:
                     answer.tokens += 1
-                    if leave_after is not None:
-                        await asyncio.sleep(leave_after)
+                    if leave:
                         answer.ending = "left"
                         response.close()
                         return
@@ -145,6 +145,8 @@ class Load:
 
 def _code(error: Any) -> str:
     try:
+        if error["error"]["message"] == NotReplicated.message:
+            return NOT_REPLICATED
         return str(error["error"]["code"])
     except (KeyError, TypeError):
         return "not an error of the service"

@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from tests.chaos.prompts import COMPLETION, prompt_number
+from tests.chaos.prompts import COMPLETION, is_left, prompt_number
 from tests.fakes.provider import DONE, MODEL, ROLE, chunk
 
 INPUT_TOKENS = 12
@@ -103,7 +103,7 @@ class Outside:
             await response.prepare(request)
             await response.write(ROLE)
             for count in pieces(number):
-                await asyncio.sleep(0.05 + link.delay)
+                await asyncio.sleep((0.2 if is_left(number) else 0.05) + link.delay)
                 output += count  # before the write: what may have arrived is paid for
                 await response.write(chunk(f"{COMPLETION} ") * count)
             whole = True
@@ -116,6 +116,8 @@ class Outside:
 
 def pieces(number: int) -> list[int]:
     """How many tokens arrive together, for each piece of the answer to a prompt. At most 60 in all."""
+    if is_left(number):
+        return [2] * 10
     chance = random.Random(number)
     return [chance.randint(1, 12) for _ in range(chance.randint(1, 5))]
 

@@ -14,6 +14,11 @@ def prompt_number(text: str) -> int:
     return int(text.removeprefix(PROMPT))
 
 
+def is_left(number: int) -> bool:
+    """Whether its caller leaves after the first token. The provider is slow then, so the answer is never whole."""
+    return number % 12 == 5
+
+
 def bound() -> int:
     """What the gateway reserves for each of these prompts, in nano-euro."""
     return (len(prompt(0).encode()) + 256) * INPUT_PRICE + MAX_TOKENS * OUTPUT_PRICE
