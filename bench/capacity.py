@@ -23,6 +23,8 @@ STREAM_US = 3.5  # gateway CPU per second of an open stream, also while nothing 
 PROCESS_MIB = 100  # memory of a gateway process with 1,000 apps
 REDIS_US = 63  # CPU of Redis per request, without an append-only file
 RUNNING_BYTES = 270  # in Redis, per running request
+SETTLED_BYTES = 103  # in Redis, per request that was settled in the last SETTLED_SECONDS: its tombstone
+SETTLED_SECONDS = 1_320  # the rest of a lease, and 11 minutes
 USER_BYTES = 300  # in Redis, per user who was active in the last minute
 DELIVERIES = 3577  # per CPU second of a webhook worker
 DESCRIPTORS = 32_512  # client connections of a process
@@ -53,7 +55,7 @@ class Needs:
     gateways: int  # processes, one core each
     gateway_mib: int  # memory of all of them
     shards: int
-    redis_mib: int  # of running requests and active users; accounts, apps and deliveries come on top
+    redis_mib: int  # of requests and active users; accounts, apps and deliveries come on top
     webhook_workers: int
     euros: int  # per month
 
@@ -80,7 +82,8 @@ def needs(load: Load) -> Needs:
     workers = max(2, math.ceil(load.events / DELIVERIES / USED))
     gateway_mib = math.ceil(gateways * PROCESS_MIB + load.streams * STREAM_KIB / 1024)
     users = load.requests * 60 / REQUESTS_PER_USER
-    redis_mib = math.ceil((load.streams * RUNNING_BYTES + users * USER_BYTES) / 1_048_576)
+    settled = load.requests * SETTLED_SECONDS
+    redis_mib = math.ceil((load.streams * RUNNING_BYTES + users * USER_BYTES + settled * SETTLED_BYTES) / 1_048_576)
     cores = max(gateways, gateway_mib / MIB_PER_CORE) + shards * COPIES + workers
     return Needs(gateways, gateway_mib, shards, redis_mib, workers, round(cores * CORE_EUROS))
 

@@ -28,7 +28,6 @@ README = (FOLDER / "README.md").read_text()
 KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.glob("*/kustomization.yaml"))
 VERSION = "1.34"
 SECRET = {"GATEWAY_REDIS_URL", "GATEWAY_ENCRYPTION_KEY", "GATEWAY_OPERATOR_TOKEN", "GATEWAY_PROVIDER_KEY"}
-SOON = {"GATEWAY_STORAGE_URL", "GATEWAY_REDIS_WAIT"}  # settings that come with several hosts
 # Bits of Linux' capabilities.
 BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7, "SYS_PTRACE": 19}
 
@@ -107,7 +106,7 @@ def test_the_files_of_each_folder_are_used(folder: Path) -> None:
 def test_every_variable_is_a_setting() -> None:
     names = {name for document in of("ConfigMap") for name in document["data"]}
     names |= {v["name"] for d in of("Deployment") for c in containers(d) for v in c.get("env", [])}
-    assert names - set(table((ROOT / "docs/settings.md").read_text(), "variable")) <= SOON
+    assert names <= set(table((ROOT / "docs/settings.md").read_text(), "variable"))
 
 
 @pytest.mark.parametrize("deployment", workloads())
