@@ -167,6 +167,8 @@ class Pipeline:
     async def _reconnect(self) -> _Connection:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
+            # Read here too: all who wait for it may have given up.
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> _Connection:

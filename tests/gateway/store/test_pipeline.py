@@ -1,10 +1,12 @@
 """The shared connection to Redis, against a real server."""
 
 import asyncio
+import gc
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -13,6 +15,7 @@ from redis.exceptions import ResponseError
 from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.pipeline import Pipeline
+from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 
 
@@ -132,3 +135,17 @@ async def test_a_script_the_server_forgot_is_sent_again(redis_url: str) -> None:
     await store.client.script_flush()
     assert await scripts.overdue(store, "{p00}", 5) == []
     await store.close()
+
+
+async def test_failed_connection_that_nobody_waits_for_is_no_fault_of_the_loop() -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    pipeline = Pipeline(f"redis://127.0.0.1:{free_port()}/0", 1)
+    call = asyncio.create_task(pipeline.call("PING"))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await wait_until(lambda: pipeline._connecting is None)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not faults
