@@ -156,13 +156,10 @@ async def test_a_proxy_that_cannot_be_used(capsule: Tool) -> None:
     assert "proxy" in await capsule.refused("account", code=2, **proxies)
 
 
-async def test_ctrl_c(odd: Odd, capsule: Tool) -> None:
-    odd.given = [HANG]
+async def interrupted(odd: Odd, *command: str) -> tuple[bytes, bytes]:
+    """The output of a command that gets Ctrl-C while it waits for the service."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway.cli",
-        "account",
+        *(sys.executable, "-m", "gateway.cli", *command),
         env={"PATH": os.environ["PATH"], "CAPSULE_URL": odd.address, "CAPSULE_API_KEY": "csk_key"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -170,27 +167,20 @@ async def test_ctrl_c(odd: Odd, capsule: Tool) -> None:
     while not odd.exchanges:
         await asyncio.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    out, err = await asyncio.wait_for(process.communicate(), 10)
+    written = await asyncio.wait_for(process.communicate(), 10)
     assert process.returncode == 130
+    return written
+
+
+async def test_ctrl_c(odd: Odd) -> None:
+    odd.given = [HANG]
+    out, err = await interrupted(odd, "account")
     assert out + err.strip() == b""
 
 
-async def test_ctrl_c_while_following_says_that_the_deploy_goes_on(odd: Odd, capsule: Tool) -> None:
+async def test_ctrl_c_while_following_says_that_the_deploy_goes_on(odd: Odd) -> None:
     odd.given = answer(200, {"id": "dep_1", "state": "queued", "log": ""})
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway.cli",
-        *("deploys", "show", "dep_1", "--follow"),
-        env={"PATH": os.environ["PATH"], "CAPSULE_URL": odd.address, "CAPSULE_API_KEY": "csk_key"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    while not odd.exchanges:
-        await asyncio.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, err = await asyncio.wait_for(process.communicate(), 10)
-    assert process.returncode == 130
+    _, err = await interrupted(odd, "deploys", "show", "dep_1", "--follow")
     expected = "The deploy goes on. Follow it again with: capsule deploys show dep_1 --follow"
     assert err.decode().strip() == expected
 
