@@ -72,6 +72,7 @@ class Keeper:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec, self.limits = spec, spec["limits"]
         self.cgroup: Cgroup | None = None
+        self.pid = 0  # until the command is started
         self.status: int | None = None
         self._disk_at = 0.0
         self._first = self._output = 0
@@ -139,7 +140,7 @@ class Keeper:
         return not self.spec["link"] or os.path.lexists(self.spec["link"])
 
     def first(self) -> int:
-        """The first process of the command's namespace; 0 until bubblewrap has started it."""
+        """The first process of the command's namespace. Raises ProcessLookupError until bubblewrap has started it."""
         if not self._first:
             with contextlib.suppress(OSError):
                 found = re.search(rb'"child-pid": *(\d+)', os.read(self._info, 4_096))
@@ -150,9 +151,11 @@ class Keeper:
 
     def end(self) -> None:
         """Kills what is left, and waits until it is gone."""
-        for find in (self.first, lambda: self.pid):
+        with contextlib.suppress(OSError):
+            os.kill(self.first(), signal.SIGKILL)
+        if self.pid:
             with contextlib.suppress(OSError):
-                os.kill(find(), signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # orphans become children of the keeper
             while True:
                 pid, status = os.waitpid(-1, 0)

@@ -97,7 +97,7 @@ async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
     await app.account.settled()
     await asyncio.sleep(0.1)
     # What runs in the background beside them: heartbeats, counters, a look at the queues and at caps, pub/sub.
-    keys = r"{ops}|{p\d\d}:(events|builds|outcomes)|worker:|CONSUMERS"
+    keys = r"{ops}|{p\d\d}:(events|builds|outcomes|write-check)|worker:|CONSUMERS"
     beside = re.compile(rf"EVALSHA {Script('count').sha}|TIME|PING|MULTI|EXEC|HMGET {{p\d\d}}:spend:|\w+ ({keys})")
     for attempt in range(3):  # the look comes every ten seconds, and asks for more than can be told from the path here
         before, token = tap.position, app.token(f"user-{attempt}")  # who may ask 20 times in a minute

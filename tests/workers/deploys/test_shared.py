@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -15,6 +15,7 @@ from gateway.store import keys
 from tests.fakes import FakeProvider
 from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host, hosting, packed
+from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
@@ -71,20 +72,26 @@ async def until_served(machines: list[Machine], app: str, text: str, timeout: fl
 
 
 @pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[Host]:
+def folder() -> Iterator[Path]:
+    with passable_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+async def host(folder: Path) -> AsyncIterator[Host]:
     """Its storage is a folder that all hosts mount."""
-    (tmp_path / "storage").mkdir()
-    settings = {"GATEWAY_STORAGE_URL": f"file://{tmp_path}/storage"}
-    async with FakeProvider() as provider, hosting(provider, tmp_path, **settings) as host:
+    (folder / "storage").mkdir()
+    settings = {"GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
+    async with FakeProvider() as provider, hosting(provider, folder, **settings) as host:
         yield host
 
 
 @pytest.fixture
-async def s3_host(tmp_path: Path) -> AsyncIterator[Host]:
-    server = S3Server(tmp_path)
+async def s3_host(folder: Path) -> AsyncIterator[Host]:
+    server = S3Server(folder)
     try:
         await server.start()
-        async with FakeProvider() as provider, hosting(provider, tmp_path, **server.environment) as host:
+        async with FakeProvider() as provider, hosting(provider, folder, **server.environment) as host:
             host.gateway.confidential.add(SECRET)
             yield host
     finally:
@@ -103,7 +110,7 @@ async def live(host: Host, app: str, files: dict[str, str]) -> str:
     return deploy["id"]
 
 
-async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host, tmp_path: Path) -> None:
+async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host, folder: Path) -> None:
     host = s3_host
     machines = await start(host, "one", "two")
     app, runs = await host.app(build=PAGE), await host.app(build=START)
@@ -126,7 +133,7 @@ async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host, tmp_path
     assert [await machine.page(app) for machine in machines] == ["first", "first"]
     promoted = await host.over((await host.call("POST", f"/account/deploys/{preview}/promote"))["deployId"])
     assert (promoted["state"], promoted["release"]) == ("live", preview), promoted
-    assert not list((tmp_path / "builder" / "releases").glob("*/*/dep_*")), "a builder keeps no release"
+    assert not list((folder / "builder" / "releases").glob("*/*/dep_*")), "a builder keeps no release"
     assert (await host.gateway.platform("DELETE", f"apps/{app}")).status_code == 204
     await until_served(machines, app, "404")
 
@@ -164,14 +171,12 @@ async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
     assert await dies.page(app) == "second"
 
 
-async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(
-    host: Host, tmp_path: Path
-) -> None:
+async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host, folder: Path) -> None:
     await start(host, "one")
     apps = [await host.app(build=PAGE) for _ in range(3)]
     deploys = [await live(host, app, page(app)) for app in apps]
     truncated, exchanged, _ = archives = [
-        tmp_path / "storage" / "archives" / a / f"{d}.tar.gz" for a, d in zip(apps, deploys, strict=True)
+        folder / "storage" / "archives" / a / f"{d}.tar.gz" for a, d in zip(apps, deploys, strict=True)
     ]
     whole = [path.read_bytes() for path in archives]
     truncated.write_bytes(whole[0][:-10])
@@ -191,13 +196,13 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
         await until_served([empty], app, app)
 
 
-async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: Host, tmp_path: Path) -> None:
+async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: Host, folder: Path) -> None:
     [machine] = await start(host, "one")
     app = await host.app(build=PAGE)
     first = await live(host, app, page("first"))
     coming = await host.publish(app, page("second", "echo begun; sleep 1;"))
     await host.in_state(coming, "building")
-    (tmp_path / "storage").rename(tmp_path / "elsewhere")
+    (folder / "storage").rename(folder / "elsewhere")
     headers = {"Authorization": f"Bearer {host.account.key}"}
     answer = await host.gateway.http.put(f"/account/apps/{app}/source", content=packed(page("x")), headers=headers)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORAGE_UNAVAILABLE")
@@ -211,7 +216,7 @@ async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: H
     await machine.start("sites")
     assert await machine.page(app) == "first"
     await asyncio.to_thread(host.gateway.redis.thaw)
-    (tmp_path / "elsewhere").rename(tmp_path / "storage")
+    (folder / "elsewhere").rename(folder / "storage")
     assert (await host.over(coming))["state"] == "live"
     await until_served([machine], app, "second")
 

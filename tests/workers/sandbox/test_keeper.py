@@ -112,6 +112,13 @@ async def test_a_missing_program_is_told(room: Room) -> None:
     assert "nowhere" in room.lines[0]
 
 
+def test_a_start_that_fails_says_why() -> None:
+    spec = {"cgroups": [], "limits": {}, "socket": f"/tmp/{'x' * 200}", "output": ""}  # longer than such paths may be
+    script = f"from workers.sandbox.keeper import run; run({spec})"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    assert ended.stderr.splitlines()[-1] == "OSError: AF_UNIX path too long"
+
+
 # -- its end is the end of all of it -------------------------------------------------------------------------
 
 LEFT_BEHIND = "sleep $MARK & setsid sleep $MARK & (setsid sh -c '(sleep $MARK &) ; sleep $MARK' &) ; sleep 0.1; "
