@@ -274,4 +274,4 @@ class Leases(RuleBasedStateMachine):
 def test_any_interleaving(client: Any, request: pytest.FixtureRequest) -> None:
     fake = "fakeredis" in request.node.name
     machine = type("Leases", (Leases,), {"client": client})
-    run(machine, settings=settings(max_examples=20 if fake else 80, stateful_step_count=50))
+    run(machine, settings=settings(max_examples=20 if fake else 40, stateful_step_count=50))
