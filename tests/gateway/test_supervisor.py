@@ -27,6 +27,7 @@ session = pytest.mark.asyncio(loop_scope="session")
 ANSWERED = r'gateway_requests_total\{code="",door="native",status="200"\}'
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemostrecent")
 FILES = {"lock", *(f"{kind}_{number}.db" for kind in KINDS for number in (0, 1))}
+STARTED = 25  # descriptors that a process has once it serves, and not before
 
 
 @contextlib.asynccontextmanager
@@ -83,6 +84,10 @@ def workers(gw: Gateway) -> list[int]:
     return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 @session
 async def test_a_replaced_process_takes_its_gauges_along(
@@ -119,10 +124,8 @@ async def test_streams_of_the_others_go_on_while_processes_die(
     constants = {"gateway.supervisor.PATIENCE": 1}
     async with running(valkey, provider, tmp_path, constants, TMPDIR=str(temporary(tmp_path))) as gw:
         (folder,) = temporary(tmp_path).glob(f"{PREFIX}*")
-        answers = 0
         for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP):
-            await wait_until(lambda: len(workers(gw)) == 2, 20)
-            victim, survivor = workers(gw)
+            await wait_until(lambda: len([pid for pid in workers(gw) if descriptors(pid) > STARTED]) == 2, 30)
             app, gate = await gw.app(backend), asyncio.Event()
             prompt = provider.plays(
                 ROLE, chunk("Gu"), gate, chunk("ten"), chunk(finish="stop"), chunk(usage=(3, 2)), DONE
@@ -131,6 +134,8 @@ async def test_streams_of_the_others_go_on_while_processes_die(
             body = {"prompt": prompt, "stream": True}
             asking = [asyncio.create_task(app.post(body, headers=headers)) for _ in range(12)]
             await wait_until(lambda prompt=prompt: len(provider.asked(prompt)) == 12, 15)
+            # Either process may have accepted most of the streams, or all; that one goes on.
+            victim, survivor = sorted(workers(gw), key=descriptors)
             os.kill(victim, number)
             await wait_until(lambda victim=victim: victim not in workers(gw), 15)
             gate.set()
@@ -138,9 +143,8 @@ async def test_streams_of_the_others_go_on_while_processes_die(
             whole = [end for end in ends if isinstance(end, httpx.Response) and end.text.count("event: done") == 1]
             cut = [end for end in ends if isinstance(end, httpx.TransportError)]
             assert len(whole) + len(cut) == 12, ends
-            answers += len(whole)
+            assert len(whole) >= 6
             assert survivor in workers(gw)
-        assert answers > 0
         await wait_until(lambda: len(workers(gw)) == 2, 20)
         await wait_until(lambda: gw.answers("/ready"), 20)
         assert {path.name for path in folder.iterdir()} <= FILES
