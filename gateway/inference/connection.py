@@ -169,7 +169,8 @@ class Stream:
         """Counts the time that passed; fails at a limit, and wakes the relay when a keep-alive is due.
 
         Only silence is the provider's failure: an answer may be old because it is long, or because its reader is slow.
-        The `late` ones of the seconds are no silence either: this process stood still, and what arrived is unread.
+        The `late` ones of the seconds are no silence either: this process stood still, and what arrived is unread. So
+        the total is judged at the next sweep: an answer that is whole by then was paid for, and is not given away.
         """
         self.age += seconds
         self.unsent += seconds
@@ -178,7 +179,7 @@ class Stream:
             self._silence += seconds - late
             if self._silence >= (limits.idle if self.status else limits.first):
                 self.fail(ProviderTimeout(), ProviderSignal.FAILED)
-        if self.age >= limits.total:
+        if self.age >= limits.total and not late:
             self.fail(ProviderTimeout())
         if self.unsent >= keep_alive:
             self.unsent = 0.0

@@ -137,7 +137,7 @@ class Provider:
             await asyncio.sleep(pause)
             now = loop.time()
             passed, before = now - before, now
-            late = max(0.0, passed - LATE_SECONDS)
+            late = passed - pause if passed > LATE_SECONDS else 0.0
             count(len(self.streams))
             for stream in list(self.streams):
                 stream.tick(passed, timeouts, keep_alive, late)

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 
@@ -14,6 +16,7 @@ from tests.fakes.server import HANG, Head
 from tests.gateway.conftest import session_fixture
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
 from tests.support.prices import bound, cost
 from tests.support.responses import failed, refused, text_of
 
@@ -48,6 +51,23 @@ async def lines(app: App, prompt: str, path: str = "") -> tuple[float, list[str]
     async with http.stream("POST", app.path + path, json=body, headers=app.headers()) as response:
         assert response.status_code == 200
         return time.monotonic() - started, [line async for line in response.aiter_lines() if line]
+
+
+async def test_an_answer_that_came_while_the_gateway_stood_still_is_given_and_charged(
+    hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await hasty.app(backend)
+    gate = asyncio.Event()
+    prompt = provider.plays(ROLE, gate, tokens("Gu", "ten", usage=(7, 2)))
+    asking = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: provider.asked(prompt))
+    assert hasty.process
+    os.kill(hasty.process.pid, signal.SIGSTOP)
+    gate.set()
+    await asyncio.sleep(3)  # longer than a whole answer may take
+    os.kill(hasty.process.pid, signal.SIGCONT)
+    assert (await asking).json()["text"] == "Guten"
+    assert await app.account.settled() == cost(7, 2)
 
 
 async def test_no_token_in_time(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
