@@ -27,7 +27,6 @@ WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "sites": sites.run,
     "monitors": run_monitors,
 }
-ALL = ["webhooks", "deploys", "sites", "monitors"]
 
 
 async def run_workers(settings: Settings, names: list[str]) -> None:
@@ -59,7 +58,7 @@ def main(names: list[str]) -> int:
         print(f"The settings are wrong:\n{error}", file=sys.stderr)
         return 1
     log.configure(settings)
-    uvloop.run(run_workers(settings, names or ALL))
+    uvloop.run(run_workers(settings, names or list(WORKERS)))
     return 0
 
 

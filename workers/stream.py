@@ -55,6 +55,12 @@ class Entry(NamedTuple):
     fields: dict[str, str]
 
 
+def require_partition(entry: Entry) -> None:
+    """Raises ValueError, or KeyError, unless the entry's account belongs to its partition."""
+    if keys.tag(entry.fields["account"]) != entry.tag:
+        raise ValueError("the account belongs to another partition")
+
+
 class Consumer:
     def __init__(
         self,

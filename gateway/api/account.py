@@ -98,7 +98,7 @@ class Spend(msgspec.Struct):
     cap: int
 
 
-class Storage(msgspec.Struct):
+class StorageUse(msgspec.Struct):
     """Bytes of the account's delivery log and of the data of its events."""
 
     bytes: int
@@ -112,7 +112,7 @@ class AccountView(msgspec.Struct):
     limits: Limits
     spend: Spend
     deploysToday: int
-    storage: Storage
+    storage: StorageUse
 
 
 @get("/account", summary="The account, its limits, and what it spent today")
@@ -127,7 +127,7 @@ async def show_account(account: Caller, gateway: Injected) -> AccountView:
         limits=limits(gateway, account.plan),
         spend=Spend(day, int(settled or 0), int(reserved or 0), gateway.settings.daily_caps[account.plan]),
         deploysToday=await gateway.deploys.count_today(account.id, day),
-        storage=Storage(await gateway.webhooks.stored_bytes(account.id), SHARE),
+        storage=StorageUse(await gateway.webhooks.stored_bytes(account.id), SHARE),
     )
 
 

@@ -19,7 +19,6 @@ from gateway.settings import BadSettings, Settings, load
 READY_TIMEOUT = 3.0  # seconds; the gateway itself waits two for Redis
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to reach a server that listens on every interface
 WORKERS = ("webhooks", "deploys", "sites", "monitors")
-DEFAULT_WORKERS = WORKERS
 
 
 @click.command()
@@ -68,7 +67,7 @@ def worker(names: tuple[str, ...], check: bool) -> None:
     sites      serves the hosted apps, on any number of hosts
     monitors   probes apps, checks certificates, ends abandoned reservations
     """
-    chosen = list(names or DEFAULT_WORKERS)
+    chosen = list(names or WORKERS)
     if check:
         return _check_workers(chosen)
     sys.exit(_import_workers("__main__").main(chosen))

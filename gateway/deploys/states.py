@@ -337,6 +337,8 @@ class Deploys:
     async def read_log(self, deploy: Deploy) -> str:
         # Redis first: the log leaves it only after it is stored.
         live = await self._store.get(keys.deploy_log_key(deploy.account, deploy.id))
+        if live is not None and deploy.state not in FINAL:  # pages that follow a deploy ask every second
+            return live
         try:
             stored = await self._logs.read(deploy.id, deploy.createdAt[:10])
         except StorageUnavailable:

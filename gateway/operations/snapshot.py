@@ -9,7 +9,7 @@ import msgspec
 from gateway.events.catalogue import Time
 from gateway.inference.availability import InferenceState
 from gateway.operations.backlog import Queue, Worker
-from gateway.operations.storage import DeadLetters, Storage
+from gateway.operations.storage import DeadLetters, StorageByAccount
 from gateway.settings import Plan
 from gateway.telemetry.counters import TTFT, TTFT_FIELDS
 
@@ -93,7 +93,7 @@ class Snapshot(msgspec.Struct):
     workers: list[Worker]
     outcomes: dict[str, int]
     deadLetters: DeadLetters
-    storage: Storage
+    storage: StorageByAccount
     redis: RedisFigures
     provider: ProviderShare
 

@@ -36,7 +36,7 @@ class StoredAccount(msgspec.Struct):
     bytes: int  # of its delivery log and the data of its events
 
 
-class Storage(msgspec.Struct):
+class StorageByAccount(msgspec.Struct):
     limit: int  # bytes per account
     top: list[StoredAccount]
 
@@ -68,7 +68,7 @@ def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
     return DeadLetter(letter.get("stream", ""), letter.get("entry", ""), at, letter.get("reason", ""), fields)
 
 
-async def read_storage(store: Store, registry: Registry) -> Storage:
+async def read_storage(store: Store, registry: Registry) -> StorageByAccount:
     """Raises the Redis client's errors, or BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in keys.partition_tags():
@@ -80,4 +80,4 @@ async def read_storage(store: Store, registry: Registry) -> Storage:
             continue
         record = await registry.account(account)
         top.append(StoredAccount(account, record.name if record else "", count))
-    return Storage(SHARE, top)
+    return StorageByAccount(SHARE, top)

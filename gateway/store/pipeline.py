@@ -161,8 +161,7 @@ class Pipeline:
 
     async def connect(self) -> None:
         """Raises as a call does."""
-        if not self.is_connected():
-            await self._reconnect()
+        await self._connected()
 
     async def _reconnect(self) -> _Connection:
         if self._connecting is None:

@@ -60,9 +60,8 @@ class RedisServers(msgspec.Struct, frozen=True):
     ) -> Any:
         """A client of the server, or of the primary that the Sentinels name.
 
-        It has no retries: a command whose answer was lost may have run, and its caller must know.
-
-        `sentinel` is what `sentinel()` returned, for several clients to share.
+        `sentinel` is what `sentinel()` returned, for several clients to share. The client has no retries: a command
+        whose answer was lost may have run, and its caller must know.
         """
         options: dict[str, Any] = {
             "decode_responses": True,
@@ -71,8 +70,9 @@ class RedisServers(msgspec.Struct, frozen=True):
             "socket_connect_timeout": connect_timeout,
             "retry": Retry(NoBackoff(), 0),
             "maint_notifications_config": NO_NOTIFICATIONS,
+            "max_connections": connections,
+            "retry_on_error": NOT_PRIMARY,
         }
-        options |= {"max_connections": connections, "retry_on_error": NOT_PRIMARY}
         if sentinel is not None:
             return sentinel.master_for(self.service, **self.options, **options)
         return Redis.from_url(self.url, **options)

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import click
 import kubernetes_validate
 import pytest
 import yaml
@@ -115,8 +116,9 @@ def test_every_command_exists(deployment: Document) -> None:
         commands = [container["command"], *(p["exec"]["command"] for p in probes(container).values() if "exec" in p)]
         for program, name, *arguments in commands:
             assert program == "capsule"
-            command = main.commands[name]
-            command.make_context(name, list(arguments))  # raises for an unknown option or worker
+            # As `capsule` does it, because a command keeps the options for help that it is first asked for.
+            parent = click.Context(main, **main.context_settings)
+            main.commands[name].make_context(name, list(arguments), parent=parent)  # raises if it refuses them
 
 
 async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> None:

@@ -262,5 +262,6 @@ def _knows_a_replica(port: int, service: str) -> bool:
 
 def _whole(node: RedisServer, size: int) -> bool:
     with node.client() as client:
-        info = client.execute_command("CLUSTER INFO")
-    return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == str(size)
+        info, links = client.execute_command("CLUSTER INFO"), client.execute_command("CLUSTER LINKS")
+    # Without a link in each direction, what is published on one node is lost for another.
+    return (info["cluster_state"], info["cluster_known_nodes"], len(links)) == ("ok", str(size), 2 * (size - 1))

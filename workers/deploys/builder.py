@@ -36,7 +36,6 @@ from gateway.events.catalogue import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
-from gateway.store import keys
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from workers.deploys.engine import Engine, LocalEngine
 from workers.deploys.lock import BuilderLock
@@ -47,7 +46,7 @@ from workers.deploys.turns import BuildTurns
 from workers.sites import sites
 from workers.sites.archives import Archive
 from workers.sites.serving import DeployError, Job, find_app
-from workers.stream import Consumer, Entry
+from workers.stream import Consumer, Entry, require_partition
 
 logger = structlog.get_logger()
 
@@ -151,9 +150,8 @@ class Builder:
 
     def _accept(self, entry: Entry) -> None:
         """Raises KeyError or ValueError for an entry that no deploy has."""
-        _, account, app = (entry.fields[name] for name in ("id", "account", "app"))
-        if keys.tag(account) != entry.tag:
-            raise ValueError("the account belongs to another partition")
+        _, app = entry.fields["id"], entry.fields["app"]
+        require_partition(entry)
         self._queue_changed.set()
         if self._schedule is not None:
             self._schedule.add(entry)

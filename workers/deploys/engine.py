@@ -1,8 +1,8 @@
 """What makes a deploy. The worker (`builder.py`) knows the states; an engine knows the machines.
 
-`LocalEngine` builds and serves on this machine: source → build command → release → health check → swap → canary.
-Each step that visitors can see is one rename. So a worker may be killed at any time, and the next one undoes what it
-left. To build or serve on several machines, run an outside engine, which uses the operators' API.
+`LocalEngine` builds and serves on this machine: source → build command → release → health check → swap → canary. It
+serves by the steps of `workers/sites/serving.py`. With shared storage, `shared.py` builds for the hosts that serve. An
+outside engine uses the operators' API instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from workers.sites.releases import exclusive_lock, link_folder, remove_folder
 from workers.sites.serving import DeployError, Job, Serving, run_in_thread
 
 logger = structlog.get_logger()
-
 
 PRUNE_INTERVAL = 3_600.0  # seconds between two searches for archives of all apps that are no longer needed
 

@@ -29,11 +29,11 @@ from gateway.events.receivers import GROUP, STREAM, Receiver, sign_event
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
-from gateway.store import keys, scripts
+from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from gateway.store.faults import code_of
 from gateway.store.scripts import Delivery, Ownership, QueuedEvent
-from workers.stream import Consumer, Entry
+from workers.stream import Consumer, Entry, require_partition
 from workers.webhooks.lanes import STALLED, Lane, Lanes
 
 logger = structlog.get_logger()
@@ -62,8 +62,7 @@ def _read_event(entry: Entry) -> QueuedEvent:
     fields = entry.fields
     event = QueuedEvent(fields["id"], fields["account"], fields["app"], fields["type"], "")
     int(fields["at"])
-    if keys.tag(event.account) != entry.tag:
-        raise ValueError("the account belongs to another partition")
+    require_partition(entry)
     return event
 
 

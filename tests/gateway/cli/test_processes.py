@@ -51,7 +51,6 @@ def port(server: FakeServer) -> str:
 
 async def test_the_names_are_those_of_the_workers() -> None:
     assert list(processes.WORKERS) == list(workers.WORKERS)
-    assert list(processes.DEFAULT_WORKERS) == workers.ALL
 
 
 # -- serve ---------------------------------------------------------------------------------------------------

@@ -24,18 +24,9 @@ from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, cluster
+from tests.support.stores import opened
 from tests.support.tcp_proxy import Proxy
 from workers.monitors.leases import settle_overdue
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = Store(url)
-    try:
-        yield store
-    finally:
-        await store.close()
-
 
 # -- names -------------------------------------------------------------------------------------------------------
 
@@ -279,7 +270,7 @@ async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:
             async def felt(after: App = after) -> bool:
                 return await there.app(after.name) == after
 
-            await wait_until(felt, timeout=1)
+            await wait_until(felt)
         assert len(await there.apps_of(account.id)) == 12
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from gateway.store.client import Store, backbone
 from gateway.store.keys import partition_tags
 from tests.support.polling import wait_until
 from tests.support.redis_servers import BINARIES, RedisServer, ReplicatedCluster, free_port, replicated_cluster
+from tests.support.stores import opened
 
 
 @pytest.fixture(params=BINARIES, scope="module")
@@ -38,15 +39,6 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
         for node in request.getfixturevalue("whole").primaries:
             with node.client() as client:
                 client.flushall()
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
-    store = Store(url)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def count_everywhere(store: Store) -> None:

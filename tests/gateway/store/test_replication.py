@@ -1,8 +1,6 @@
 """Scripts that wait for replicas, on one server, behind Sentinel, and in a cluster."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 from redis.crc import key_slot
@@ -14,21 +12,13 @@ from gateway.store.client import Store
 from gateway.store.replication import Replicated, ReplicatedPipeline
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, acknowledges, replicated_cluster, sentinels
+from tests.support.stores import opened
 
 ACCOUNTS = [
     next(name for name in (f"acc_{n}" for n in range(999)) if keys.tag(name) == tag) for tag in keys.partition_tags()
 ]
 
 SLOTS = [key_slot(tag.strip("{}").encode()) for tag in keys.partition_tags()]
-
-
-@asynccontextmanager
-async def opened(url: str, replicas: int = 1) -> AsyncIterator[Store]:
-    store = Store(url, replicas=replicas)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def reserve(store: Store, account: str) -> None:
@@ -109,7 +99,7 @@ async def test_closing_ends_the_calls(redis_url: str) -> None:
 
 async def test_a_cluster_waits_for_the_replica_of_the_primary_that_ran_the_script() -> None:
     with replicated_cluster() as cluster:
-        async with opened(cluster.url) as store:
+        async with opened(cluster.url, replicas=1) as store:
             for primary in cluster.primaries:
                 await wait_until(lambda primary=primary: asyncio.to_thread(acknowledges, primary))
             assert not any(await asyncio.gather(*[is_refused(store, account) for account in ACCOUNTS]))
@@ -128,7 +118,7 @@ async def test_behind_sentinel() -> None:
     try:
         await wait_until(lambda: asyncio.to_thread(acknowledges, primary))
         with sentinels(primary) as url:
-            async with opened(url) as store:
+            async with opened(url, replicas=1) as store:
                 await reserve(store, "acc")
             async with opened(url, replicas=2) as store:
                 with pytest.raises(NotReplicated):

@@ -1,0 +1,15 @@
+"""The store as a process opens it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.store.client import Store
+
+
+@asynccontextmanager
+async def opened(url: str, replicas: int = 0) -> AsyncIterator[Store]:
+    store = Store(url, replicas=replicas)
+    try:
+        yield store
+    finally:
+        await store.close()
