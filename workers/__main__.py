@@ -13,8 +13,8 @@ import uvloop
 
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
+from workers.check import combine_names
 from workers.deploys import builder
-from workers.heartbeat import combine_names
 from workers.monitors.run import run_monitors
 from workers.sites import sites
 from workers.webhooks import sender

@@ -74,9 +74,9 @@ def worker(names: tuple[str, ...], check: bool) -> None:
 
 
 def _check_workers(names: list[str]) -> None:
-    settings, heartbeat = _load_settings(), _import_workers("heartbeat")
-    names = heartbeat.combine_names(settings, names)
-    if fault := asyncio.run(heartbeat.find_fault(settings, names)):
+    settings, check = _load_settings(), _import_workers("check")
+    names = check.combine_names(settings, names)
+    if fault := asyncio.run(check.find_fault(settings, names)):
         raise Refused(fault)
     click.echo(f"running: {', '.join(names)}")
 

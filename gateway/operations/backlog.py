@@ -1,7 +1,8 @@
 """The workers' queues, and the workers themselves.
 
-Workers are found as the consumers of their streams' groups, and a worker lives while its heartbeat key does. Nothing
-scans keys, so reading the backlog costs the same for any number of accounts, in a cluster too.
+Workers are found as the consumers of their streams' groups, or in the list of those that read no stream. A worker lives
+while its heartbeat key does. Nothing scans keys, so reading the backlog costs the same for any number of accounts, in a
+cluster too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from gateway.store import keys
 from gateway.store.client import Store
 
 STREAMS = {receivers.GROUP: receivers.STREAM, states.GROUP: states.STREAM}
+GROUPS = (*STREAMS, "monitors", "sites")
 
 
 class Queue(msgspec.Struct):
@@ -51,7 +53,7 @@ class Backlog(msgspec.Struct):
 
     def workers_alive(self) -> dict[str, int]:
         groups = [worker.group for worker in self.workers if worker.heartbeatMs is not None]
-        return {group: groups.count(group) for group in STREAMS}
+        return {group: groups.count(group) for group in GROUPS}
 
 
 async def read_backlog(store: Store, now: int) -> Backlog:
@@ -77,7 +79,12 @@ async def read_backlog(store: Store, now: int) -> Backlog:
             for consumer in consumers:
                 name = (group, consumer["name"])
                 pending[name] = pending.get(name, 0) + consumer["pending"]
+    listed = await store.client.smembers(keys.WORKERS)
+    for group, _, name in (member.partition(":") for member in listed):
+        pending.setdefault((group, name), 0)
     workers = await _read_workers(store, pending)
+    if dead := listed - {f"{worker.group}:{worker.name}" for worker in workers}:
+        await store.client.srem(keys.WORKERS, *dead)
     return Backlog(queues[receivers.GROUP], queues[states.GROUP], workers, outcomes)
 
 

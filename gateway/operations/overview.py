@@ -60,6 +60,8 @@ class Overview:
         counters: Counters,
         metrics: Metrics,
     ) -> None:
+        # With an outside engine, there need be no workers of these groups.
+        self._elsewhere = ("deploys", "sites") if settings.deploy_engine == "external" else ()
         self._caps, self._registry, self._store = settings.daily_caps, registry, registry.store
         self._availability, self._permits, self._counters, self._metrics = availability, permits, counters, metrics
 
@@ -82,9 +84,11 @@ class Overview:
         self._metrics.webhook_queue.set(backlog.webhooks.waiting)
         self._metrics.webhook_oldest.set((backlog.webhooks.oldestMs or 0) / 1000)
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
+        self._metrics.deploy_oldest.set((backlog.deploys.oldestMs or 0) / 1000)
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
         for group, workers in backlog.workers_alive().items():
-            self._metrics.workers.labels(group).set(workers)
+            if group not in self._elsewhere:
+                self._metrics.workers.labels(group).set(workers)
         await self._check_caps(now)
 
     async def _check_caps(self, now: int) -> None:

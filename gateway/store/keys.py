@@ -67,6 +67,7 @@
 | `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
 | `{ops}:spend:<day>` | zset | accounts by the nano-euro they spent, and `total` | 2 days |
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
+| `{ops}:workers` | set | `<group>:<name>` of the workers that read no stream, also some that have ended | 1 h |
 | `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
 | `worker:<group>:<name>` | string | a worker's heartbeat, which reserves its name | 15 s |
 
@@ -92,6 +93,7 @@ BUILD_POSITIONS = "build-positions"
 SITES_HOSTS = "{sites}:hosts"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"
+WORKERS = "{ops}:workers"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
 
 

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderTimeout, ProviderUnreachable
+
 TTFT = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)  # seconds
 DURATION = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)  # seconds
 WAIT = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)  # seconds
@@ -111,11 +113,14 @@ class Metrics:
         self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events that wait for their outcome")
         self.webhook_oldest = self._gauge("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
         self.deploy_queue = self._gauge("gateway_deploy_queue_deploys", "Deploys that wait or are under way")
+        self.deploy_oldest = self._gauge("gateway_deploy_queue_oldest_seconds", "Age of the oldest of them")
         self.dead_letters = self._gauge("gateway_dead_letters", "Events and deploys that no worker could process")
         self.workers = self._gauge("gateway_workers", "Workers with a heartbeat", ["group"])
         # Prometheus sees an increase only if it has seen the zero before it: these alert, so they exist from the start.
         for kind in ("no usage", "above bound"):
             self.anomalies.labels(kind)
+        for error in (ProviderUnreachable, ProviderFailed, ProviderTimeout, ProviderQuotaExhausted):
+            self.provider_errors.labels(error.code)
         for format in ("", "native", "openai"):
             self.requests.labels(format, 500, "INTERNAL")
         self.request = lru_cache(256)(self.requests.labels)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import Store
 from tests.support.polling import wait_until
@@ -81,12 +80,3 @@ async def test_a_heartbeat_outlives_a_fault_of_redis(monkeypatch: pytest.MonkeyP
     finally:
         await store.close()
         server.stop()
-
-
-async def test_a_worker_that_was_restarted_counts(redis: RedisServer, store: Store) -> None:
-    settings = Settings(redis_url=redis.url)
-    assert "no webhooks worker" in await heartbeat.find_fault(settings, ["webhooks"])
-    await store.client.set(keys.worker_key("webhooks", heartbeat.worker_name(2)), "token", ex=15)
-    assert await heartbeat.find_fault(settings, ["webhooks"]) == ""
-    await store.client.set(keys.worker_key("deploys", "another-host-1"), "token", ex=15)
-    assert "no deploys worker" in await heartbeat.find_fault(settings, ["webhooks", "deploys"])

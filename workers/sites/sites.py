@@ -27,6 +27,7 @@ from gateway.events.receivers import Webhooks
 from gateway.ids import new_id, now_iso
 from gateway.settings import Settings
 from gateway.store.client import Store
+from workers.heartbeat import keep_heartbeat
 from workers.sandbox.sandbox import APP_USERS, Sandbox, Unsafe
 from workers.sites import nginx, web
 from workers.sites.agent import Agent
@@ -50,6 +51,7 @@ async def run(settings: Settings) -> None:
     # The stack closes the last part first: answers in progress end before the apps do.
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
+        await stack.enter_async_context(_running(keep_heartbeat(reporter.store, "sites")))
         sandbox = Sandbox(development=settings.allow_private_addresses, users=APP_USERS)
         parts = []
         try:
@@ -140,10 +142,10 @@ class CrashReporter:
     """Sends `app.crashed` events."""
 
     def __init__(self, settings: Settings) -> None:
-        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
+        self.store = Store(settings.redis_url, ca_file=settings.ca_file)
         vault = Vault(settings.encryption_key)
-        self._registry = Registry(self._store, vault)
-        self._webhooks = Webhooks(self._store, vault, allow_private=settings.allow_private_addresses)
+        self._registry = Registry(self.store, vault)
+        self._webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
         self._reporting: set[asyncio.Task[None]] = set()
 
     async def report(self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None) -> None:
@@ -173,4 +175,4 @@ class CrashReporter:
         for task in self._reporting:
             task.cancel()
         await asyncio.gather(*self._reporting, return_exceptions=True)
-        await self._store.close()
+        await self.store.close()

@@ -142,22 +142,27 @@ async def queues_and_workers(url: str) -> None:
                 await client.xreadgroup("webhooks", name, {f"{tag}:events": ">"}, count=1)
         await client.set("worker:webhooks:one", "token", ex=12)
         await client.set("worker:deploys:builder", "token", ex=15)
+        await client.set("worker:monitors:one", "token", ex=15)
+        await client.sadd("{ops}:workers", "monitors:one", "monitors:dead")
+        await client.expire("{ops}:workers", 60)
         await client.hincrby(f"{partition_tags()[3]}:outcomes", "delivered", 2)
         await client.hincrby(f"{partition_tags()[9]}:outcomes", "delivered", 3)
         backlog = await read_backlog(gateway.store, now)
         assert backlog.webhooks.waiting == 40
         assert [(worker.group, worker.name) for worker in backlog.workers] == [
             ("deploys", "builder"),
+            ("monitors", "one"),
             ("webhooks", "one"),
             ("webhooks", "two"),
         ]
-        builder, one, two = backlog.workers
+        builder, _, one, two = backlog.workers
         assert (builder.pending, one.pending + two.pending) == (0, backlog.webhooks.pending)
         assert 0 <= builder.heartbeatMs < 2000
         assert 3000 <= one.heartbeatMs < 5000
         assert two.heartbeatMs is None
         assert two.pending > 0
-        assert backlog.workers_alive() == {"webhooks": 1, "deploys": 1}
+        assert backlog.workers_alive() == {"webhooks": 1, "deploys": 1, "monitors": 1, "sites": 0}
+        assert await client.smembers("{ops}:workers") == {"monitors:one"}, "the dead are forgotten"
         assert backlog.outcomes == {"delivered": 5}
         snapshot = await take_snapshot(gateway)
         assert snapshot["webhooks"]["waiting"] == 40

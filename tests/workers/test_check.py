@@ -1,0 +1,26 @@
+"""How `capsule worker --check` finds out whether the workers of this host live."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from gateway.settings import Settings
+from gateway.store import keys
+from gateway.store.client import Store
+from workers import check, heartbeat
+
+
+@pytest_asyncio.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    store = Store(redis_url)
+    yield store
+    await store.close()
+
+
+async def test_a_worker_that_was_restarted_counts(store: Store) -> None:
+    settings = Settings(redis_url=store.url)
+    assert "no webhooks worker" in await check.find_fault(settings, ["webhooks"])
+    await store.client.set(keys.worker_key("webhooks", heartbeat.worker_name(2)), "token", ex=15)
+    assert await check.find_fault(settings, ["webhooks"]) == ""
+    await store.client.set(keys.worker_key("deploys", "another-host-1"), "token", ex=15)
+    assert "no deploys worker" in await check.find_fault(settings, ["webhooks", "deploys"])

@@ -1,0 +1,70 @@
+"""`capsule worker --check`: whether the workers of this host live.
+
+Each but `sites` shows that by its heartbeat. `sites` serves apps while Redis is away too, so its web server is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from gateway.errors import BackboneUnavailable
+from gateway.settings import Settings
+from gateway.store import keys
+from gateway.store.client import Store, backbone
+from workers.heartbeat import worker_name
+
+NUMBERS_CHECKED = 10  # a restarted worker takes the next number until its old heartbeat has expired
+CHECK_SECONDS = 4.0  # less than the timeout of a container's health check
+
+
+def combine_names(settings: Settings, names: Sequence[str]) -> list[str]:
+    """Without shared storage, `deploys` is `sites` as well."""
+    if "deploys" in names and not settings.storage_url:
+        return [name for name in names if name != "sites"]
+    return list(names)
+
+
+async def find_fault(settings: Settings, names: Sequence[str]) -> str:
+    """Says which of these workers is not running on this host, and how that shows; empty if all are running."""
+    store = Store(settings.redis_url, ca_file=settings.ca_file)
+    try:
+        with backbone():
+            async with asyncio.timeout(CHECK_SECONDS):
+                for name in names:
+                    if fault := await _find_worker_fault(settings, store, name):
+                        return fault
+    except BackboneUnavailable as error:
+        cause = error.__cause__
+        return f"Redis cannot be asked for heartbeats: {str(cause) or type(cause).__name__}"
+    finally:
+        await store.close()
+    return ""
+
+
+async def _find_worker_fault(settings: Settings, store: Store, name: str) -> str:
+    if name == "sites":
+        return await _find_sites_fault(Path(settings.data_dir))
+    if name == "deploys" and settings.deploy_engine == "external":
+        return ""  # an outside engine builds, and this worker waits without a heartbeat
+    candidates = [keys.worker_key(name, worker_name(number)) for number in range(1, NUMBERS_CHECKED + 1)]
+    if any(await store.get_all(candidates)):
+        return ""
+    return f"no {name} worker on {socket.gethostname()} has a heartbeat"
+
+
+async def _find_sites_fault(folder: Path) -> str:
+    from workers.sites import web  # here, because it imports most of the workers' code
+
+    host, _, port = web.read_address(folder).rpartition(":")
+    if not port:
+        return f"no sites worker has served {folder} yet"
+    try:
+        async with asyncio.timeout(CHECK_SECONDS / 2):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError:
+        return f"the web server for {folder} does not answer at {host}:{port}"
+    writer.close()
+    return ""
