@@ -1,11 +1,13 @@
-"""All processes on Redis Cluster with replicas, while primaries are lost and slots move; and on Sentinel."""
+"""All processes on Redis Cluster with replicas, while primaries are lost and slots move; on Sentinel; on a restart."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+import redis
 from redis.crc import key_slot
 
 from gateway.store.keys import INFERENCE, app_key, tag
@@ -18,7 +20,16 @@ from tests.support.deployment import Host
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost
-from tests.support.redis_servers import ReplicatedCluster, free_port, replicated, replicated_cluster, sentinels
+from tests.support.redis_servers import (
+    RedisServer,
+    ReplicatedCluster,
+    free_port,
+    is_in_sync,
+    replicated,
+    replicated_cluster,
+    sentinels,
+)
+from tests.support.responses import answered
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 RECOVERY = 15  # seconds; it takes less than one where the machine has nothing else to do
@@ -156,12 +167,18 @@ async def test_failovers_and_a_slot_that_moves(provider: FakeProvider, backend: 
 
 async def test_sentinel_replaces_the_primary(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
     prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
-    with replicated() as (primary, _), sentinels(primary) as url:
+    with replicated() as (first, second), sentinels(first) as url:
         async with FakeReceiver() as site, hosting(url, provider, site, tmp_path) as host:
             hosted, apps = await host.app(), [await host.gateway.app(backend) for _ in range(3)]
             async with Load(apps, prompt) as load:
                 await load.passes(apps)
-                primary.kill()
+                with redis.Redis(port=urlsplit(url).port) as sentinel:
+                    sentinel.execute_command(
+                        "SENTINEL FAILOVER", "gateway"
+                    )  # the former primary lives, and refuses writes
+                await wait_until(lambda: is_in_sync(first), RECOVERY)
+                await load.passes(apps)
+                second.kill()
                 await load.passes(apps)
             deploy = await host.over(await host.publish(hosted, {"index.html": "one"}))
             assert deploy["state"] == "live", deploy
@@ -169,3 +186,32 @@ async def test_sentinel_replaces_the_primary(provider: FakeProvider, backend: Fa
             assert await host.page(hosted) == "one"
             site.default = answer(503)
             await wait_until(lambda: "app.unhealthy" in [each.json["type"] for each in host.receiver.got()], 20)
+
+
+async def test_a_server_that_loads_its_data(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:
+    prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
+    server = RedisServer(folder=tmp_path).start()
+    try:
+        async with gateway(server.url, provider, tmp_path) as gw:
+            app = await gw.app(backend)
+            with server.client() as client, client.pipeline() as pipe:
+                for n in range(4000):
+                    pipe.set(f"filler:{n}", "")
+                pipe.bgrewriteaof().execute()  # into the format whose loading is interrupted for commands
+                await wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+            server.kill()
+            server.options += (
+                "--key-load-delay",
+                "1000",
+                "--loading-process-events-interval-bytes",
+                "1024",
+            )  # 1 ms a key
+            loading = asyncio.create_task(asyncio.to_thread(server.start))
+            while not loading.done() and "LOADING" not in gw.log:  # the gateway looks every two seconds
+                await asyncio.sleep(0.1)
+            await loading
+            await wait_until(lambda: gw.answers("/ready"), RECOVERY)
+            answered(await app.ask(prompt))
+            assert "LOADING" in gw.log
+    finally:
+        server.stop()
