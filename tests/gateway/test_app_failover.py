@@ -172,10 +172,9 @@ async def test_sentinel_replaces_the_primary(provider: FakeProvider, backend: Fa
             hosted, apps = await host.app(), [await host.gateway.app(backend) for _ in range(3)]
             async with Load(apps, prompt) as load:
                 await load.passes(apps)
+                # The former primary lives, and refuses writes.
                 with redis.Redis(port=urlsplit(url).port) as sentinel:
-                    sentinel.execute_command(
-                        "SENTINEL FAILOVER", "gateway"
-                    )  # the former primary lives, and refuses writes
+                    sentinel.execute_command("SENTINEL FAILOVER", "gateway")
                 await wait_until(lambda: is_in_sync(first), RECOVERY)
                 await load.passes(apps)
                 second.kill()
@@ -200,12 +199,8 @@ async def test_a_server_that_loads_its_data(provider: FakeProvider, backend: Fak
                 pipe.bgrewriteaof().execute()  # into the format whose loading is interrupted for commands
                 await wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
             server.kill()
-            server.options += (
-                "--key-load-delay",
-                "1000",
-                "--loading-process-events-interval-bytes",
-                "1024",
-            )  # 1 ms a key
+            server.options += ("--key-load-delay", "1000")  # µs
+            server.options += ("--loading-process-events-interval-bytes", "1024")
             loading = asyncio.create_task(asyncio.to_thread(server.start))
             while not loading.done() and "LOADING" not in gw.log:  # the gateway looks every two seconds
                 await asyncio.sleep(0.1)
