@@ -180,7 +180,7 @@ class Faults:
             yield
             await asyncio.sleep(fault.seconds / 2)
         finally:
-            self._cluster.empty_disk()
+            await asyncio.to_thread(self._cluster.empty_disk)
 
     @contextlib.asynccontextmanager
     async def _stepped_clock(self, node: Node, fault: Fault) -> AsyncIterator[None]:

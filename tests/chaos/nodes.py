@@ -239,7 +239,10 @@ class Cluster:
                     pass
 
     def empty_disk(self) -> None:
+        """A replica ends when it cannot write. It is started again, as by a supervisor."""
         (self._folder / "disk" / "filler").unlink(missing_ok=True)
+        if self.nodes[0].has_ended:
+            self.nodes[0].start()
 
     def files(self) -> Iterator[Path]:
         """Append-only files, snapshots and logs of all nodes."""

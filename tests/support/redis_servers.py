@@ -89,6 +89,11 @@ class RedisServer:
     def running(self) -> bool:
         return self._process is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """By itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def kill(self) -> None:
         """The power cut: no goodbye to anyone."""
         if self._process:
