@@ -8,7 +8,7 @@ const CLASSES = ["first", "second", "third"];
 
 // `rows` are oldest first. `series`: up to three names from the bottom up, each with a function from a row to its value.
 // `of` names a row's time, `span` the time of all; `ticks` stand below; `show` formats a value.
-export function bars(label, rows, series, { of, span, ticks, show = roughly }) {
+export function bars(label, rows, series, { of, span, ticks, show = roughly, classes = CLASSES }) {
   const names = Object.keys(series);
   const totals = rows.map((row) => names.reduce((sum, name) => sum + series[name](row), 0));
   const peak = Math.max(...totals);
@@ -16,7 +16,7 @@ export function bars(label, rows, series, { of, span, ticks, show = roughly }) {
   const spoken = names.map((name, n) => `${sums[n]} ${name}`).join(", ");
   const most = of(rows[totals.indexOf(peak)]);
   const words = (row) => `${of(row)}: ${names.map((name) => `${show(series[name](row))} ${name}`).join(", ")}`;
-  const columns = rows.map((row, n) => column(n * STEP, Object.values(series), row, peak, words(row)));
+  const columns = rows.map((row, n) => column(n * STEP, Object.values(series), classes, row, peak, words(row)));
   return h(
     "figure",
     { class: "chart" },
@@ -24,7 +24,7 @@ export function bars(label, rows, series, { of, span, ticks, show = roughly }) {
       "figcaption",
       { class: "row apart" },
       h("h3", { class: "small" }, label),
-      key(names.map((name, n) => [CLASSES[n], name, sums[n]])),
+      key(names.map((name, n) => [classes[n], name, sums[n]])),
     ),
     svg(
       "svg",
@@ -40,13 +40,14 @@ export function bars(label, rows, series, { of, span, ticks, show = roughly }) {
   );
 }
 
-function column(x, series, row, peak, words) {
+function column(x, series, classes, row, peak, words) {
   let top = HEIGHT;
   const parts = series.map((of, n) => {
-    // At least two units high, so that small values stay visible.
-    const height = of(row) && Math.max((of(row) / peak) * (HEIGHT - 2 * series.length), 2);
+    // At least three units high, so that small values stay visible; a gap of one tells it from the part below.
+    const height = of(row) && Math.max((of(row) / peak) * (HEIGHT - 3 * series.length), 3);
+    const gap = top < HEIGHT ? 1 : 0;
     top -= height;
-    return height > 0 && svg("rect", { class: CLASSES[n], x: x + 1, y: top, width: STEP - 2, height });
+    return height > 0 && svg("rect", { class: classes[n], x: x + 1, y: top, width: STEP - 2, height: height - gap });
   });
   const over = svg("rect", { class: "over", x, y: 0, width: STEP, height: HEIGHT });
   return svg("g", {}, svg("title", {}, words), over, parts);

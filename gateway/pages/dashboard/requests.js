@@ -113,7 +113,7 @@ function byKind(rows) {
   const kinds = [...Map.groupBy(rows.filter(({ code }) => code), ({ code }) => code)];
   if (!kinds.length) return empty("No errors", rows.length ? "All of these requests were answered." : "");
   const columns = {
-    Code: ([code]) => [h("code", {}, code), h("p", { class: "small quiet" }, MEANINGS[code] ?? "")],
+    Code: ([code]) => [h("code", {}, code), small(MEANINGS[code])],
     Requests: ([, its]) => count(its.length),
   };
   return table("Errors by kind", columns, kinds.sort(([, a], [, b]) => b.length - a.length));
@@ -123,23 +123,23 @@ function listed(rows, any) {
   if (!any) return empty("No requests yet", "Requests to your apps appear here a few seconds after their end.");
   if (!rows.length) return empty("No such requests", "None of the last 1,000 matches these filters.");
   const columns = {
-    Arrived: ({ at }) => moment(at),
-    App: ({ app }) => app,
-    Model: ({ model }) => model || "–",
+    Request: ({ at, id }) => [moment(at), small(h("code", {}, id))],
+    App: ({ app, model }) => [app, small(model)],
     Outcome: outcomeCell,
     Tokens: tokens,
-    Cost: ({ nanoEuro }) => money(nanoEuro),
-    "First token": ({ ttftMs }) => duration(ttftMs),
-    Took: ({ durationMs }) => duration(durationMs),
-    Request: ({ id }) => h("code", {}, id),
+    Cost: ({ nanoEuro }) => h("span", { class: "whole" }, money(nanoEuro)),
+    "First token": ({ ttftMs }) => h("span", { class: "whole" }, duration(ttftMs)),
+    Took: ({ durationMs }) => h("span", { class: "whole" }, duration(durationMs)),
   };
   return table("Requests", columns, rows);
 }
 
+const small = (content) => content && h("span", { class: "small quiet" }, content);
+
 function outcomeCell({ status, ...row }) {
   const outcome = outcomeOf(row);
   const details = [status && `status ${status}`, row.code].filter(Boolean).join(", ");
-  return [badge(OUTCOMES[outcome], TONES[outcome]), " ", h("span", { class: "small quiet" }, details)];
+  return [badge(OUTCOMES[outcome], TONES[outcome]), small(details)];
 }
 
 function tokens({ inputTokens, outputTokens, nanoEuro }) {

@@ -59,7 +59,7 @@ function summary({ name }, total, month) {
       "Tokens out": count(total.outputTokens),
     }),
     total.interrupted > 0 &&
-      h("p", { class: "small quiet" }, explanation, h("code", {}, "maxTokens"), " makes that less."),
+      h("p", { class: "small quiet" }, explanation, h("code", {}, "maxTokens"), " lowers that."),
   ];
 }
 
@@ -75,7 +75,7 @@ function timelines(range, rows) {
   const tokens = { in: (row) => row.inputTokens, out: (row) => row.outputTokens };
   return [
     heading,
-    bars("Cost", rows, cost, { ...words, show: money }),
+    bars("Cost", rows, cost, { ...words, show: money, classes: ["first", "third"] }),
     h("div", { class: "pair" }, bars("Requests", rows, requests, words), bars("Tokens", rows, tokens, words)),
   ];
 }
