@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from typing import Annotated, Any
 
 import msgspec
@@ -88,7 +89,7 @@ def _parse_time(name: str, text: str) -> int:
         moment = datetime.datetime.fromisoformat(text)
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=datetime.UTC)
-        return int(moment.timestamp())
+        return math.ceil(moment.timestamp())  # as hours and days begin with a whole second
     except (ValueError, OverflowError):
         raise RequestMalformed(f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.") from None
 

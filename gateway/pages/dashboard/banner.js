@@ -15,7 +15,9 @@ const banner = document.querySelector("#banner");
 export async function watchSpend(signal) {
   try {
     for (;;) {
-      await refresh(signal).catch((error) => error.status === undefined && reportError(error));
+      await refresh(signal).catch((error) => {
+        if (!signal.aborted && error.status === undefined) reportError(error); // a bug
+      });
       await pause(INTERVAL, signal);
       await seen(signal);
     }

@@ -13,6 +13,7 @@ const OUTCOMES = { answered: "Answered", interrupted: "Interrupted", refused: "R
 const TONES = { answered: "good", interrupted: "warn", refused: "bad" };
 const MEANINGS = {
   APP_BACKEND_UNREACHABLE: "The app’s backend could not be asked about the token.",
+  APP_CAP_REACHED: "It could have exceeded the app’s spending cap for the day.",
   APP_RATE_LIMITED: "The app made too many requests within a minute.",
   BACKBONE_UNAVAILABLE: "The service could not reach its store, or restarted.",
   CLIENT_GONE: "The client left before the answer was complete.",
@@ -27,9 +28,10 @@ const MEANINGS = {
   PROVIDER_UNREACHABLE: "There was no connection to the provider.",
   REQUEST_MALFORMED: "The body was malformed.",
   REQUEST_TOO_LARGE: "The body was too large.",
-  SPEND_CAP_REACHED: "It could have exceeded the day’s spending cap.",
+  SPEND_CAP_REACHED: "It could have exceeded the account’s spending cap for the day.",
   TOKEN_INVALID: "The token is not valid for this app, or has expired.",
   TOKEN_MISSING: "There was no token.",
+  USER_CAP_REACHED: "It could have exceeded the spending cap of the app’s user for the day.",
   USER_RATE_LIMITED: "A user of the app made too many requests within a minute.",
 };
 
