@@ -138,5 +138,5 @@ _DECODER = msgspec.json.Decoder(LoggedRequest)
 
 
 def _row(request: LoggedRequest) -> RequestRow:
-    fields = msgspec.structs.asdict(request)
-    return RequestRow(**{**fields, "at": now_iso(request.at / 1000)})
+    id, at, *rest = msgspec.structs.astuple(request)
+    return RequestRow(id, now_iso(at / 1000), *rest)
