@@ -12,11 +12,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from playwright.async_api import Browser, Page
 
 from gateway.ids import now_iso
 from gateway.store import keys
+from gateway.telemetry.usage import LoggedRequest
 from tests.browser.visitor import chromium
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
@@ -102,18 +105,8 @@ class Scene:
         """What a day would have left in the database."""
         now = time.time()
         with self.gw.redis.client() as client:
-            for ago in range(1, 24):
-                hour = time.gmtime(now - 3600 * ago)
-                asked = int(60 + 50 * math.sin((24 - ago) / 24 * math.tau - 2) + secrets.randbelow(14))
-                key = keys.usage_key(self.account.id, time.strftime("%Y-%m-%dT%H", hour))
-                told = {
-                    "requests": asked,
-                    "refused": asked // 17,
-                    "inputTokens": asked * 310,
-                    "outputTokens": asked * 420,
-                }
-                client.hset(key, mapping=told)
-                client.expire(key, 48 * 3600)
+            self.used_before(client, now)
+            self.asked_before(client, now)
             spend = keys.spend_key(self.account.id, time.strftime("%Y-%m-%d", time.gmtime(now)))
             client.hset(spend, mapping={"settled": 741_300_000, "reserved": 96_000_000})
             spenders = keys.spenders_key(time.strftime("%Y-%m-%d", time.gmtime(now)))
@@ -145,6 +138,54 @@ class Scene:
             log = keys.deploy_log_key(self.account.id, self.deploy)
             client.set(log, LOG, ex=3600)
 
+    def used_before(self, client: Any, now: float) -> None:
+        """By hour and by day, for two apps and two models."""
+        periods = [(3600 * ago, "%Y-%m-%dT%H", 1) for ago in range(1, 7 * 24)]
+        periods += [(86_400 * ago, "%Y-%m-%d", 20) for ago in range(1, 60)]
+        for before, name, times in periods:
+            at = time.gmtime(now - before)
+            key = keys.usage_key(self.account.id, time.strftime(name, at))
+            for app, model, share in (
+                ("notes", "gpt-oss-120b", 1.0),
+                ("shop", "gpt-oss-120b", 0.4),
+                ("shop", "qwen3.6-35b-a3b", 0.15),
+            ):
+                asked = int(
+                    (60 + 50 * math.sin(before / 86_400 * math.tau - 2) + secrets.randbelow(14)) * share * times
+                )
+                left = asked // 23
+                counts = {
+                    "requests": asked,
+                    "refused": asked // 17,
+                    "interrupted": left,
+                    "inputTokens": asked * 310,
+                    "outputTokens": asked * 420,
+                    "nanoEuro": asked * 298_500 + left * 1_250_000,
+                    "interruptedNanoEuro": left * 1_250_000,
+                }
+                client.hset(key, mapping={f"{app}/{model}/{name}": count for name, count in counts.items()})
+            client.expire(key, 3600)
+
+    def asked_before(self, client: Any, now: float) -> None:
+        """The requests of the last quarter of an hour."""
+        key = keys.requests_key(self.account.id)
+        for n in range(240):
+            code, status, tokens = "", 200, (310, 180 + secrets.randbelow(400))
+            cost = tokens[0] * 150 + tokens[1] * 600
+            ttft: int | None = 160 + secrets.randbelow(220)
+            if n % 13 == 4:
+                code, tokens, cost = "CLIENT_GONE", (0, 0), 1_284_900
+            elif n % 17 == 3:
+                code, status, tokens, cost, ttft = "USER_RATE_LIMITED", 429, (0, 0), 0, None
+            elif n % 61 == 7:
+                code, status, tokens, cost, ttft = "PROVIDER_TIMEOUT", 504, (0, 0), 0, None
+            took = 3 if status == 429 else 900 + secrets.randbelow(2600)
+            app, model = ("shop", "qwen3.6-35b-a3b") if n % 5 == 0 else ("notes", "gpt-oss-120b")
+            at = int((now - (240 - n) * 4) * 1000)
+            request = LoggedRequest(secrets.token_hex(10), at, app, model, status, code, *tokens, cost, ttft, took)
+            client.rpush(key, msgspec.json.encode(request))
+        client.expire(key, 3600)
+
 
 async def visit(browser: Browser, scene: Scene, scheme: str, size: dict[str, int]) -> Page:
     context = await browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=SCALE)
@@ -175,9 +216,14 @@ async def take(browser: Browser, scene: Scene) -> None:
     await shoot(page, "log-in")
     await log_in(page, scene)
     await shoot(page, "overview")
+    await open_view(page, "Usage", "Usage")
+    await shoot(page, "usage")
+    await open_view(page, "Requests", "Requests")
+    await shoot(page, "requests", whole=False)
     await open_view(page, "Notifications", "Notifications")
     await shoot(page, "notifications")
     await open_view(page, "Hooks", "Deploy hooks")
+    await page.get_by_label("App", exact=True).select_option("notes")
     await page.get_by_label("Name").fill("Editorial calendar")
     await page.get_by_role("button", name="Create").click()
     await page.get_by_role("heading", name="Editorial calendar").wait_for()
@@ -188,6 +234,8 @@ async def take(browser: Browser, scene: Scene) -> None:
 
     page = await visit(browser, scene, "dark", DESKTOP)
     await log_in(page, scene)
+    await open_view(page, "Usage", "Usage")
+    await shoot(page, "usage-dark", whole=False)
     await open_view(page, "Deploys", "Deploys")
     await shoot(page, "deploys-dark")
     await page.goto(f"{scene.gw.address}/dashboard#/deploys/{scene.deploy}")
@@ -198,6 +246,8 @@ async def take(browser: Browser, scene: Scene) -> None:
     page = await visit(browser, scene, "light", PHONE)
     await log_in(page, scene)
     await shoot(page, "overview-phone")
+    await open_view(page, "Requests", "Requests")
+    await shoot(page, "requests-phone", whole=False)
     await open_view(page, "Notifications", "Notifications")
     await shoot(page, "notifications-phone", whole=False)
     await page.context.close()

@@ -31,6 +31,7 @@ from gateway.api import (
     ops,
     pages,
     steering,
+    usage,
     webhooks,
 )
 from gateway.api.agents import AgentEndpoint
@@ -89,6 +90,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *engine.ROUTES,
     *account.ROUTES,
     *keys.ROUTES,
+    *usage.ROUTES,
     *webhooks.ROUTES,
     *deploys.ROUTES,
     *steering.ROUTES,

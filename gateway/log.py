@@ -169,7 +169,7 @@ WRITER = LineWriter()
 # -- the lines -----------------------------------------------------------------------------------------------
 
 
-class RequestLine(msgspec.Struct, kw_only=True):
+class RequestLine(msgspec.Struct, kw_only=True, gc=False):
     """The log line of an inference request. Durations are in milliseconds."""
 
     request_id: str

@@ -74,7 +74,7 @@ class Gateway:
             patience=settings.provider_wait,
             observe_wait=self.metrics.provider_wait.observe,
         )
-        self.counters = Counters(self.store, lambda: len(self.provider.streams))
+        self.counters = Counters(self.store, lambda: len(self.provider.streams), self.metrics.unlogged_requests.inc)
         self.availability = Availability(settings, self.registry, self.provider.is_configured, self.provider.probe)
         self.inference = Inference(
             settings,

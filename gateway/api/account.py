@@ -32,7 +32,6 @@ from gateway.process import Gateway, Injected
 from gateway.settings import Plan
 from gateway.store import keys
 from gateway.store.client import backbone
-from gateway.telemetry.counters import HourlyUsage
 
 
 class Limits(msgspec.Struct):
@@ -131,15 +130,6 @@ async def show_account(account: Caller, gateway: Injected) -> AccountView:
     )
 
 
-@get("/account/usage")
-async def show_usage(account: Caller, gateway: Injected) -> list[HourlyUsage]:
-    """Requests and tokens of the last 24 hours.
-
-    Always 24 entries, oldest first; the last is the current hour.
-    """
-    return await gateway.counters.usage(account.id)
-
-
 class AccountApp(msgspec.Struct):
     """An app as its account sees it, with the fields of MonitoredApp."""
 
@@ -196,7 +186,7 @@ ROUTES: list[ControllerRouterHandler] = [
     register,
     Router(
         "/",
-        route_handlers=[show_account, show_usage, list_apps],
+        route_handlers=[show_account, list_apps],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],

@@ -32,6 +32,7 @@ from gateway.cli.service import (
     save_credentials,
 )
 from gateway.cli.show import strip_controls
+from gateway.cli.usage import requests, usage
 
 INTERRUPTED = 130
 
@@ -76,6 +77,8 @@ def main() -> None:
 
 for command in (account, accounts, apps, deliveries, deploys, env, hook, inference, keys, logs, serve, webhook, worker):
     main.add_command(command)
+main.add_command(requests)
+main.add_command(usage)
 
 
 @main.command()

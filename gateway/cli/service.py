@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -127,9 +127,11 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def fields(self, method: str, path: str, body: Any = None, *, having: str = "id") -> dict[str, Any]:
+    def fields(
+        self, method: str, path: str, body: Any = None, *, having: str = "id", query: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
         """Returns the answer, an object that has at least the field `having`. Raises Refused."""
-        return self._read_object(self._call(method, path, json=body), having)
+        return self._read_object(self._call(method, path, json=body, params=query), having)
 
     def rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
         """Returns the answer, a list of objects. Raises Refused."""

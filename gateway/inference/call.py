@@ -35,6 +35,7 @@ class Call:
 
     __slots__ = (
         "account",
+        "admitted",
         "app",
         "authorization",
         "began",
@@ -71,6 +72,7 @@ class Call:
         self.first_token: float | None = None
         self.status, self.code = 0, ""
         self.account = self.app = self.model = self.format = ""
+        self.admitted = False
         self.nano_euro = 0
         self.stream: Stream | None = None
         self.watcher: asyncio.Task[None] | None = None

@@ -127,12 +127,14 @@ class Inference:
             raise AppNotFound
         # A faulty request reserves nothing, but counts against the rates.
         bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
+        if isinstance(ask, Ask):
+            call.model = ask.model
         admitted = await self._admission.admit(app, account, user, bound)
         call.headers += admitted.headers
         if isinstance(ask, ServiceError):
             raise ask  # after admission, because a fault of the body must not mask a refusal
         assert admitted.reservation is not None
-        call.model = ask.model
+        call.admitted = True
         await self._relay(call, ask, admitted.reservation, account)
 
     # -- before the token ------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ class Inference:
         usage = call.stream.answer.usage if call.stream is not None else None
         ttft = None if call.first_token is None else call.first_token - call.began  # seconds
         self._metrics.request(call.format, call.status, call.code).inc()
-        if call.model:
+        if call.admitted:
             metrics = self._metrics.model(call.model)
             metrics.duration.observe(now - call.began)
             if ttft is not None:
@@ -283,23 +285,22 @@ class Inference:
             if usage is not None:
                 metrics.input_tokens.observe(usage.input)
                 metrics.output_tokens.observe(usage.output)
-        if call.account or call.code:  # neither a preflight nor the list of models
-            self._counters.request(call.account, call.code, ttft, usage, call.nano_euro)
-        request_line(
-            RequestLine(
-                request_id=call.request_id,
-                app=call.app,
-                format=call.format,
-                model=call.model,
-                status=call.status,
-                code=call.code,
-                input_tokens=usage.input if usage else None,
-                output_tokens=usage.output if usage else None,
-                nano_euro=call.nano_euro,
-                ttft_ms=None if ttft is None else round(ttft * 1000, 1),
-                duration_ms=round((now - call.began) * 1000, 1),
-            )
+        line = RequestLine(
+            request_id=call.request_id,
+            app=call.app,
+            format=call.format,
+            model=call.model,
+            status=call.status,
+            code=call.code,
+            input_tokens=usage.input if usage else None,
+            output_tokens=usage.output if usage else None,
+            nano_euro=call.nano_euro,
+            ttft_ms=None if ttft is None else round(ttft * 1000, 1),
+            duration_ms=round((now - call.began) * 1000, 1),
         )
+        if call.account or call.code:  # neither a preflight nor the list of models
+            self._counters.request(call.account, line)
+        request_line(line)
 
 
 def _bearer_token(authorization: bytes | None) -> bytes:

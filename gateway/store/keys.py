@@ -28,7 +28,9 @@
 | `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro>` | each when settled |
 | `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
 | `{pNN}:settled:<reservation>` | string | tombstone of a reservation: nano-euro settled | 11 min after its lease |
-| `{pNN}:usage:<account>:<hour>` | hash | `requests`, `refused`, `inputTokens` and `outputTokens` of an hour | 48 h |
+| `{pNN}:usage:<account>:<hour>` | hash | `<app>/<model>/<count>` → number, of an hour; 1,000 and a few | 14 days |
+| `{pNN}:usage:<account>:<day>` | hash | the same of a UTC day | 400 days |
+| `{pNN}:requests:<account>` | list | the account's last 1,000 requests, JSON arrays | 30 days after the last one |
 | `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
 | `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
 | `{pNN}:events:stored` | zset | account → bytes of its bodies and its log | never: one number per account |
@@ -185,8 +187,19 @@ def spend_key(account_id: str, day: str) -> str:
     return f"{account_spend_prefix(account_id)}:{day}"
 
 
-def usage_key(account_id: str, hour: str) -> str:
-    return f"{tag(account_id)}:usage:{account_id}:{hour}"
+def usage_key(account_id: str, period: str) -> str:
+    """Of an hour, such as `2026-07-02T12`, or of a day."""
+    return f"{tag(account_id)}:usage:{account_id}:{period}"
+
+
+def requests_key(account_id: str) -> str:
+    return f"{tag(account_id)}:requests:{account_id}"
+
+
+def usage_keys(account_id: str, hour: str) -> list[str]:
+    """The account's hour, the day that the hour is in, its requests."""
+    day = hour.partition("T")[0]
+    return [usage_key(account_id, hour), usage_key(account_id, day), requests_key(account_id)]
 
 
 def minute_key(minute: str) -> str:

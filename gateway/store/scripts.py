@@ -35,6 +35,7 @@ _KEEP = Script("keep")
 _LEASE = Script("lease")
 _OBSERVE = Script("observe")
 _OVERDUE = Script("overdue")
+_RECORD_USAGE = Script("record_usage")
 _REGISTER = Script("register")
 _REQUEST_EVENT = Script("request_event")
 _REVOKE_KEY = Script("revoke_key")
@@ -192,6 +193,14 @@ async def overdue(store: Store, tag: str, limit: int) -> list[str]:
 async def count(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str, int]) -> None:
     """Adds `counts` to the counters at `key`, a hash or a zset as `kind` says, which then lives `ttl` seconds."""
     await store.run_script(_COUNT, [key], kind, ttl, *_flat(counts))
+
+
+async def record_usage(
+    store: Store, account: str, hour: str, counts: Mapping[str, int], requests: Sequence[str]
+) -> None:
+    """Adds `counts` to the account's hour and its day, and `requests` (JSON, the newest last) to its log."""
+    args = (len(requests), *requests, *_flat(counts))
+    await store.run_script(_RECORD_USAGE, keys.usage_keys(account, hour), *args)
 
 
 # -- permits of the provider ---------------------------------------------------------------------------------

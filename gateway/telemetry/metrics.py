@@ -95,6 +95,11 @@ class Metrics:
         self.dropped_log_lines = Counter(
             "gateway_log_lines_dropped", "Log lines dropped because nobody read them", registry=registry
         )
+        self.unlogged_requests = Counter(
+            "gateway_request_log_dropped",
+            "Requests that may be missing from accounts' request logs",
+            registry=registry,
+        )
         self.connections_ended = Counter(
             "gateway_connections_ended", "Client connections that the server ended", ["reason"], registry=registry
         )

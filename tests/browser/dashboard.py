@@ -12,6 +12,7 @@ from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 
 VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "notifications": "Notifications"}
+VIEWS |= {"usage": "Usage", "requests": "Requests"}
 # The browser itself reports every refused request; what the page makes of it is what tests look at.
 EXPECTED = "Failed to load resource"
 # Values that a page shows only by mistake.

@@ -107,7 +107,7 @@ async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit,
             await expect(holder.heading(VIEWS.get(view, f"Deploy of {app}"))).to_be_focused()
             assert await holder.width() == width, view
             shown = await page.get_by_role("main").inner_text()
-            assert (HOSTILE in shown) == (view not in ("deploys", "notifications")), view
+            assert (HOSTILE in shown) == (view not in ("deploys", "notifications", "usage", "requests")), view
             assert await page.locator("img[src=x]").count() == 0
             assert await page.evaluate("document.getAnimations().length") == 0
         assert await page.evaluate("window.hit") is None

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,15 @@ async def test_smoke(provider: FakeProvider, backend: FakeAppBackend, tmp_path: 
                 await app.ask("x")
             refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
             assert [a["name"] for a in (await app.account.get("/account/apps")).json()] == [app.name]
+
+            async def logged() -> list[dict[str, Any]] | None:
+                rows: list[dict[str, Any]] = (await app.account.get("/account/requests")).json()
+                return rows if len(rows) == 21 else None
+
+            assert sum(row["nanoEuro"] for row in await wait_until(logged, 10)) == await app.account.settled()
+            for each in apps:
+                (day, *_) = (await each.account.get("/account/usage?by=day")).json()["rows"]
+                assert day["nanoEuro"] == await each.account.settled()
             await gw.switch(enabled=False)
 
             async def off() -> bool:

@@ -15,9 +15,10 @@ export async function call(method, path, options) {
   return parsed(await send(method, path, options));
 }
 
-async function send(method, path, { body, signal: left } = {}) {
+async function send(method, path, { body, accept, signal: left } = {}) {
   const json = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
   const headers = json === body ? {} : { "Content-Type": "application/json" };
+  if (accept) headers.Accept = accept;
   const deadline = AbortSignal.timeout(body instanceof Blob ? UPLOAD_DEADLINE : DEADLINE);
   const signal = left ? AbortSignal.any([left, deadline]) : deadline;
   let response, text;
@@ -41,7 +42,7 @@ function parsed(text) {
 
 export const get = (path, signal) => call("GET", path, { signal });
 
-export const getText = (path, signal) => send("GET", path, { signal });
+export const getText = (path, signal, accept) => send("GET", path, { signal, accept });
 
 // Resolves with null for a 404.
 export const getIfThere = (path, signal) =>

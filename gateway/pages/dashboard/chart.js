@@ -1,22 +1,22 @@
-// Draws a day's hours as stacked bars, and the parts of a whole as one bar.
+// Draws hours or days as stacked bars, and the parts of a whole as one bar.
 
 import { h, svg } from "/pages/dom.js";
 import { roughly } from "/pages/format.js";
 
-const [WIDTH, HEIGHT] = [240, 96];
-const CLASSES = ["first", "second"];
-const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
-const from = ({ hour }) => clock.format(Date.parse(hour));
+const [STEP, HEIGHT] = [10, 96];
+const CLASSES = ["first", "second", "third"];
 
-// `series`: two names from the bottom up, each with a function from an hour to its value.
-export function bars(label, hours, series) {
+// `rows` are oldest first. `series`: up to three names from the bottom up, each with a function from a row to its value.
+// `of` names a row's time, `span` the time of all; `ticks` stand below; `show` formats a value.
+export function bars(label, rows, series, { of, span, ticks, show = roughly, classes = CLASSES }) {
   const names = Object.keys(series);
-  const totals = hours.map((hour) => names.reduce((sum, name) => sum + series[name](hour), 0));
+  const totals = rows.map((row) => names.reduce((sum, name) => sum + series[name](row), 0));
   const peak = Math.max(...totals);
-  const sums = names.map((name) => roughly(hours.reduce((sum, hour) => sum + series[name](hour), 0)));
+  const sums = names.map((name) => show(rows.reduce((sum, row) => sum + series[name](row), 0)));
   const spoken = names.map((name, n) => `${sums[n]} ${name}`).join(", ");
-  const most = from(hours[totals.indexOf(peak)]);
-  const columns = hours.map((hour, n) => column(hour, (n * WIDTH) / hours.length, WIDTH / hours.length, series, peak));
+  const most = of(rows[totals.indexOf(peak)]);
+  const words = (row) => `${of(row)}: ${names.map((name) => `${show(series[name](row))} ${name}`).join(", ")}`;
+  const columns = rows.map((row, n) => column(n * STEP, Object.values(series), classes, row, peak, words(row)));
   return h(
     "figure",
     { class: "chart" },
@@ -24,38 +24,33 @@ export function bars(label, hours, series) {
       "figcaption",
       { class: "row apart" },
       h("h3", { class: "small" }, label),
-      key(names.map((name, n) => [CLASSES[n], name, sums[n]])),
+      key(names.map((name, n) => [classes[n], name, sums[n]])),
     ),
     svg(
       "svg",
       {
-        viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+        viewBox: `0 0 ${rows.length * STEP} ${HEIGHT}`,
         preserveAspectRatio: "none",
         role: "img",
-        "aria-label": `${label}: ${spoken} in 24 hours; most from ${most}`,
+        "aria-label": `${label}: ${spoken} in ${span}; most from ${most}`,
       },
       columns,
     ),
-    h(
-      "div",
-      { class: "hours", "aria-hidden": "true" },
-      [0, 6, 12, 18].map((n) => h("span", {}, from(hours[n]))),
-      h("span", {}, "now"),
-    ),
+    h("div", { class: "hours", "aria-hidden": "true" }, ticks.map((tick) => h("span", {}, tick))),
   );
 }
 
-function column(hour, x, width, series, peak) {
+function column(x, series, classes, row, peak, words) {
   let top = HEIGHT;
-  const parts = Object.values(series).map((of, n) => {
-    // At least two units high, so that small values stay visible.
-    const height = of(hour) && Math.max((of(hour) / peak) * (HEIGHT - 2), 2);
+  const parts = series.map((of, n) => {
+    // At least three units high, so that small values stay visible; a gap of one tells it from the part below.
+    const height = of(row) && Math.max((of(row) / peak) * (HEIGHT - 3 * series.length), 3);
+    const gap = top < HEIGHT ? 1 : 0;
     top -= height;
-    return height > 0 && svg("rect", { class: CLASSES[n], x: x + 1, y: top, width: width - 2, height });
+    return height > 0 && svg("rect", { class: classes[n], x: x + 1, y: top, width: STEP - 2, height: height - gap });
   });
-  const words = Object.entries(series).map(([name, of]) => `${roughly(of(hour))} ${name}`);
-  const over = svg("rect", { class: "over", x, y: 0, width, height: HEIGHT });
-  return svg("g", {}, svg("title", {}, `${from(hour)}: ${words.join(", ")}`), over, parts);
+  const over = svg("rect", { class: "over", x, y: 0, width: STEP, height: HEIGHT });
+  return svg("g", {}, svg("title", {}, words), over, parts);
 }
 
 // [class of the swatch, name, value]

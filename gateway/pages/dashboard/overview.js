@@ -2,9 +2,10 @@
 
 import { h, link } from "/pages/dom.js";
 import { capital, count, moment, money, plural, since } from "/pages/format.js";
-import { get, getIfThere } from "./api.js";
+import { get } from "./api.js";
 import { bars, key, share } from "./chart.js";
 import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
+import { RANGES, addUp, answered, fetchUsage, fill, scale } from "./periods.js";
 
 export const title = "Overview";
 
@@ -25,12 +26,12 @@ export async function draw(signal) {
     const [found, capabilities, usage, owned] = await Promise.all([
       get("/account", signal),
       get("/capabilities", signal),
-      getIfThere("/account/usage", signal),
+      fetchUsage(RANGES["24h"], "none", signal),
       get("/account/apps", signal),
     ]);
     account = found;
     redraw(today, [account, capabilities], () => [spend(account), limits(account, capabilities)]);
-    redraw(traffic, usage ?? [], lastDay);
+    redraw(traffic, fill(RANGES["24h"], usage), lastDay);
     redraw(apps, owned, appList);
   };
   await refresh();
@@ -68,15 +69,18 @@ function limits({ limits, deploysToday, storage }, { managedInferenceStatus }) {
   return card("Limits", entries);
 }
 
-function lastDay(usage) {
-  const requests = { answered: (hour) => hour.requests - hour.refused, refused: (hour) => hour.refused };
+function lastDay(hours) {
+  const requests = { answered, refused: (hour) => hour.refused, interrupted: (hour) => hour.interrupted };
   const tokens = { in: (hour) => hour.inputTokens, out: (hour) => hour.outputTokens };
-  const some = usage.some((hour) => hour.requests);
+  const words = scale(RANGES["24h"], hours);
+  const total = addUp(hours);
+  const lost = `Interrupted answers cost ${money(total.interruptedNanoEuro)}: each costs the most that it could have. `;
   return [
     h("h2", {}, "Last 24 hours"),
-    some
-      ? h("div", { class: "pair" }, bars("Requests", usage, requests), bars("Tokens", usage, tokens))
+    total.requests
+      ? h("div", { class: "pair" }, bars("Requests", hours, requests, words), bars("Tokens", hours, tokens, words))
       : empty("No requests yet", "Your apps’ requests and their tokens appear here, hour by hour."),
+    total.interrupted > 0 && h("p", { class: "small quiet" }, lost, h("a", { href: "#/usage" }, "See usage")),
   ];
 }
 

@@ -4,6 +4,7 @@ import { keepCurrent } from "/pages/format.js";
 import { h } from "/pages/dom.js";
 import { Refused, call, get } from "./api.js";
 import * as app from "./app.js";
+import { watchSpend } from "./banner.js";
 import * as delivery from "./delivery.js";
 import * as deploy from "./deploy.js";
 import * as deploys from "./deploys.js";
@@ -12,6 +13,8 @@ import { showLogIn } from "./login.js";
 import * as notifications from "./notifications.js";
 import * as overview from "./overview.js";
 import { explained, loading, trouble, warning } from "./parts.js";
+import * as requests from "./requests.js";
+import * as usage from "./usage.js";
 
 const main = document.querySelector("main");
 const bar = document.querySelector(".top");
@@ -24,6 +27,8 @@ const ROUTES = [
   [/^\/deploys$/, deploys],
   [/^\/deploys\/([\w-]+)$/, deploy],
   [/^\/apps\/([\w-]+)$/, app],
+  [/^\/usage$/, usage],
+  [/^\/requests$/, requests],
 ];
 
 const nothing = {
@@ -35,6 +40,7 @@ const nothing = {
 
 let leaving = new AbortController();
 let inside = false;
+let session = new AbortController();
 
 function leave() {
   leaving.abort();
@@ -82,6 +88,7 @@ function fail(error, again = () => show()) {
 
 function logIn(why = "") {
   leave();
+  session.abort();
   inside = false;
   bar.hidden = true;
   document.title = "Log in · Capsule";
@@ -98,6 +105,9 @@ async function enter({ focus = true } = {}) {
   }
   inside = true;
   bar.hidden = false;
+  session.abort();
+  session = new AbortController();
+  watchSpend(session.signal);
   await show({ focus });
 }
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 import msgspec
@@ -96,6 +97,9 @@ async def test_every_operation_says_what_it_is_and_what_it_answers() -> None:
 
 
 def is_struct(answer: Any) -> bool:
+    """Or a list of structs, or a choice of such."""
+    if isinstance(answer, UnionType):
+        return all(map(is_struct, get_args(answer)))
     (kind,) = get_args(answer) if get_origin(answer) is list else [answer]
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 

@@ -12,12 +12,12 @@ import pytest_asyncio
 from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable
 from gateway.events import catalogue
-from gateway.inference.prices import Usage
 from gateway.operations.backlog import read_backlog
 from gateway.operations.overview import SnapshotFeed
 from gateway.process import Gateway
 from gateway.settings import Settings
 from gateway.store.keys import partition_tags, spend_key, spenders_key
+from tests.gateway.telemetry.desk import line
 from tests.support.redis_servers import RedisServer, cluster
 
 CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
@@ -68,8 +68,8 @@ async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
 
 async def test_requests_and_their_codes_are_in_their_minute(gateway: Gateway) -> None:
     for _ in range(9):
-        gateway.counters.request("acc", "", 0.18, Usage(1, 1), 10)
-    gateway.counters.request("acc", "SPEND_CAP_REACHED", None, None, 0)
+        gateway.counters.request("acc", line(ttft_ms=180.0, input_tokens=1, output_tokens=1, nano_euro=10))
+    gateway.counters.request("acc", line(code="SPEND_CAP_REACHED"))
     await gateway.counters.flush()
     snapshot = await take_snapshot(gateway)
     # The minute may have ended in between.
@@ -85,7 +85,7 @@ async def test_who_spent_most_comes_first_with_what_redis_says(gateway: Gateway)
     accounts = [(await gateway.registry.create_account(f"Account {n}", "free"))[0] for n in range(10)]
     day = time.strftime("%Y-%m-%d", time.gmtime())
     for n, account in enumerate(accounts):
-        gateway.counters.request(account.id, "", None, None, 1000 * (n + 1))
+        gateway.counters.request(account.id, line(nano_euro=1000 * (n + 1)))
         await gateway.store.client.hset(spend_key(account.id, day), mapping={"settled": 7 * n, "reserved": 5})
         await gateway.store.client.expire(spend_key(account.id, day), 60)
     await gateway.counters.flush()
@@ -199,9 +199,9 @@ async def test_an_account_above_its_cap_is_noticed(gateway: Gateway) -> None:
         return gauge(gateway, "gateway_cap_breaches_total")
 
     assert await breaches(cap, 1) == 0  # nobody looks at an account whose money did not move
-    gateway.counters.request(account.id, "", None, None, 1)
+    gateway.counters.request(account.id, line(nano_euro=1))
     assert await breaches(cap - 1, 1) == 0
-    gateway.counters.request(account.id, "", None, None, 1)
+    gateway.counters.request(account.id, line(nano_euro=1))
     assert await breaches(cap - 1, 2) == 1
     assert await breaches(cap - 1, 2) == 1
 

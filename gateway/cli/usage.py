@@ -1,0 +1,101 @@
+"""`capsule usage` and `capsule requests`: what the account used, and its last requests."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+
+import click
+
+from gateway.cli.account import limit
+from gateway.cli.service import open_service
+from gateway.cli.show import (
+    Cell,
+    Row,
+    age_of,
+    as_json,
+    duration_of,
+    format_euro,
+    show_json,
+    show_table,
+    text_of,
+)
+
+UNKNOWN = "(refused before it was known)"
+
+
+@click.command()
+@click.option(
+    "--days",
+    metavar="N",
+    type=click.IntRange(1, 400),
+    help="The last N days, today included, by day. If omitted: the last 24 hours, by hour.",
+)
+@click.option("--by", "group", type=click.Choice(["app", "model"]), help="A row for each app or model.")
+@as_json
+def usage(days: int | None, group: str | None, as_json: bool) -> None:
+    """Show requests, tokens and money by hour or day.
+
+    An interrupted answer ended early, and costs the most that it could have cost. Times are UTC.
+    """
+    query = {"by": "hour" if days is None else "day", "group": group or "none"}
+    if days is not None:
+        today = datetime.datetime.now(datetime.UTC).date()
+        query["from"] = (today - datetime.timedelta(days=days - 1)).isoformat()
+    record = open_service().fields("GET", "/account/usage", having="rows", query=query)
+    if as_json:
+        return show_json(record)
+    columns: dict[str, Callable[[Row], Cell]] = {
+        "day" if days else "hour": lambda row: text_of("start")(row)[: 10 if days else 16].replace("T", " "),
+    }
+    if group:
+        columns[group] = lambda row: text_of(group)(row) or UNKNOWN
+    columns |= {
+        "requests": text_of("requests"),
+        "refused": text_of("refused"),
+        "interrupted": text_of("interrupted"),
+        "tokens in": text_of("inputTokens"),
+        "tokens out": text_of("outputTokens"),
+        "eur": _euro_of("nanoEuro"),
+        "of it interrupted": _euro_of("interruptedNanoEuro"),
+    }
+    show_table(record["rows"], columns, empty="No requests in this time.")
+
+
+def _euro_of(name: str) -> Callable[[Row], str]:
+    return lambda row: format_euro(row.get(name))
+
+
+@click.command()
+@click.option("--app", metavar="APP", help="Only requests to this app.")
+@click.option("--model", metavar="MODEL", help="Only requests to this model.")
+@click.option(
+    "--outcome", type=click.Choice(["answered", "interrupted", "refused"]), help="Only requests that ended so."
+)
+@limit
+@as_json
+def requests(app: str | None, model: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
+    """List the last requests to the account's apps, newest first."""
+    rows = open_service().rows("/account/requests", app=app, model=model, outcome=outcome, limit=limit)
+    if as_json:
+        return show_json(rows)
+    show_table(
+        rows,
+        {
+            "request": text_of("id"),
+            "arrived": age_of("at"),
+            "app": text_of("app"),
+            "model": text_of("model"),
+            "status": _status,
+            "in": text_of("inputTokens"),
+            "out": text_of("outputTokens"),
+            "eur": _euro_of("nanoEuro"),
+            "first token": duration_of("ttftMs"),
+            "took": duration_of("durationMs"),
+        },
+        empty="No such requests." if any((app, model, outcome)) else "No requests yet.",
+    )
+
+
+def _status(row: Row) -> str:
+    return f"{row.get('status') or ''} {text_of('code')(row)}".strip()

@@ -1,0 +1,68 @@
+// Says above every view that the day's spending cap is nearly or fully used: why, and until when.
+
+import { h, pause, seen } from "/pages/dom.js";
+import { money, moment, plural } from "/pages/format.js";
+import { get } from "./api.js";
+import { announce, redraw } from "./parts.js";
+
+const INTERVAL = 15_000; // ms
+const NEAR = 0.8; // of the cap
+const DAY = 86_400_000; // ms
+
+const banner = document.querySelector("#banner");
+
+// Until the signal aborts. If a refresh fails, the banner stays as it is: the view reports the failure.
+export async function watchSpend(signal) {
+  try {
+    for (;;) {
+      await refresh(signal).catch((error) => {
+        if (!signal.aborted && error.status === undefined) reportError(error); // a bug
+      });
+      await pause(INTERVAL, signal);
+      await seen(signal);
+    }
+  } catch {
+    banner.hidden = true; // logged out
+  }
+}
+
+async function refresh(signal) {
+  const { spend } = await get("/account", signal);
+  if (spend.settled + spend.reserved < NEAR * spend.cap) {
+    banner.hidden = true;
+    return;
+  }
+  const [usage, refused] = await Promise.all([
+    get(`/account/usage?by=day&from=${spend.day}`, signal),
+    get("/account/requests?code=SPEND_CAP_REACHED", signal),
+  ]);
+  const { interrupted = 0, interruptedNanoEuro = 0 } = usage.rows.at(-1) ?? {};
+  const facts = { ...spend, interrupted, interruptedNanoEuro, refused: refused.filter(({ at }) => at >= spend.day).length };
+  const state = facts.refused || spend.settled + spend.reserved >= spend.cap ? "reached" : "near";
+  const isNew = banner.hidden || banner.dataset.state !== state;
+  banner.dataset.state = state;
+  banner.hidden = false;
+  redraw(banner, [state, facts], () => explain(state, facts));
+  if (isNew) announce(banner.querySelector("strong").textContent);
+}
+
+function explain(state, { day, settled, reserved, cap, interrupted, interruptedNanoEuro, refused }) {
+  const used = settled + reserved;
+  const headline =
+    state === "reached"
+      ? "Today’s spending cap is reached."
+      : `${Math.floor((used / cap) * 100)} % of today’s spending cap is used.`;
+  const parts = [
+    `${money(settled)} of ${money(cap)} is spent`,
+    interrupted > 0 && `${money(interruptedNanoEuro)} of it for ${plural(interrupted, "interrupted answer")}`,
+    reserved > 0 && `${money(reserved)} is reserved for requests under way`,
+    `${money(Math.max(0, cap - used))} is left`,
+  ];
+  const rule = "A request that could cost more than what is left gets 402 SPEND_CAP_REACHED";
+  const rejected = refused ? `, as ${plural(refused, "request")} did today. ` : ". ";
+  const reset = moment(new Date(Date.parse(day) + DAY).toISOString());
+  return [
+    h("p", {}, h("strong", {}, headline), ` ${parts.filter(Boolean).join(", ")}.`),
+    h("p", { class: "small" }, rule, rejected, "The cap resets ", reset, ", at 00:00 UTC. ", h("a", { href: "#/usage" }, "See usage")),
+  ];
+}

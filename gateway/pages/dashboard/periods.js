@@ -1,0 +1,77 @@
+// The hours and days of an account's usage: which to ask for, and how to name them.
+
+import { get } from "./api.js";
+
+const HOUR = 3_600_000;
+const DAY = 24 * HOUR;
+const SIZES = { hour: HOUR, day: DAY };
+const COUNTS = [
+  "requests",
+  "refused",
+  "interrupted",
+  "inputTokens",
+  "outputTokens",
+  "nanoEuro",
+  "interruptedNanoEuro",
+];
+
+const formatter = (options) => new Intl.DateTimeFormat("en-GB", options);
+const clock = formatter({ hour: "2-digit", minute: "2-digit" });
+const hour = formatter({ day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const date = formatter({ day: "numeric", month: "short" });
+const day = formatter({ day: "numeric", month: "short", timeZone: "UTC" });
+
+const ago = (days) => () => Date.now() - days * DAY;
+
+function monthsAgo(months) {
+  const now = new Date();
+  return Date.UTC(now.getUTCFullYear(), now.getUTCMonth() - months, 1);
+}
+
+// Days are UTC days, as those of the spending cap; hours show the viewer's clock.
+export const RANGES = {
+  "24h": { name: "Last 24 hours", by: "hour", span: "24 hours", from: ago(1) },
+  "7d": { name: "Last 7 days", by: "hour", span: "7 days", from: ago(7) },
+  "30d": { name: "Last 30 days", by: "day", span: "30 days", from: ago(30) },
+  month: { name: "This month", by: "day", span: "this month", from: () => monthsAgo(0) },
+  before: { name: "Last month", by: "day", span: "last month", from: () => monthsAgo(1), to: () => monthsAgo(0) },
+  "90d": { name: "Last 90 days", by: "day", span: "90 days", from: ago(90) },
+  year: { name: "Last 12 months", by: "day", span: "12 months", from: ago(365) },
+};
+
+export function usagePath({ by, from, to = Date.now }, group) {
+  const query = { from: new Date(from()).toISOString(), to: new Date(to()).toISOString(), by, group };
+  return `/account/usage?${new URLSearchParams(query)}`;
+}
+
+export const fetchUsage = async (range, group, signal) => (await get(usagePath(range, group), signal)).rows;
+
+export const answered = (row) => row.requests - row.refused - row.interrupted;
+
+export function addUp(rows) {
+  const total = Object.fromEntries(COUNTS.map((name) => [name, 0]));
+  for (const row of rows) for (const name of COUNTS) total[name] += row[name];
+  return total;
+}
+
+// Every hour or day of the range, oldest first, also those without requests.
+export function fill({ by, from, to = Date.now }, rows) {
+  const size = SIZES[by];
+  const found = Map.groupBy(rows, ({ start }) => Date.parse(start));
+  const filled = [];
+  for (let at = Math.ceil(from() / size) * size; at < to(); at += size) {
+    filled.push({ start: new Date(at).toISOString(), ...addUp(found.get(at) ?? []) });
+  }
+  return filled;
+}
+
+export const nameOf = ({ by }, start) => (by === "day" ? day : hour).format(Date.parse(start));
+
+// How a chart labels the rows that `fill` made.
+export function scale({ by, span, to }, rows) {
+  const short = by === "hour" && rows.length <= 24 ? clock : by === "hour" ? date : day;
+  const tick = (n) => short.format(Date.parse(rows[Math.floor(n)].start));
+  const last = to ? tick(rows.length - 1) : by === "hour" ? "now" : "today";
+  const of = ({ start }) => (short === clock ? clock : by === "hour" ? hour : day).format(Date.parse(start));
+  return { of, span, ticks: [...[0, 1, 2, 3].map((n) => tick((n * rows.length) / 4)), last] };
+}

@@ -1,0 +1,229 @@
+"""What each account used: its requests, tokens and money by hour and day, app and model, and its last requests.
+
+A process counts in memory. `Counters` has the counts written every two seconds, with one script call for each account
+that had requests, so a request costs no round trip for them.
+
+- `{pNN}:usage:<account>:<hour>` and `…:<day>`: a number for each app, model and field of `Counts`, such as
+  `notes/gpt-oss-120b/requests`. The model is empty if a request was refused before it was known. A key holds about
+  1,000 numbers; beyond them, further apps are counted together as `*`
+- `{pNN}:requests:<account>`: the last 1,000 requests, each a `LoggedRequest`
+
+Neither has content or a user. Both are for display: the spend hashes are the books.
+
+Failure policy: that of `gateway/telemetry/counters.py`. While Redis is away, 10,000 requests wait to be logged. Beyond
+them the oldest are dropped, and counted in a metric.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+import structlog
+
+from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.log import RequestLine
+from gateway.store import keys, scripts
+from gateway.store.client import Store
+from gateway.store.faults import code_of
+
+logger = structlog.get_logger()
+
+MOST_TOKENS = 1_000_000_000  # counted per request
+MOST_WAITING = 10_000  # requests that wait to be logged
+LOGGED = 1_000  # requests kept per account
+BATCH = 50  # accounts that are written together
+
+Outcome = Literal["answered", "interrupted", "refused"]
+
+
+class Counts(msgspec.Struct, kw_only=True, gc=False):
+    """`requests` are answered, interrupted, or refused."""
+
+    requests: int = 0
+    refused: int = 0
+    interrupted: int = 0
+    inputTokens: int = 0
+    outputTokens: int = 0
+    nanoEuro: int = 0
+    interruptedNanoEuro: int = 0  # of them, for interrupted answers
+
+
+class LoggedRequest(msgspec.Struct, array_like=True, gc=False):
+    """A request as Redis keeps it. Times are in milliseconds."""
+
+    id: str
+    at: int
+    app: str
+    model: str  # '' if it was refused before its model was known
+    status: int  # 0 if the client left before the answer began
+    code: str  # '' if the answer is complete
+    inputTokens: int
+    outputTokens: int
+    nanoEuro: int
+    ttftMs: int | None  # None if no token came
+    durationMs: int
+
+
+def outcome_of(code: str, nano_euro: int) -> Outcome:
+    """An interrupted answer was ended early: the client left, or it cost something although it failed."""
+    if not code:
+        return "answered"
+    return "interrupted" if nano_euro or code == "CLIENT_GONE" else "refused"
+
+
+Key = tuple[str, str, str]  # account, app, model
+
+
+class _Hour:
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.counts: dict[Key, Counts] = {}
+
+
+class _Write(NamedTuple):
+    """What one call of the script takes."""
+
+    account: str
+    hour: str
+    began: float
+    counts: dict[Key, Counts]
+    lines: list[RequestLine]  # oldest first
+
+
+class UsageRecorder:
+    def __init__(self, store: Store, on_drop: Callable[[int], None]) -> None:
+        """`on_drop` gets the number of requests that may be missing from the log."""
+        self._store, self._on_drop = store, on_drop
+        self._hours: dict[str, _Hour] = {}
+        self._lines: deque[tuple[str, RequestLine]] = deque()  # to be logged, with their accounts; oldest first
+        self.start_hour("")
+
+    # -- counting --------------------------------------------------------------------------------------------
+
+    def start_hour(self, hour: str) -> None:
+        """`hour`, such as `2026-07-02T12`, is the present one from now on."""
+        self._hour = hour
+        self._present = self._hours.setdefault(hour, _Hour()).counts
+
+    def add(self, account: str, line: RequestLine) -> None:
+        """Never waits."""
+        key = (account, line.app, line.model)
+        counts = self._present.get(key)
+        if counts is None:
+            counts = self._present[key] = Counts()
+        counts.requests += 1
+        counts.nanoEuro += line.nano_euro
+        if line.input_tokens is not None and line.output_tokens is not None:
+            # A provider may report any number, and Redis refuses integers beyond 64 bits.
+            counts.inputTokens += min(line.input_tokens, MOST_TOKENS)
+            counts.outputTokens += min(line.output_tokens, MOST_TOKENS)
+        if line.code:
+            if outcome_of(line.code, line.nano_euro) == "interrupted":
+                counts.interrupted += 1
+                counts.interruptedNanoEuro += line.nano_euro
+            else:
+                counts.refused += 1
+        self._lines.append((account, line))
+        if len(self._lines) > MOST_WAITING:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        surplus = len(self._lines) - MOST_WAITING
+        for _ in range(surplus):
+            self._lines.popleft()
+        self._on_drop(surplus)
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    async def write(self) -> None:
+        """Writes what was counted. What Redis refuses waits for the next time."""
+        writes = self._take()
+        for first in range(0, len(writes), BATCH):
+            await asyncio.gather(*map(self._write, writes[first : first + BATCH]))
+
+    def _take(self) -> list[_Write]:
+        lines: defaultdict[str, list[RequestLine]] = defaultdict(list)
+        for account, line in self._lines:
+            lines[account].append(line)
+        writes: dict[tuple[str, str], _Write] = {}
+        for hour, counted in self._hours.items():
+            for key, counts in counted.counts.items():
+                account = key[0]
+                if (account, hour) not in writes:
+                    # Of more lines than its log keeps, it needs the last ones.
+                    mine = lines.pop(account, [])[-LOGGED:]
+                    writes[account, hour] = _Write(account, hour, counted.began, {}, mine)
+                writes[account, hour].counts[key] = counts
+        if lines:  # their hour waited for too long
+            self._on_drop(sum(map(len, lines.values())))
+        self._lines.clear()
+        self._hours = {}
+        self.start_hour(self._hour)
+        return list(writes.values())
+
+    async def _write(self, write: _Write) -> None:
+        requests = [_encode(line) for line in write.lines]
+        try:
+            await scripts.record_usage(self._store, write.account, write.hour, _flat(write.counts), requests)
+        except BackboneRefused:
+            self._put_back(write)  # Redis took none of it, for want of memory for instance
+        except BackboneUnavailable as error:
+            key = keys.usage_key(write.account, write.hour)
+            logger.warning("counters.lost", key=key, error=code_of(error.__cause__))
+            self._on_drop(len(write.lines))
+
+    def _put_back(self, write: _Write) -> None:
+        hour = self._hours.setdefault(write.hour, _Hour())
+        hour.began = min(hour.began, write.began)
+        for key, counts in write.counts.items():
+            _add(hour.counts.setdefault(key, Counts()), counts)
+        self._lines.extendleft((write.account, line) for line in reversed(write.lines))
+        if len(self._lines) > MOST_WAITING:
+            self._drop_oldest()
+
+    def drop_old(self, oldest: float) -> None:
+        """Drops the counts of hours that began to wait before `oldest` (monotonic seconds)."""
+        self._hours = {name: hour for name, hour in self._hours.items() if hour.began >= oldest}
+        self.start_hour(self._hour)
+
+    def waiting(self) -> int:
+        """The accounts' hours that wait."""
+        return len({(key[0], name) for name, hour in self._hours.items() for key in hour.counts})
+
+
+def _add(total: Counts, more: Counts) -> None:
+    for name in Counts.__struct_fields__:
+        setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
+def _flat(counts: Mapping[Key, Counts]) -> dict[str, int]:
+    """Without zeros."""
+    return {
+        f"{app}/{model}/{name}": value
+        for (_, app, model), each in counts.items()
+        for name in Counts.__struct_fields__
+        if (value := getattr(each, name))
+    }
+
+
+def _encode(line: RequestLine) -> str:
+    began = line.timestamp.timestamp() * 1000 - line.duration_ms
+    logged = LoggedRequest(
+        line.request_id,
+        round(began),
+        line.app,
+        line.model,
+        line.status,
+        line.code,
+        min(line.input_tokens or 0, MOST_TOKENS),
+        min(line.output_tokens or 0, MOST_TOKENS),
+        line.nano_euro,
+        None if line.ttft_ms is None else round(line.ttft_ms),
+        round(line.duration_ms),
+    )
+    return msgspec.json.encode(logged).decode()

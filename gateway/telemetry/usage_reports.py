@@ -1,0 +1,142 @@
+"""Reads what each account used: its hours and days, and its last requests. `gateway/telemetry/usage.py` writes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+
+from gateway.events.catalogue import Time
+from gateway.ids import now_iso
+from gateway.store import keys
+from gateway.store.client import Store, backbone
+from gateway.telemetry.usage import Counts, LoggedRequest, Outcome, outcome_of
+
+Period = Literal["hour", "day"]
+Group = Literal["app", "model", "none"]
+
+PAGE = 25  # hours or days that are read together
+NAMES: dict[Period, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}  # in their keys
+SECONDS: dict[Period, int] = {"hour": 3_600, "day": 86_400}
+KEPT: dict[Period, int] = {"hour": 14 * 86_400, "day": 400 * 86_400}  # seconds, as in lua/record_usage.lua
+COUNTS = Counts.__struct_fields__
+
+
+class UsageRow(Counts, kw_only=True):
+    """An hour or a day of the account, or of one of its apps or models."""
+
+    start: Time
+    app: str | msgspec.UnsetType = msgspec.UNSET  # `*` stands for further apps
+    model: str | msgspec.UnsetType = msgspec.UNSET  # '' for requests that were refused before their model was known
+
+
+class RequestRow(msgspec.Struct):
+    """One request, without its content and its user."""
+
+    id: str  # its X-Request-Id
+    at: Time  # when it arrived
+    app: str
+    model: str  # '' if it was refused before its model was known
+    status: int  # 0 if the client left before the answer began
+    code: str  # '' if the answer is complete
+    inputTokens: int
+    outputTokens: int
+    nanoEuro: int
+    ttftMs: int | None  # null if no token came; only streams have one
+    durationMs: int
+
+
+class RequestFilter(msgspec.Struct, frozen=True):
+    app: str | None = None
+    model: str | None = None
+    outcome: Outcome | None = None
+    code: str | None = None
+
+    def matches(self, request: LoggedRequest) -> bool:
+        return (
+            self.app in (None, request.app)
+            and self.model in (None, request.model)
+            and self.code in (None, request.code)
+            and self.outcome in (None, outcome_of(request.code, request.nanoEuro))
+        )
+
+
+# -- usage ---------------------------------------------------------------------------------------------------
+
+
+async def read_usage(
+    store: Store, account: str, period: Period, group: Group, *, start: int, end: int, now: int
+) -> list[UsageRow]:
+    """The hours or days that begin in [start, end), oldest first, without those that had no request.
+
+    Times are seconds since the epoch. Raises BackboneUnavailable.
+    """
+    size = SECONDS[period]
+    first = -(-max(start, now - KEPT[period]) // size) * size
+    begins = range(first, min(end, now + size), size)
+    rows: list[UsageRow] = []
+    for n in range(0, len(begins), PAGE):
+        page = begins[n : n + PAGE]
+        for begin, counted in zip(page, await _read_hashes(store, account, period, page), strict=True):
+            rows += _sum_up(now_iso(begin), counted, group)
+    return rows
+
+
+async def _read_hashes(store: Store, account: str, period: Period, begins: Sequence[int]) -> list[dict[str, str]]:
+    with backbone():
+        async with store.client.pipeline(transaction=False) as pipe:
+            for begin in begins:
+                pipe.hgetall(keys.usage_key(account, time.strftime(NAMES[period], time.gmtime(begin))))
+            hashes: list[dict[str, str]] = await pipe.execute()
+            return hashes
+
+
+def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageRow]:
+    """One row for each app or model, or one for all of them."""
+    rows: dict[str, UsageRow] = {}
+    for field, value in counted.items():
+        pair, _, name = field.rpartition("/")
+        app, _, model = pair.partition("/")
+        key = {"app": app, "model": model, "none": ""}[group]
+        if key not in rows:
+            rows[key] = UsageRow(start=start)
+            if group != "none":
+                setattr(rows[key], group, key)
+        if name in COUNTS:
+            setattr(rows[key], name, getattr(rows[key], name) + int(value))
+    return [rows[key] for key in sorted(rows)]
+
+
+def as_csv(rows: Sequence[UsageRow], group: Group) -> str:
+    """No value begins with a character that a spreadsheet takes for a formula: apps and models are names."""
+    columns = ["start", *([] if group == "none" else [group]), *COUNTS]
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(columns)
+    table.writerows([getattr(row, column) for column in columns] for row in rows)
+    return text.getvalue()
+
+
+# -- requests ------------------------------------------------------------------------------------------------
+
+
+async def read_requests(store: Store, account: str, chosen: RequestFilter, limit: int) -> list[RequestRow]:
+    """Newest first. Raises BackboneUnavailable."""
+    with backbone():
+        lines: list[str] = await store.client.lrange(keys.requests_key(account), 0, -1)
+    logged = [request for line in lines if chosen.matches(request := _DECODER.decode(line))]
+    # Each gateway process writes every two seconds, so the list is only roughly in order.
+    logged.sort(key=lambda request: request.at, reverse=True)
+    return [_row(request) for request in logged[:limit]]
+
+
+_DECODER = msgspec.json.Decoder(LoggedRequest)
+
+
+def _row(request: LoggedRequest) -> RequestRow:
+    id, at, *rest = msgspec.structs.astuple(request)
+    return RequestRow(id, now_iso(at / 1000), *rest)

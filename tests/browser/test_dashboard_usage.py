@@ -1,0 +1,113 @@
+"""What the dashboard says about money and requests: a day on which every answer was stopped, up to the cap."""
+
+import csv
+import io
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from tests.browser.axe import assert_accessible
+from tests.browser.dashboard import Holder, visiting
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import ROLE, chunk
+from tests.fakes.server import HANG
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.prices import EURO, bound
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+QWEN = "qwen3.6-35b-a3b"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("usage")) as running:
+        yield running
+
+
+async def stop(app: App, prompt: str, times: int) -> None:
+    """Each stream is left after its first token."""
+    for _ in range(times):
+        async with app.stream(prompt, model=QWEN) as source:
+            await anext(source.aiter_sse())
+
+
+async def logged(holder: Holder, number: int) -> None:
+    async def all_there() -> bool:
+        return len((await holder.account.get("/account/requests")).json()) == number
+
+    await wait_until(all_there, 15)
+
+
+async def test_from_the_first_stop_to_the_cap(
+    browser: Browser, gw: Gateway, provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    async with visiting(browser, gw, accept_downloads=True) as holder:
+        page = holder.page
+        banner = page.get_by_role("region", name="Spending")
+        app = await holder.account.app(backend)
+        await gw.platform("PATCH", f"accounts/{holder.account.id}", {"plan": "free"})
+        prompt = provider.plays(ROLE, chunk("a"), HANG)
+        each = bound(prompt, model=QWEN)
+        await stop(app, prompt, 14)
+        assert await holder.account.settled() == 14 * each
+        await logged(holder, 14)
+
+        await holder.hurry()
+        await holder.log_in()
+        await expect(banner).to_contain_text(f"{14 * each * 100 // (EURO // 20)} % of today’s spending cap is used.")
+        await expect(banner).to_contain_text("€0.04 of it for 14 interrupted answers")
+        answered = page.get_by_role("img", name="Requests: 0 answered, 0 refused, 14 interrupted in 24 hours")
+        await expect(answered).to_be_visible()
+
+        await stop(app, prompt, 2)
+        await holder.account.settled()
+        assert (await app.ask(prompt, model=QWEN)).status_code == 402
+        await logged(holder, 17)
+        await expect(banner).to_contain_text("Today’s spending cap is reached.", timeout=15_000)
+        await expect(banner).to_contain_text("as 1 request did today. The cap resets in")
+
+        await banner.get_by_role("link", name="See usage").click()
+        await expect(holder.heading("Usage")).to_be_focused()
+        await expect(page.get_by_text("16, €0.05")).to_be_visible()
+        await expect(holder.row(app.name)).to_contain_text("171610")
+        await page.get_by_label("Table by").select_option("Model")
+        await expect(holder.row(QWEN)).to_contain_text("€0.05")
+        await page.get_by_label("Range").select_option("This month")
+        await expect(
+            page.get_by_role("img", name=re.compile(r"^Cost: €0\.00 complete answers, €0\.05 int.* this month"))
+        ).to_be_visible()
+        await assert_accessible(page)
+        async with page.expect_download() as downloading:
+            await holder.button("Download CSV").click()
+        download = await downloading.value
+        assert download.suggested_filename == "usage-by-day.csv"
+        await download.save_as(tmp_path / "usage.csv")
+        rows = list(csv.DictReader(io.StringIO((tmp_path / "usage.csv").read_text())))
+        assert sum(int(row["interruptedNanoEuro"]) for row in rows) == 16 * each
+
+        await page.get_by_role("link", name="Requests", exact=True).click()
+        await expect(holder.heading("Requests")).to_be_focused()
+        await expect(banner).to_be_visible()
+        await expect(holder.row("status 200, CLIENT_GONE")).to_have_count(16)
+        await expect(holder.row("SPEND_CAP_REACHED").filter(has_text="could have exceeded")).to_have_count(1)
+        await expect(holder.row("First token").filter(has_text="16")).to_have_count(1)
+        await page.get_by_label("Outcome").select_option("Refused")
+        await expect(holder.row("CLIENT_GONE")).to_have_count(0)
+        await expect(page.get_by_text("Nothing to measure")).to_be_visible()
+        stranger = await app.ask("x", token="no.token.at.all")
+        await expect(holder.row(stranger.headers["X-Request-Id"])).to_be_visible()  # by itself
+        await page.get_by_label("Model").select_option(QWEN)
+        await expect(holder.row("status 402, SPEND_CAP_REACHED")).to_have_count(1)
+        await page.get_by_label("Outcome").select_option("Answered")
+        await expect(page.get_by_text("No such requests")).to_be_visible()
+        await page.get_by_label("Outcome").select_option("All outcomes")
+        await assert_accessible(page)
+        await holder.button("Log out").click()
+        await expect(banner).to_be_hidden()

@@ -1,0 +1,49 @@
+"""`capsule usage` and `capsule requests`, against a running gateway."""
+
+import time
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.accounts import App
+from tests.support.command_line import Tool
+from tests.support.polling import wait_until
+from tests.support.prices import cost
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def capsule(app: App, tmp_path: Path) -> Tool:
+    return Tool(app.gateway.address, app.account.key, tmp_path)
+
+
+async def test_usage_and_requests(capsule: Tool, app: App) -> None:
+    assert (await capsule("usage")).line == "No requests in this time."
+    assert (await capsule("requests")).line == "No requests yet."
+    answered = await app.ask("x")
+    await app.ask("x", token="no.token.at.all")
+
+    async def logged() -> bool:
+        return len((await capsule("requests", "--json")).json) == 2
+
+    await wait_until(logged, 10)
+    (heading, row), day = (await capsule("usage", "--days", "7")).rows, time.strftime("%Y-%m-%d", time.gmtime())
+    columns = "DAY,REQUESTS,REFUSED,INTERRUPTED,TOKENS IN,TOKENS OUT,EUR,OF IT INTERRUPTED"
+    assert [cell.strip() for cell in heading] == columns.split(",")
+    assert [cell.strip() for cell in row] == [day, "2", "1", "0", "7", "3", "0.00000285", "0.00"]
+    by_model = (await capsule("usage", "--by", "model")).out
+    assert "(refused before it was known)" in by_model
+    assert "gpt-oss-120b" in by_model
+    rows = (await capsule("usage", "--days", "1", "--by", "app", "--json")).json["rows"]
+    assert [(row["app"], row["nanoEuro"]) for row in rows] == [(app.name, cost(7, 3))]
+
+    shown = (await capsule("requests", "--app", app.name, "--limit", "5")).out
+    assert "401 TOKEN_INVALID" in shown
+    assert answered.headers["X-Request-Id"] in shown
+    kept = (await capsule("requests", "--outcome", "answered", "--json")).json
+    assert [row["id"] for row in kept] == [answered.headers["X-Request-Id"]]
+    assert (await capsule("requests", "--model", "another")).line == "No such requests."
+    assert "--days" in await capsule.refused("usage", "--days", "401", code=2)
+    assert "--limit" in await capsule.refused("requests", "--limit", "1001", code=2)
