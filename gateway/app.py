@@ -26,6 +26,7 @@ from gateway.api import (
     engine,
     environment,
     keys,
+    limits,
     openapi,
     operators,
     ops,
@@ -93,6 +94,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *deploys.ROUTES,
     *steering.ROUTES,
     *environment.ROUTES,
+    *limits.ROUTES,
 ]
 
 
