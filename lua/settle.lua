@@ -46,20 +46,27 @@ local cost = ARGV[2]
 if cost == 'bound' or tonumber(cost) > tonumber(reserved) then cost = reserved end
 local spend = KEYS[3] .. ':' .. account .. ':' .. day
 
-local function book(key, suffix)
-  if record then redis.call('HINCRBY', key, 'reserved' .. suffix, '-' .. reserved) end
-  redis.call('HINCRBY', key, 'settled' .. suffix, cost)
+-- Adds to fields that are in turn what is settled and what is reserved.
+local function book(key, lifetime, ...)
+  local values, changes = redis.call('HMGET', key, ...), {}
+  for n, name in ipairs({...}) do
+    local change = n % 2 == 1 and cost or (record and -reserved or 0)
+    changes[2 * n - 1], changes[2 * n] = name, string.format('%.0f', (values[n] or 0) + change)
+  end
+  redis.call('HSET', key, unpack(changes))
+  redis.call('EXPIRE', key, lifetime)
 end
 
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
-book(spend, '')
-if app ~= '' then book(spend, ':' .. app) end
-redis.call('EXPIRE', spend, 3024000)
+if app == '' then
+  book(spend, 3024000, 'settled', 'reserved')
+else
+  book(spend, 3024000, 'settled', 'reserved', 'settled:' .. app, 'reserved:' .. app)
+end
 if user ~= '' then
   local user_spend = KEYS[3] .. '-by-user:' .. account .. ':' .. app .. ':' .. user .. ':' .. day
-  book(user_spend, '')
-  redis.call('EXPIRE', user_spend, 172800)
+  book(user_spend, 172800, 'settled', 'reserved')
 end
 redis.call('SET', KEYS[4], cost, 'PX', string.format('%.0f', math.max(latest - now, 0) + MARGIN))
 return {outcome, tonumber(cost)}
