@@ -26,6 +26,7 @@ from gateway.api import (
     engine,
     environment,
     keys,
+    limits,
     openapi,
     operators,
     ops,
@@ -95,6 +96,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *deploys.ROUTES,
     *steering.ROUTES,
     *environment.ROUTES,
+    *limits.ROUTES,
 ]
 
 

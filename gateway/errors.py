@@ -94,6 +94,22 @@ class SpendCapReached(ServiceError):
     )
 
 
+class AppCapReached(ServiceError):
+    status, code = 402, "APP_CAP_REACHED"
+    message = (
+        "This request could exceed what the app may spend today; ask for fewer tokens, "
+        "wait for the reset at 00:00 UTC, or ask the app's owner to raise its limit."
+    )
+
+
+class UserCapReached(ServiceError):
+    status, code = 402, "USER_CAP_REACHED"
+    message = (
+        "This request could exceed what you may spend in this app today; ask for fewer tokens, "
+        "or wait for the reset at 00:00 UTC."
+    )
+
+
 class RequestMalformed(ServiceError):
     status, code = 400, "REQUEST_MALFORMED"
 

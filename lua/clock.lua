@@ -30,7 +30,7 @@ local function look(key, limit, now)
   end
   if not oldest then return 0, 0 end
   local count = redis.call('LLEN', key)
-  -- After the limit was lowered, more than one has to leave before the next can pass.
-  if count > limit then oldest = redis.call('LINDEX', key, count - limit) end
+  -- After the limit was lowered, more than one has to leave before the next can pass. A limit of 0 lets none pass.
+  if count > limit then oldest = redis.call('LINDEX', key, count - math.max(limit, 1)) end
   return count, tonumber(oldest) + WINDOW - now
 end

@@ -1,8 +1,8 @@
 -- settle.lua: ends one reservation, once.
 --
 -- The call that removes the reservation's record moves its money, so a second call, a retry after a lost answer, or a
--- settlement after a release changes nothing. The money counts for the day of the reservation. A release is a settlement
--- at 0.
+-- settlement after a release changes nothing. The money counts for the day of the reservation, for its account and its
+-- app, and for its user if the app had a cap for users at the time. A release is a settlement at 0.
 --
 -- A failover may lose the record of a reservation that a gateway was granted. Its settlement therefore carries what the
 -- record held, and is booked without the record. A tombstone tells a reservation that was lost from one that has ended: it
@@ -11,12 +11,14 @@
 --
 -- The first write is a HDEL, which Redis takes when its memory is full. After a script's first write it takes any.
 --
--- KEYS[1]  hash    the partition's reservations: id -> "<account> <day> <nano-euro>"
+-- KEYS[1]  hash    the partition's reservations: id -> "<account> <day> <nano-euro> <app>[ <user>]"; records that older
+--                  gateways wrote end after the nano-euro
 -- KEYS[2]  zset    their leases: id scored by the end of its lease, milliseconds
--- KEYS[3]  prefix  of the spend hashes, `…:spend`; account and day are appended here, in the same slot
+-- KEYS[3]  prefix  of the spend hashes, `…:spend`; account and day are appended here, in the same slot, and for a user's
+--                  `-by-user`, account, app, user and day
 -- KEYS[4]  string  the tombstone: the nano-euro settled
 -- ARGV     reservation id, cost (nano-euro, or 'bound'); from a gateway that knows them also account, day, bound, end of
---          the lease (milliseconds)
+--          the lease (milliseconds), app, user ('' for none)
 --
 -- Returns  {outcome, nano-euro settled}; never more than was reserved. The outcome is 'settled', 'recovered' where the
 --          record was lost, 'ended' where the reservation had ended before, or 'unknown'; the last two write nothing
@@ -25,13 +27,14 @@ local GRACE = 600000   -- milliseconds after the end of a lease in which a settl
 local MARGIN = 60000   -- milliseconds by which a tombstone outlives that: clocks of a primary and its replica differ
 
 local record = redis.call('HGET', KEYS[1], ARGV[1])
-local account, day, reserved, lease_end, outcome
+local account, day, reserved, app, user, lease_end, outcome
 if record then
-  account, day, reserved = string.match(record, '^(%S+) (%S+) (%d+)$')
+  account, day, reserved, app, user = string.match(record, '^(%S+) (%S+) (%d+) ?(%S*) ?(%S*)$')
   lease_end, outcome = redis.call('ZSCORE', KEYS[2], ARGV[1]), 'settled'
 else
   if redis.call('EXISTS', KEYS[4]) == 1 then return {'ended', 0} end
   account, day, reserved, lease_end, outcome = ARGV[3], ARGV[4], ARGV[5], ARGV[6], 'recovered'
+  app, user = ARGV[7], ARGV[8]
 end
 
 local time = redis.call('TIME')
@@ -43,10 +46,27 @@ local cost = ARGV[2]
 if cost == 'bound' or tonumber(cost) > tonumber(reserved) then cost = reserved end
 local spend = KEYS[3] .. ':' .. account .. ':' .. day
 
+-- Adds to fields that are in turn what is settled and what is reserved.
+local function book(key, lifetime, ...)
+  local values, changes = redis.call('HMGET', key, ...), {}
+  for n, name in ipairs({...}) do
+    local change = n % 2 == 1 and cost or (record and -reserved or 0)
+    changes[2 * n - 1], changes[2 * n] = name, string.format('%.0f', (values[n] or 0) + change)
+  end
+  redis.call('HSET', key, unpack(changes))
+  redis.call('EXPIRE', key, lifetime)
+end
+
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
-if record then redis.call('HINCRBY', spend, 'reserved', '-' .. reserved) end
-redis.call('HINCRBY', spend, 'settled', cost)
-redis.call('EXPIRE', spend, 3024000)
+if app == '' then
+  book(spend, 3024000, 'settled', 'reserved')
+else
+  book(spend, 3024000, 'settled', 'reserved', 'settled:' .. app, 'reserved:' .. app)
+end
+if user ~= '' then
+  local user_spend = KEYS[3] .. '-by-user:' .. account .. ':' .. app .. ':' .. user .. ':' .. day
+  book(user_spend, 172800, 'settled', 'reserved')
+end
 redis.call('SET', KEYS[4], cost, 'PX', string.format('%.0f', math.max(latest - now, 0) + MARGIN))
 return {outcome, tonumber(cost)}

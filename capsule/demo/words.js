@@ -12,6 +12,8 @@ const WORDS = {
   USER_RATE_LIMITED: words("That was a lot of questions", "You have reached your limit for this minute.", true),
   APP_RATE_LIMITED: words("The app is busy", "All users of the app together have reached its limit for this minute.", true),
   SPEND_CAP_REACHED: words("Today’s budget is used up", "It is renewed at midnight UTC."),
+  APP_CAP_REACHED: words("The app’s budget for today is used up", "It is renewed at midnight UTC."),
+  USER_CAP_REACHED: words("Your budget for today is used up", "It is renewed at midnight UTC."),
   REQUEST_TOO_LARGE: words("That question is too long", "A question can have up to 100 KB. Shorten it and ask again."),
   PROVIDER_UNREACHABLE: words("The model cannot be reached", "The gateway could not connect to the provider.", true),
   PROVIDER_ERROR: words("The model failed", "The provider could not finish the answer.", true),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
+from decimal import Decimal
 from typing import Literal
 
 import msgspec
 
 from gateway.accounts.vault import Vault
-from gateway.settings import Plan
+from gateway.settings import NANO, Plan
 from gateway.store import keys
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
@@ -83,6 +84,36 @@ class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     start: str | None = None
 
 
+class AllowedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Requests in any 60 seconds that operators allow an app, in place of the service's limits."""
+
+    requestsPerMinute: int | None = None
+    userRequestsPerMinute: int | None = None
+
+
+class AppLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
+    """What the account holder narrows an app's limits to. Money is in euro per UTC day, as decimal strings."""
+
+    dailyEuro: str | None = None
+    userDailyEuro: str | None = None
+    requestsPerMinute: int | None = None
+    userRequestsPerMinute: int | None = None
+
+    @functools.cached_property
+    def cap(self) -> int | None:
+        """Nano-euro."""
+        return None if self.dailyEuro is None else nano_euro(self.dailyEuro)
+
+    @functools.cached_property
+    def user_cap(self) -> int | None:
+        """Nano-euro."""
+        return None if self.userDailyEuro is None else nano_euro(self.userDailyEuro)
+
+
+def nano_euro(euro: str) -> int:
+    return int(Decimal(euro) * NANO)
+
+
 class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     id: str
     name: str
@@ -92,6 +123,8 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
     customDomainVerified: bool = False
     repository: Repository | None = None
     build: Build | None = None
+    limits: AppLimits | None = None  # the account holder's
+    allowedRates: AllowedRates | None = None  # the operators', in place of the service's
     createdAt: str
 
     @functools.cached_property

@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.api_keys import FIRST, ApiKeys
-from gateway.accounts.records import SLUG, Account, App
+from gateway.accounts.records import SLUG, Account, App, AppLimits
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
@@ -37,6 +37,7 @@ HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
 REREAD = 30.0  # seconds after which subscribers read their records again, for the same reason
 RELOAD_PAUSE = 0.3  # seconds before a record that could not be read is read again
 
+CONTENDED = "The app is being changed from several places at once; try again."
 CLAIM_SECONDS = 60.0  # after which a claim to a domain must be in its app's record
 
 R = TypeVar("R")
@@ -160,7 +161,7 @@ class Registry:
         with backbone():
             await self.store.client.sadd(keys.account_apps_key(app.account), app.name)
         try:
-            await self._take_name(app)
+            await self._take_name(app, before)
         except RequestMalformed:
             await self._remove_from_account(app)
             if before is None or verified_domain(before) != verified_domain(app):
@@ -174,16 +175,43 @@ class Registry:
             await self._withdraw_from_monitors(before)
         await self._enroll_with_monitors(app)
 
-    async def _take_name(self, app: App) -> None:
-        """Claims the name by compare-and-set, so that of two apps that want it at once, one gets it."""
-        key, record = keys.app_key(app.name), msgspec.json.encode(app).decode()
+    async def _take_name(self, app: App, before: App | None) -> None:
+        """Claims the name by compare-and-set, so that of two apps that want it at once, one gets it.
+
+        The limits that the account holder set are read again, because they may have changed since `before` was read.
+        """
+        key = keys.app_key(app.name)
         for _ in range(10):
             present = await self.store.get(key)
-            if present is not None and msgspec.json.decode(present, type=App).id != app.id:
-                raise RequestMalformed("name: another app has this name.")
+            former = present if before is None else present or await self.store.get(keys.app_key(before.name))
+            limits = None
+            if former is not None:
+                found = msgspec.json.decode(former, type=App)
+                if found.id != app.id:
+                    raise RequestMalformed("name: another app has this name.")
+                limits = found.limits if found.account == app.account else None
+            record = msgspec.json.encode(msgspec.structs.replace(app, limits=limits)).decode()
             if await scripts.change(self.store, key, record, expected=present or ""):
                 return self._forget(key)
-        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
+        raise BackboneUnavailable(CONTENDED)
+
+    async def change_limits(self, app: App, change: Callable[[AppLimits], AppLimits]) -> AppLimits:
+        """Changes the limits by compare-and-set; changes at once that name different limits both hold.
+
+        Raises NotFound when the app has gone.
+        """
+        for _ in range(10):
+            text = await self.store.get(keys.app_key(app.name))
+            found = None if text is None else msgspec.json.decode(text, type=App)
+            if found is None or (found.id, found.account) != (app.id, app.account):
+                raise NotFound
+            limits = change(found.limits or AppLimits())
+            record = msgspec.structs.replace(found, limits=None if limits == AppLimits() else limits)
+            new = msgspec.json.encode(record).decode()
+            if await scripts.change(self.store, keys.app_key(app.name), new, expected=text):
+                self._forget(keys.app_key(app.name))
+                return limits
+        raise BackboneUnavailable(CONTENDED)
 
     async def _take_domain(self, app: App) -> None:
         """Claims a verified custom domain, so that of two apps with the same domain, one is served there.

@@ -14,6 +14,7 @@ from gateway.accounts.records import (
     DOMAIN,
     PREVIEW,
     SLUG,
+    AllowedRates,
     App,
     Auth,
     BackendAuth,
@@ -31,6 +32,7 @@ from gateway.outbound import addresses
 from gateway.process import Gateway, Injected
 
 SECRET_BYTES = 32
+MAX_RATE = 1_000_000  # requests in 60 seconds; each is an entry of a list in Redis
 
 
 class AppFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -43,6 +45,7 @@ class AppFields(msgspec.Struct, forbid_unknown_fields=True):
     customDomainVerified: bool = False
     repository: Repository | None = None
     build: Build | None = None
+    limits: AllowedRates | None = None
 
 
 class RepositoryView(msgspec.Struct):
@@ -61,6 +64,7 @@ class AppView(msgspec.Struct):
     customDomainVerified: bool
     repository: RepositoryView | None
     build: Build | None
+    limits: AllowedRates | None
     createdAt: Time
     url: str
 
@@ -76,6 +80,7 @@ def app_view(app: App, gateway: Gateway) -> AppView:
         customDomainVerified=app.customDomainVerified,
         repository=None if repository is None else RepositoryView(repository.url, repository.branch),
         build=app.build,
+        limits=app.allowedRates,
         createdAt=app.createdAt,
         url=f"https://{app.name}.{gateway.settings.apps_domain}",
     )
@@ -91,7 +96,10 @@ async def require_app(app: str, gateway: Gateway) -> App:
 
 @put("/apps/{app:str}", errors=[RequestMalformed])
 async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Injected) -> AppView:
-    """Create or replace an app."""
+    """Create or replace an app.
+
+    `limits` replace the service's own limits for this app, and may be wider. Those that the account holder set stay.
+    """
     before = await gateway.registry.find(app)
     name = data.name or (before.name if before else app)
     await check_names(app, name, data.account, before, gateway)
@@ -104,6 +112,7 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
         customDomainVerified=data.customDomainVerified,
         repository=check_repository(data.repository, gateway),
         build=check_build(data.build),
+        allowedRates=check_rates(data.limits),
         createdAt=before.createdAt if before else now_iso(),
     )
     await gateway.registry.put_app(record, before)
@@ -179,6 +188,16 @@ def check_build(build: Build | None) -> Build | None:
         if command is not None and "\0" in command:
             raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
     return build
+
+
+def check_rates(rates: AllowedRates | None) -> AllowedRates | None:
+    """Raises RequestMalformed."""
+    if rates is None:
+        return None
+    for name, rate in msgspec.structs.asdict(rates).items():
+        if rate is not None and not 0 <= rate <= MAX_RATE:
+            raise RequestMalformed(f"limits.{name}: from 0 to {MAX_RATE} requests per minute.")
+    return None if rates == AllowedRates() else rates
 
 
 def check_domain(domain: str | None) -> str | None:

@@ -52,6 +52,8 @@ COMPLETION_ERRORS = (
     e.TokenMissing,
     e.TokenInvalid,
     e.SpendCapReached,
+    e.AppCapReached,
+    e.UserCapReached,
     e.OriginNotAllowed,
     e.AppNotFound,
     e.RequestTooLarge,

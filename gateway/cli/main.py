@@ -17,6 +17,7 @@ from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.deploys import deploys
 from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
+from gateway.cli.limits import limits
 from gateway.cli.operators import accounts, apps, inference
 from gateway.cli.processes import serve, worker
 from gateway.cli.service import (
@@ -79,6 +80,7 @@ for command in (account, accounts, apps, deliveries, deploys, env, hook, inferen
     main.add_command(command)
 main.add_command(requests)
 main.add_command(usage)
+main.add_command(limits)
 
 
 @main.command()

@@ -105,6 +105,7 @@ def _show_app(app: Row, as_json: bool) -> None:
             "user tokens": _format_fields(app, "auth"),
             "repository": _format_fields(app, "repository"),
             "build": _format_fields(app, "build"),
+            "limits": _format_fields(app, "limits"),
             "created": age_of("createdAt")(app),
         }
     )

@@ -130,7 +130,7 @@ class Service:
     def fields(
         self, method: str, path: str, body: Any = None, *, having: str = "id", query: Mapping[str, str] | None = None
     ) -> dict[str, Any]:
-        """Returns the answer, an object that has at least the field `having`. Raises Refused."""
+        """Returns the answer, an object that has at least the field `having` ('': any object). Raises Refused."""
         return self._read_object(self._call(method, path, json=body, params=query), having)
 
     def rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
@@ -211,7 +211,7 @@ class Service:
 
     def _read_object(self, answer: httpx.Response, having: str) -> dict[str, Any]:
         value = self._decode(answer)
-        if not isinstance(value, dict) or value.get(having) is None:
+        if not isinstance(value, dict) or (having and value.get(having) is None):
             raise self._unexpected_answer()
         return value
 

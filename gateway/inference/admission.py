@@ -18,20 +18,23 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.errors import (
+    AppCapReached,
     AppRateLimited,
     BackboneUnavailable,
     Headers,
     NotReplicated,
     ServiceError,
     SpendCapReached,
+    UserCapReached,
     UserRateLimited,
 )
 from gateway.ids import request_id
+from gateway.inference.limits import Limits, limits_of
 from gateway.settings import Settings
 from gateway.store import keys, scripts
 from gateway.store.client import Store
 from gateway.store.faults import code_of
-from gateway.store.scripts import Decision, ReservationRecord, Settlement, Window
+from gateway.store.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
@@ -40,9 +43,10 @@ UNWRITTEN = 10_000  # settlements that may wait for Redis; beyond it the oldest 
 MAX_FAULTS = 8  # in one pass over them, after which Redis gets a rest
 RESERVED_WAIT = 2.0  # seconds after which to ask again when only requests under way fill the cap
 RESERVED_MESSAGE = (
-    "Requests that are still running hold what is left of the account's spending cap for today; "
+    "Requests that are still running hold what is left of the {}'s spending cap for today; "
     "try again after the time in Retry-After."
 )
+MINUTE = 60.0  # seconds
 IN_TIME = 2.0  # seconds in which an admission must reach Redis; after that its caller has given up
 
 
@@ -91,7 +95,7 @@ class RedisClock:
 
 class Admission:
     def __init__(self, settings: Settings, store: Store, metrics: Metrics) -> None:
-        self._limits, self._caps = settings.rate_limits, settings.daily_caps
+        self._settings = settings
         self._lease = int((settings.provider_timeouts.total + 60) * 1000)  # ms
         self._store, self._metrics = store, metrics
         self._unwritten: OrderedDict[str, Unwritten] = OrderedDict()
@@ -100,30 +104,33 @@ class Admission:
 
     async def admit(self, app: App, account: Account, user: str, bound: int) -> Admitted:
         """`bound`: nano-euro; 0 reserves nothing. Raises the 429s, 402, or BackboneUnavailable."""
+        limits = limits_of(app, account.plan, self._settings)
         for _ in range(2):
             reservation = Reservation(request_id(), account.id, bound)
-            decision = await self._decide(app, account, user, reservation)
+            decision = await self._decide(app, limits, user, reservation)
             if decision.verdict != "late":
                 self._clock.learn(decision.now)
-                return self._admitted(decision, reservation, self._caps[account.plan])
+                return self._admitted(decision, reservation, app, user, limits)
             self._clock.reset(decision.now)
         raise BackboneUnavailable
 
-    async def _decide(self, app: App, account: Account, user: str, reservation: Reservation) -> Decision:
+    async def _decide(self, app: App, limits: Limits, user: str, reservation: Reservation) -> Decision:
         sent = time.monotonic()
         try:
             return await scripts.admit(
                 self._store,
-                account.id,
+                reservation.account,
                 app.id,
                 user,
-                app_limit=self._limits.app,
-                user_limit=self._limits.user,
+                app_limit=limits.requests,
+                user_limit=limits.user_requests,
                 bound=reservation.bound,
-                cap=self._caps[account.plan],
+                cap=limits.cap,
                 reservation=reservation.id,
                 lease=self._lease,
                 deadline=self._clock.at(sent + IN_TIME),
+                app_cap=limits.app_cap,
+                user_cap=limits.user_cap,
             )
         except NotReplicated:
             self._settle_later(Unwritten(reservation, 0))
@@ -137,45 +144,18 @@ class Admission:
                 logger.error("admission.failed", error=code_of(error.__cause__))
             raise
 
-    def _admitted(self, decision: Decision, reservation: Reservation, cap: int) -> Admitted:
-        headers = self._rate_headers(decision)
-        if decision.verdict == "ok":
-            self._metrics.reserved(reservation.bound)
-            return Admitted(self._granted(reservation, decision) if reservation.bound else None, headers)
-        self._metrics.refused(decision.verdict)
-        raise self._refusal(decision, reservation.bound, cap, headers)
-
-    def _granted(self, reservation: Reservation, decision: Decision) -> Reservation:
+    def _admitted(self, decision: Decision, reservation: Reservation, app: App, user: str, limits: Limits) -> Admitted:
+        headers = _rate_headers(decision, limits)
+        if decision.verdict != "ok":
+            self._metrics.refused(decision.verdict)
+            raise _refusal(decision, reservation.bound, limits, headers)
         account, bound = reservation.account, reservation.bound
-        record = ReservationRecord(account, decision.day, bound, decision.now + self._lease)
-        return Reservation(reservation.id, account, bound, record)
-
-    def _rate_headers(self, decision: Decision) -> Headers:
-        limits, app, user = self._limits, decision.app, decision.user
-        app_is_tighter = limits.app - app.count < limits.user - user.count or decision.verdict == "app"
-        limit, window = (limits.app, app) if app_is_tighter else (limits.user, user)
-        return [
-            (b"ratelimit-limit", b"%d" % limit),
-            (b"ratelimit-remaining", b"%d" % max(limit - window.count, 0)),
-            (b"ratelimit-reset", b"%d" % math.ceil(window.frees_in / 1_000_000)),
-        ]
-
-    def _refusal(self, decision: Decision, bound: int, cap: int, headers: Headers) -> ServiceError:
-        if decision.verdict == "app":
-            # Where both windows are full, the later one decides when the next request can pass.
-            full: list[Window] = [decision.app]
-            if decision.user.count >= self._limits.user:
-                full.append(decision.user)
-            wait = max(window.frees_in for window in full)
-            return AppRateLimited(retry_after=wait / 1_000_000, headers=headers)
-        if decision.verdict == "user":
-            return UserRateLimited(retry_after=decision.user.frees_in / 1_000_000, headers=headers)
-        if bound > cap:  # it can pass on no day
-            return SpendCapReached()
-        midnight = 86_400 - decision.now // 1000 % 86_400
-        if decision.settled + max(bound, 1) > cap:
-            return SpendCapReached(retry_after=midnight)
-        return SpendCapReached(RESERVED_MESSAGE, retry_after=min(RESERVED_WAIT, midnight))
+        self._metrics.reserved(bound)
+        if not bound:
+            return Admitted(None, headers)
+        payer = "" if limits.user_cap is None else keys.user_hash(user)
+        record = ReservationRecord(account, decision.day, bound, decision.now + self._lease, app.id, payer)
+        return Admitted(Reservation(reservation.id, account, bound, record), headers)
 
     async def settle(self, reservation: Reservation, cost: int) -> None:
         """Ends the reservation at `cost` nano-euro; 0 releases it. Never raises a fault of Redis.
@@ -241,3 +221,41 @@ class Admission:
             else:
                 self._unwritten.pop(key, None)
         return faults == 0
+
+
+def _rate_headers(decision: Decision, limits: Limits) -> Headers:
+    app, user = decision.app, decision.user
+    app_is_tighter = limits.requests - app.count < limits.user_requests - user.count or decision.verdict == "app"
+    limit, window = (limits.requests, app) if app_is_tighter else (limits.user_requests, user)
+    return [
+        (b"ratelimit-limit", b"%d" % limit),
+        (b"ratelimit-remaining", b"%d" % max(limit - window.count, 0)),
+        (b"ratelimit-reset", b"%d" % math.ceil(window.frees_in / 1_000_000)),
+    ]
+
+
+def _refusal(decision: Decision, bound: int, limits: Limits, headers: Headers) -> ServiceError:
+    if decision.verdict == "app":
+        # Where both windows are full, the later one decides when the next request can pass.
+        full: list[Window] = [decision.app]
+        if decision.user.count >= limits.user_requests:
+            full.append(decision.user)
+        wait = max(window.frees_in for window in full)
+        return AppRateLimited(retry_after=wait / 1_000_000 or MINUTE, headers=headers)  # a limit of 0 never frees
+    if decision.verdict == "user":
+        return UserRateLimited(retry_after=decision.user.frees_in / 1_000_000 or MINUTE, headers=headers)
+    return _cap_refusal(decision, bound, limits)
+
+
+def _cap_refusal(decision: Decision, bound: int, limits: Limits) -> ServiceError:
+    error, whose, cap = {
+        "cap": (SpendCapReached, "account", limits.cap),
+        "app_cap": (AppCapReached, "app", limits.app_cap or 0),
+        "user_cap": (UserCapReached, "user", limits.user_cap or 0),
+    }[decision.verdict]
+    midnight = 86_400 - decision.now // 1000 % 86_400
+    if bound > cap:  # it can pass on no day, unless the account holder raises a limit
+        return error(retry_after=None if error is SpendCapReached else midnight)
+    if decision.settled + max(bound, 1) > cap:
+        return error(retry_after=midnight)
+    return error(RESERVED_MESSAGE.format(whose), retry_after=min(RESERVED_WAIT, midnight))

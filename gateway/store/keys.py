@@ -24,8 +24,9 @@
 | `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
 | `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
 | `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
-| `{pNN}:spend:<account>:<day>` | hash | `settled` and `reserved` nano-euro of a UTC day | 35 days |
-| `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro>` | each when settled |
+| `{pNN}:spend:<account>:<day>` | hash | `settled` and `reserved` nano-euro of a UTC day; `settled:<app>`, … | 35 days |
+| `{pNN}:spend-by-user:<account>:<app id>:<hash>:<day>` | hash | the same for a user, under a cap for users | 2 days |
+| `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro> <app id>[ <hash>]` | each when settled |
 | `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
 | `{pNN}:settled:<reservation>` | string | tombstone of a reservation: nano-euro settled | 11 min after its lease |
 | `{pNN}:usage:<account>:<hour>` | hash | `<app>/<model>/<count>` → number, of an hour; 1,000 and a few | 14 days |
@@ -147,9 +148,13 @@ def app_window_key(tag: str, app_id: str) -> str:
     return f"{tag}:window:app:{app_id}"
 
 
-def user_window_key(tag: str, app_id: str, user: str) -> str:
+def user_hash(user: str) -> str:
     """The user's id is the app's affair: Redis sees only its hash."""
-    return f"{tag}:window:user:{app_id}:{hashlib.sha256(user.encode()).hexdigest()[:32]}"
+    return hashlib.sha256(user.encode()).hexdigest()[:32]
+
+
+def user_window_key(tag: str, app_id: str, hashed: str) -> str:
+    return f"{tag}:window:user:{app_id}:{hashed}"
 
 
 def hook_window_key(tag: str, hook_id: str) -> str:
@@ -174,7 +179,7 @@ def settled_key(tag: str, reservation: str) -> str:
 
 
 def spend_prefix(tag: str) -> str:
-    """The scripts append account and day, in the same slot."""
+    """The scripts append account and day, or `-by-user` and what follows there, in the same slot."""
     return f"{tag}:spend"
 
 
@@ -200,6 +205,16 @@ def usage_keys(account_id: str, hour: str) -> list[str]:
     """The account's hour, the day that the hour is in, its requests."""
     day = hour.partition("T")[0]
     return [usage_key(account_id, hour), usage_key(account_id, day), requests_key(account_id)]
+
+
+def app_spend_fields(app_id: str) -> list[str]:
+    """Of the account's spend: what is settled and reserved for one of its apps."""
+    return [f"settled:{app_id}", f"reserved:{app_id}"]
+
+
+def user_spend_prefix(account_id: str, app_id: str, hashed: str) -> str:
+    """The day is appended, in the same slot."""
+    return f"{spend_prefix(tag(account_id))}-by-user:{account_id}:{app_id}:{hashed}"
 
 
 def minute_key(minute: str) -> str:

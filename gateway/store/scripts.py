@@ -17,6 +17,7 @@ from gateway.errors import NotReplicated
 from gateway.store import keys
 from gateway.store.client import Script, Store
 from gateway.store.lease_replies import LeaseAnswer, LeaseCall, read_lease_answer
+from gateway.store.reservations import Decision, ReservationRecord, Settlement, Window
 
 _ADD_KEY = Script("add_key")
 _ADMIT = Script("admit")
@@ -108,20 +109,6 @@ async def use_keys(store: Store, account: str, used: Sequence[str]) -> int:
 # -- money ---------------------------------------------------------------------------------------------------
 
 
-class Window(msgspec.Struct, frozen=True, gc=False):
-    count: int  # requests that passed in the last 60 seconds, this one included
-    frees_in: int  # microseconds until a slot frees
-
-
-class Decision(msgspec.Struct, frozen=True, gc=False):
-    verdict: Literal["ok", "app", "user", "cap", "late"]
-    day: str  # UTC, by Redis's clock
-    app: Window
-    user: Window
-    now: int  # Redis's clock, milliseconds
-    settled: int  # of the day, nano-euro; 0 where the cap was not asked
-
-
 async def admit(
     store: Store,
     account: str,
@@ -135,17 +122,25 @@ async def admit(
     reservation: str,
     lease: int,
     deadline: int,
+    app_cap: int | None = None,
+    user_cap: int | None = None,
 ) -> Decision:
     """Decides on a request of an app's user and reserves `bound`.
 
-    Limits are requests in 60 seconds, `bound` and `cap` nano-euro (a bound of 0 reserves nothing), `lease` is in
+    Limits are requests in 60 seconds, `bound` and the caps nano-euro (a bound of 0 reserves nothing), `lease` is in
     milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none) takes nothing.
     Raises NotReplicated if too few replicas have the reservation.
     """
     tag, replicated = keys.tag(account), bound > 0 and store.replicas > 0
-    windows = (keys.app_window_key(tag, app), keys.user_window_key(tag, app, user))
+    hashed = keys.user_hash(user)
+    windows = (keys.app_window_key(tag, app), keys.user_window_key(tag, app, hashed))
     script_keys = [*windows, keys.account_spend_prefix(account), *keys.reservation_keys(tag)]
-    args = (app_limit, user_limit, bound, cap, reservation, account, lease, deadline)
+    args: tuple[str | int, ...] = (app_limit, user_limit, bound, cap, reservation, account, lease, deadline, app)
+    if user_cap is not None:
+        script_keys.append(keys.user_spend_prefix(account, app, hashed))
+        args = (*args, "" if app_cap is None else app_cap, hashed, user_cap)
+    elif app_cap is not None:
+        args = (*args, app_cap)
     reply = await store.run_script(_ADMIT, script_keys, *args, replicated=replicated)
     if replicated:
         reply, replicas = reply
@@ -156,20 +151,6 @@ async def admit(
     return Decision(verdict, day, app_window, user_window, int(now), int(settled))
 
 
-class ReservationRecord(msgspec.Struct, frozen=True, gc=False):
-    """What Redis knows of a reservation, so that a settlement can be booked if a failover lost it."""
-
-    account: str
-    day: str
-    bound: int  # nano-euro
-    lease_end: int  # Redis's clock, milliseconds
-
-
-class Settlement(msgspec.Struct, frozen=True, gc=False):
-    outcome: Literal["settled", "recovered", "ended", "unknown"]
-    nano_euro: int  # that this call booked
-
-
 async def settle(
     store: Store, tag: str, reservation: str, cost: int | None, record: ReservationRecord | None = None
 ) -> Settlement:
@@ -178,7 +159,7 @@ async def settle(
     It may be repeated. If Redis has lost the reservation, `record` is what it is booked by.
     """
     script_keys = [*keys.reservation_keys(tag), keys.spend_prefix(tag), keys.settled_key(tag, reservation)]
-    known = () if record is None else (record.account, record.day, record.bound, record.lease_end)
+    known = () if record is None else msgspec.structs.astuple(record)
     amount = "bound" if cost is None else cost
     return Settlement(*await store.run_script(_SETTLE, script_keys, reservation, amount, *known))
 

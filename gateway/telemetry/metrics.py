@@ -64,7 +64,7 @@ class Metrics:
         self._reserved = Counter("gateway_reserved_nano_euro", "Nano-euro reserved", registry=registry)
         self._settled = Counter("gateway_settled_nano_euro", "Nano-euro settled", registry=registry)
         self.refusals = Counter(
-            "gateway_admission_refusals", "Requests over a rate or the cap", ["kind"], registry=registry
+            "gateway_admission_refusals", "Requests over a rate or a cap", ["kind"], registry=registry
         )
         self.settlement_retries = Counter(
             "gateway_settlement_retries", "Settlements written again after a failure", registry=registry

@@ -9,9 +9,16 @@ from tests.lua.scripts import MINUTE, day_of
 @dataclass(frozen=True)
 class Reservation:
     account: str
+    app: str
+    user: str  # '' where no cap for users was set
     day: str
     bound: int
     lease_end: int  # milliseconds
+
+    def payers(self) -> list[tuple[str, ...]]:
+        """Whose day it counts for: the account's, its app's, and under a cap for users the user's."""
+        users = [(self.account, self.app, self.user, self.day)] if self.user else []
+        return [(self.account, self.day), (self.account, self.app, self.day), *users]
 
 
 @dataclass
@@ -26,7 +33,7 @@ class Window:
     def frees(self, now: int, limit: int) -> int:
         """Microseconds until a request can pass again, or until the first slot frees."""
         recent = self.recent(now)
-        return recent[max(len(recent) - limit, 0)] + MINUTE - now if recent else 0
+        return recent[max(len(recent) - max(limit, 1), 0)] + MINUTE - now if recent else 0
 
     def add(self, now: int) -> None:
         self.passed.append(now)
@@ -39,7 +46,7 @@ class Window:
 class Model:
     clock: int
     windows: dict[str, Window] = field(default_factory=dict)
-    settled: Counter[tuple[str, str]] = field(default_factory=Counter)
+    settled: Counter[tuple[str, ...]] = field(default_factory=Counter)
     open: dict[str, Reservation] = field(default_factory=dict)
 
     def window(self, name: str) -> Window:
@@ -47,41 +54,56 @@ class Model:
         window.forget(self.clock)
         return window
 
-    def reserved(self, account: str, day: str) -> int:
-        return sum(r.bound for r in self.open.values() if (r.account, r.day) == (account, day))
+    def reserved(self, payer: tuple[str, ...]) -> int:
+        return sum(r.bound for r in self.open.values() if payer in r.payers())
 
     def verdict(
-        self, app: str, user: str, account: str, bound: int, limits: tuple[int, int], cap: int, latest: int
+        self,
+        app: str,
+        user: str,
+        account: str,
+        bound: int,
+        limits: tuple[int, int],
+        caps: tuple[int, int | None, int | None],
+        latest: int,
     ) -> str:
+        """`caps`: the account's, the app's, the user's."""
         if latest and self.clock > latest * 1000:
             return "late"
         if len(self.window(app).recent(self.clock)) >= limits[0]:
             return "app"
-        if len(self.window(user).recent(self.clock)) >= limits[1]:
+        if len(self.window(f"{app}:{user}").recent(self.clock)) >= limits[1]:
             return "user"
         day = day_of(self.clock)
-        used = self.settled[account, day] + self.reserved(account, day)
-        return "cap" if used >= cap or used + bound > cap else "ok"
+        payers = [(account, day), (account, app, day), (account, app, user, day)]
+        for verdict, payer, cap in zip(("cap", "app_cap", "user_cap"), payers, caps, strict=True):
+            used = self.settled[payer] + self.reserved(payer)
+            if cap is not None and (used >= cap or used + bound > cap):
+                return verdict
+        return "ok"
 
-    def admit(self, app: str, user: str, account: str, bound: int, reservation: str, lease: int) -> None:
+    def admit(self, app: str, user: str, account: str, bound: int, reservation: str, lease: int, payer: str) -> None:
+        """`payer`: the user, where a cap for users is set."""
         self.window(app).add(self.clock)
-        self.window(user).add(self.clock)
+        self.window(f"{app}:{user}").add(self.clock)
         if bound:
             end = self.clock // 1000 + lease
-            self.open[reservation] = Reservation(account, day_of(self.clock), bound, end)
+            self.open[reservation] = Reservation(account, app, payer, day_of(self.clock), bound, end)
 
     def settle(self, reservation: str, cost: int) -> int:
         ended = self.open.pop(reservation, None)
         if ended is None:
             return -1
         charged = ended.bound if cost < 0 else min(cost, ended.bound)
-        self.settled[ended.account, ended.day] += charged
+        for payer in ended.payers():
+            self.settled[payer] += charged
         return charged
 
     def overdue(self) -> set[str]:
         return {key for key, r in self.open.items() if r.lease_end <= self.clock // 1000}
 
-    def spends(self) -> dict[tuple[str, str], tuple[int, int]]:
-        keys = {*self.settled, *((r.account, r.day) for r in self.open.values())}
-        found = {(account, day): (self.settled[account, day], self.reserved(account, day)) for account, day in keys}
+    def spends(self) -> dict[tuple[str, ...], tuple[int, int]]:
+        """By account and day; by account, app and day; and by account, app, user and day."""
+        payers = {*self.settled, *(payer for r in self.open.values() for payer in r.payers())}
+        found = {payer: (self.settled[payer], self.reserved(payer)) for payer in payers}
         return {k: v for k, v in found.items() if v != (0, 0)}

@@ -8,8 +8,10 @@ import re
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+import msgspec
+
 from gateway.store.client import Script
-from gateway.store.scripts import ReservationRecord
+from gateway.store.reservations import ReservationRecord
 
 CLOCK = "test:clock"
 READING = "redis.call('TIME')"
@@ -84,6 +86,8 @@ class Scripts:
         account: str = "acc",
         limits: tuple[int, int] = (30, 20),
         cap: int = 10**9,
+        app_cap: int | None = None,
+        user_cap: int | None = None,
         reservation: str = "r",
         lease: int = 360_000,
         latest: int = 0,
@@ -95,7 +99,13 @@ class Scripts:
             f"{TAG}:reservations",
             f"{TAG}:leases",
         ]
-        verdict, day, *numbers = self._admit(keys, [*limits, bound, cap, reservation, account, lease, latest])
+        args = [*limits, bound, cap, reservation, account, lease, latest, app]
+        if app_cap is not None or user_cap is not None:
+            args.append("" if app_cap is None else app_cap)
+        if user_cap is not None:
+            keys.append(f"{TAG}:spend-by-user:{account}:{app}:{user}")
+            args += [user, user_cap]
+        verdict, day, *numbers = self._admit(keys, args)
         return Reply(verdict.decode(), day.decode(), *map(int, numbers))
 
     def settle(self, reservation: str, cost: int) -> int:
@@ -106,7 +116,7 @@ class Scripts:
     def end(self, reservation: str, cost: int, record: ReservationRecord | None = None) -> tuple[str, int]:
         """The settlement's outcome, and what it booked."""
         keys = [f"{TAG}:reservations", f"{TAG}:leases", f"{TAG}:spend", f"{TAG}:settled:{reservation}"]
-        known = [] if record is None else [record.account, record.day, record.bound, record.lease_end]
+        known = [] if record is None else [*msgspec.structs.astuple(record)]
         outcome, booked = self._settle(keys, [reservation, "bound" if cost < 0 else cost, *known])
         return outcome.decode(), booked
 
@@ -126,10 +136,30 @@ class Scripts:
         found = {tuple(n.split(":")[2:4]): self.spend(n.split(":")[3], n.split(":")[2]) for n in names}
         return {k: v for k, v in found.items() if v != (0, 0)}
 
+    def app_spends(self) -> dict[tuple[str, str, str], tuple[int, int]]:
+        """By account, app and day, what is zero left out."""
+        found: dict[tuple[str, str, str], tuple[int, int]] = {}
+        for key in self.client.keys(f"{TAG}:spend:*"):
+            account, day = key.decode().split(":")[2:4]
+            fields = {name.decode(): int(value) for name, value in self.client.hgetall(key).items()}
+            for app in {name.partition(":")[2] for name in fields} - {""}:
+                found[account, app, day] = (fields.get(f"settled:{app}", 0), fields.get(f"reserved:{app}", 0))
+        return {k: v for k, v in found.items() if v != (0, 0)}
+
+    def user_spends(self) -> dict[tuple[str, str, str, str], tuple[int, int]]:
+        """By account, app, user and day, what is zero left out."""
+        found = {}
+        for key in self.client.keys(f"{TAG}:spend-by-user:*"):
+            settled, reserved = self.client.hmget(key, "settled", "reserved")
+            found[tuple(key.decode().split(":")[2:])] = (int(settled or 0), int(reserved or 0))
+        return {k: v for k, v in found.items() if v != (0, 0)}
+
     def reservations(self) -> dict[str, tuple[str, str, int]]:
+        return {key: (account, day, int(bound)) for key, (account, day, bound, *_) in self.records().items()}
+
+    def records(self) -> dict[str, list[str]]:
         records = self.client.hgetall(f"{TAG}:reservations")
-        parts = {key.decode(): value.decode().split(" ") for key, value in records.items()}
-        return {key: (account, day, int(bound)) for key, (account, day, bound) in parts.items()}
+        return {key.decode(): value.decode().split(" ") for key, value in records.items()}
 
     def leases(self) -> dict[str, int]:
         return {key.decode(): int(end) for key, end in self.client.zrange(f"{TAG}:leases", 0, -1, withscores=True)}

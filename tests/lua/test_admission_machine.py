@@ -1,6 +1,7 @@
 """Any interleaving of admissions, settlements, clock steps and changes of limits, against the model."""
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ LEASE = 360_000  # milliseconds
 
 steps = st.sampled_from(STEPS) | st.integers(0, 2 * MINUTE)
 caps = st.sampled_from([0, 1, 100, 1000, LARGE]) | st.integers(0, 500)
+own_caps = st.none() | caps
 bounds = st.sampled_from([0, 0, 1, 99, 100, 101, LARGE // 3, LARGE]) | st.integers(1, 300)
 costs = st.sampled_from(["nothing", "one", "below", "bound", "above", "whole"])
 
@@ -35,7 +37,9 @@ class Admissions(RuleBasedStateMachine):
         self.ids = map("r{}".format, itertools.count())
         self.limits = (3, 2)
         self.caps = {"acc_1": 1000, "acc_2": 100}
-        self.highest: dict[tuple[str, str], int] = {}  # cap under which the day's money was reserved
+        self.app_caps: dict[str, int | None] = {"shop": 500, "blog": None, "forum": 80}
+        self.user_caps: dict[str, int | None] = {"shop": 300, "blog": 200, "forum": None}
+        self.highest: dict[tuple[str, ...], float] = {}  # cap under which the day's money was reserved
 
     @initialize(beginning=st.sampled_from(BEGINNINGS))
     def begin(self, beginning: str) -> None:
@@ -58,13 +62,21 @@ class Admissions(RuleBasedStateMachine):
     def to_midnight(self, before: int) -> None:
         self.set_clock((self.model.clock // DAY + 1) * DAY - before)
 
-    @rule(app=st.integers(1, 4), user=st.integers(1, 4))
+    @rule(app=st.integers(0, 4), user=st.integers(0, 4))
     def change_limits(self, app: int, user: int) -> None:
         self.limits = (app, user)
 
     @rule(account=st.sampled_from(["acc_1", "acc_2"]), cap=caps)
     def change_cap(self, account: str, cap: int) -> None:
         self.caps[account] = cap
+
+    @rule(app=st.sampled_from([*ACCOUNT_OF]), cap=own_caps)
+    def change_cap_of_app(self, app: str, cap: int | None) -> None:
+        self.app_caps[app] = cap
+
+    @rule(app=st.sampled_from([*ACCOUNT_OF]), cap=own_caps)
+    def change_cap_of_users(self, app: str, cap: int | None) -> None:
+        self.user_caps[app] = cap
 
     @rule(
         target=reservations,
@@ -83,15 +95,17 @@ class Admissions(RuleBasedStateMachine):
 
     def ask(self, app: str, user: str, bound: int, latest: int = 0) -> tuple[Reply, str]:
         model, account, reservation = self.model, ACCOUNT_OF[app], next(self.ids)
-        by_user = f"{app}:{user}"
-        expected = model.verdict(app, by_user, account, bound, self.limits, self.caps[account], latest)
+        caps = (self.caps[account], self.app_caps[app], self.user_caps[app])
+        expected = model.verdict(app, user, account, bound, self.limits, caps, latest)
         reply = self.scripts.admit(
             bound,
             app=app,
             user=user,
             account=account,
             limits=self.limits,
-            cap=self.caps[account],
+            cap=caps[0],
+            app_cap=caps[1],
+            user_cap=caps[2],
             reservation=reservation,
             lease=LEASE,
             latest=latest,
@@ -99,12 +113,15 @@ class Admissions(RuleBasedStateMachine):
         assert (reply.day, reply.now) == (day_of(model.clock), model.clock // 1000)
         assert reply.verdict == expected
         if reply.verdict == "ok":
-            model.admit(app, by_user, account, bound, reservation, LEASE)
-            day = (account, reply.day)
-            self.highest[day] = max(self.caps[account], self.highest.get(day, 0))
+            model.admit(app, user, account, bound, reservation, LEASE, user if caps[2] is not None else "")
+            # Without a cap an app's spend is still counted, a user's is not.
+            limits = (caps[0], math.inf if caps[1] is None else caps[1], 0 if caps[2] is None else caps[2])
+            payers = [(account, reply.day), (account, app, reply.day), (account, app, user, reply.day)]
+            for payer, limit in zip(payers, limits, strict=True):
+                self.highest[payer] = max(limit, self.highest.get(payer, 0))
         for window, limit, count, frees in (
             (model.window(app), self.limits[0], reply.app_count, reply.app_frees),
-            (model.window(by_user), self.limits[1], reply.user_count, reply.user_frees),
+            (model.window(f"{app}:{user}"), self.limits[1], reply.user_count, reply.user_frees),
         ):
             assert count == len(window.recent(model.clock))
             assert frees == window.frees(model.clock, limit)
@@ -112,6 +129,8 @@ class Admissions(RuleBasedStateMachine):
 
     def wait_as_told(self, app: str, user: str, reply: Reply) -> None:
         """One microsecond less than told is refused as before; then this limit no longer refuses."""
+        if 0 in self.limits:
+            return  # nothing ever passes
         frees = reply.app_frees if reply.verdict == "app" else reply.user_frees
         self.set_clock(self.model.clock + frees - 1)
         assert self.ask(app, user, 0)[0].verdict == reply.verdict
@@ -146,12 +165,12 @@ class Admissions(RuleBasedStateMachine):
     def money_is_as_in_the_model(self) -> None:
         if not hasattr(self, "model"):
             return
-        spends = self.scripts.spends()
+        spends = {**self.scripts.spends(), **self.scripts.app_spends(), **self.scripts.user_spends()}
         assert spends == self.model.spends()
-        for day, (settled, reserved) in spends.items():
+        for payer, (settled, reserved) in spends.items():
             assert settled >= 0
             assert reserved >= 0
-            assert settled + reserved <= self.highest[day]
+            assert settled + reserved <= self.highest[payer]
         made = self.scripts.reservations()
         assert made == {key: (r.account, r.day, r.bound) for key, r in self.model.open.items()}
         assert self.scripts.leases() == {key: r.lease_end for key, r in self.model.open.items()}

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 
-from gateway.store.scripts import ReservationRecord
+from gateway.store.reservations import ReservationRecord
 from tests.lua.scripts import CLOCK, MINUTE, SECOND, Scripts, at
 
 LEASE = 360_000  # milliseconds
 GRACE = 600_000  # milliseconds after the end of the lease
 CAP = 1000
+APP_CAP = 700
+USER_CAP = 400
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Failovers(RuleBasedStateMachine):
         self.reservations: list[Granted] = []
         self.booked: dict[str, int] = {}  # reservation → nano-euro, as Redis knows it now
         self.lost = 0  # nano-euro of reservations that Redis lost, and might grant to others
+        self.capped = True  # for users
 
     @initialize(beginning=st.sampled_from(["2026-11-21T12:00:00", "2026-11-21T23:58:00"]))
     def begin(self, beginning: str) -> None:
@@ -58,12 +61,26 @@ class Failovers(RuleBasedStateMachine):
             if self.clock // 1000 >= reservation.record.lease_end + GRACE + 60_000:
                 self.client.delete(f"{{p07}}:settled:{reservation.id}")
 
-    @rule(target=granted, bound=st.integers(1, 300))
-    def admit(self, bound: int) -> Any:
-        reply = self.scripts.admit(bound, reservation=(name := next(self.ids)), cap=CAP, lease=LEASE, limits=(99, 99))
+    @rule(capped=st.booleans())
+    def change_cap_of_users(self, capped: bool) -> None:
+        self.capped = capped
+
+    @rule(target=granted, bound=st.integers(1, 300), user=st.sampled_from(["ana", "ben"]))
+    def admit(self, bound: int, user: str) -> Any:
+        reply = self.scripts.admit(
+            bound,
+            user=user,
+            reservation=(name := next(self.ids)),
+            cap=CAP,
+            app_cap=APP_CAP,
+            user_cap=USER_CAP if self.capped else None,
+            lease=LEASE,
+            limits=(99, 99),
+        )
         if reply.verdict != "ok":
             return multiple()
-        reservation = Granted(name, ReservationRecord("acc", reply.day, bound, reply.now + LEASE))
+        payer = user if self.capped else ""
+        reservation = Granted(name, ReservationRecord("acc", reply.day, bound, reply.now + LEASE, "app", payer))
         self.reservations.append(reservation)
         return reservation
 
@@ -114,12 +131,27 @@ class Failovers(RuleBasedStateMachine):
         for reservation in self.reservations:
             day = reservation.record.day
             totals[day] = totals.get(day, 0) + self.booked.get(reservation.id, 0)
-        spends = self.scripts.spends()
+        spends, by_app = self.scripts.spends(), self.scripts.app_spends()
         for day, total in totals.items():
+            assert by_app.get(("acc", "app", day), (0, 0)) == spends.get(("acc", day), (0, 0))
             settled, reserved = spends.get(("acc", day), (0, 0))
             assert settled == total
             assert reserved == sum(bound for _, on, bound in self.scripts.reservations().values() if on == day)
-            assert settled + reserved <= CAP + self.lost
+            assert settled + reserved <= APP_CAP + self.lost
+        self.what_users_spent_is_what_was_booked_for_them()
+
+    def what_users_spent_is_what_was_booked_for_them(self) -> None:
+        expected: dict[tuple[str, ...], list[int]] = {}
+        open_records = self.scripts.records()
+        for reservation in self.reservations:
+            record = reservation.record
+            if record.user:
+                spend = expected.setdefault(("acc", "app", record.user, record.day), [0, 0])
+                spend[0] += self.booked.get(reservation.id, 0)
+                spend[1] += record.bound if reservation.id in open_records else 0
+        spends = self.scripts.user_spends()
+        assert {payer: [*spend] for payer, spend in spends.items()} == {k: v for k, v in expected.items() if any(v)}
+        assert all(sum(spend) <= USER_CAP + self.lost for spend in spends.values())
 
     def teardown(self) -> None:
         """The gateways' queues drain: every reservation ends, and none can end again."""

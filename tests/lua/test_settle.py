@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.scripts import ReservationRecord
+from gateway.store.reservations import ReservationRecord
 from tests.lua.scripts import TAG, Scripts, at
 
 DAY = "2026-11-21"
@@ -67,7 +67,7 @@ def test_a_day_is_kept_for_five_weeks_after_its_last_settlement(client: Any, scr
 
 
 NOON = at(f"{DAY}T12:00:00") // 1000
-RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000)
+RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000, "app")
 
 
 @pytest.mark.parametrize(("cost", "booked"), [(0, 0), (40, 40), (100, 100), (101, 100), (-1, 100)])
@@ -81,7 +81,7 @@ def test_a_lost_reservation_is_booked_by_its_record(scripts: Scripts, cost: int,
 def test_a_lost_reservation_is_booked_on_its_own_day(scripts: Scripts) -> None:
     scripts.set_clock(at("2026-11-22T00:00:01"))
     midnight = at("2026-11-22T00:00:00") // 1000
-    assert scripts.end("r", 40, ReservationRecord("acc", DAY, 100, midnight + 300_000))[0] == "recovered"
+    assert scripts.end("r", 40, ReservationRecord("acc", DAY, 100, midnight + 300_000, "app"))[0] == "recovered"
     assert scripts.spends() == {("acc", DAY): (40, 0)}
 
 

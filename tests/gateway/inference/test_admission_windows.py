@@ -22,7 +22,7 @@ class Windows:
     def __init__(self, client: redis.Redis, app: App) -> None:
         tag = keys.tag(app.account.id)
         self.client = client
-        self.keys = [keys.app_window_key(tag, app.name), keys.user_window_key(tag, app.name, "ana")]
+        self.keys = [keys.app_window_key(tag, app.name), keys.user_window_key(tag, app.name, keys.user_hash("ana"))]
 
     def stamps(self) -> list[int]:
         """When the requests passed; both windows must say the same."""

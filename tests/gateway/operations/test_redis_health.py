@@ -16,7 +16,7 @@ from gateway.operations.redis_health import RedisHealth
 from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Store
 from gateway.store.keys import tag
-from gateway.store.scripts import ReservationRecord
+from gateway.store.reservations import ReservationRecord
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.inference.admissions import Books, desk
 from tests.support.polling import wait_until
@@ -92,7 +92,7 @@ async def test_a_lost_reservation_is_booked_while_the_memory_is_full(own: RedisS
         books = Books(gateway.store.client)
         day, now = await books.today(), (await books.client.time())[0] * 1000
         run(own, STATES["OOM"][0])
-        record = ReservationRecord("acc_one", day, 1000, now + 60_000)
+        record = ReservationRecord("acc_one", day, 1000, now + 60_000, "shop")
         for _ in range(2):
             await gateway.settle(Reservation("lost", "acc_one", 1000, record), 7)
         assert not gateway.admission._unwritten

@@ -1,0 +1,76 @@
+"""`capsule limits`: what one app and each of its users may spend and ask."""
+
+from __future__ import annotations
+
+import click
+
+from gateway.cli.service import Service, WrongUsage, open_service, path
+from gateway.cli.show import Row, as_json, format_euro, show_fields, show_json, text_of
+
+ROWS = {
+    "per day": ("dailyEuro", "EUR"),
+    "per day and user": ("userDailyEuro", "EUR"),
+    "per minute": ("requestsPerMinute", "requests"),
+    "per minute and user": ("userRequestsPerMinute", "requests"),
+}
+
+
+@click.group()
+def limits() -> None:
+    """Limit what an app and each of its users may spend and ask.
+
+    Limits narrow those of the plan.
+    """
+
+
+@limits.command("show")
+@click.argument("app")
+@as_json
+def limits_show(app: str, as_json: bool) -> None:
+    """Show the limits of APP, and what it spent today."""
+    service = open_service()
+    record = service.fields("GET", path("account", "apps", app, "limits"), having="")
+    if as_json:
+        return show_json(record)
+    _show(service, app, record)
+
+
+@limits.command("set")
+@click.argument("app")
+@click.option("--daily-euro", "dailyEuro", metavar="X", help="What the app may spend per UTC day, such as 0.50.")
+@click.option("--user-daily-euro", "userDailyEuro", metavar="X", help="What each of its users may spend per UTC day.")
+@click.option("--rpm", "requestsPerMinute", metavar="N", help="Requests of the app in any minute.")
+@click.option("--user-rpm", "userRequestsPerMinute", metavar="N", help="Requests of each of its users in any minute.")
+@as_json
+def limits_set(app: str, as_json: bool, **options: str | None) -> None:
+    """Set limits of APP. 'none' clears one, 0 lets nothing pass; those you leave out stay."""
+    changes = {name: _read_limit(name, value) for name, value in options.items() if value is not None}
+    if not changes:
+        raise WrongUsage("name at least one limit: --daily-euro, --user-daily-euro, --rpm or --user-rpm")
+    service = open_service()
+    record = service.fields("PUT", path("account", "apps", app, "limits"), changes, having="")
+    if as_json:
+        return show_json(record)
+    _show(service, app, record)
+
+
+def _read_limit(name: str, value: str) -> str | int | None:
+    """Money stays text, so that it arrives as it was typed; the service checks it."""
+    if value == "none":
+        return None
+    if name.endswith("Euro"):
+        return value
+    if not (value.isascii() and value.isdigit()):
+        raise WrongUsage(f"{value!r} is not a number of requests; use a whole number, or none")
+    return int(value)
+
+
+def _show(service: Service, app: str, record: Row) -> None:
+    spend = service.fields("GET", path("account", "apps", app, "spend"), having="day")
+    widest = spend.get("widest")
+    fields = {"app": app, "spent today": f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"}
+    for label, (name, unit) in ROWS.items():
+        allowed = text_of(name)(widest) if isinstance(widest, dict) else "?"
+        own = text_of(name)(record)
+        fields[label] = f"{own} {unit} (the plan allows {allowed})" if own else f"{allowed} {unit}, as the plan allows"
+    show_fields(fields)

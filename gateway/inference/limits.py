@@ -1,0 +1,45 @@
+"""The limits of an app's requests: what the plan and the operators allow, narrowed by the account holder."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.accounts.records import AllowedRates, App
+from gateway.settings import Plan, Settings
+
+
+class Limits(msgspec.Struct, frozen=True, gc=False):
+    """Rates are requests in any 60 seconds, caps nano-euro per UTC day."""
+
+    requests: int
+    user_requests: int
+    cap: int  # the account's, which all its apps share
+    app_cap: int | None = None
+    user_cap: int | None = None
+
+
+def allowed_limits(rates: AllowedRates | None, plan: Plan, settings: Settings) -> Limits:
+    """The widest that an account holder can set."""
+    requests, user_requests = settings.rate_limits.app, settings.rate_limits.user
+    if rates is not None:
+        requests = requests if rates.requestsPerMinute is None else rates.requestsPerMinute
+        user_requests = user_requests if rates.userRequestsPerMinute is None else rates.userRequestsPerMinute
+    return Limits(requests, user_requests, settings.daily_caps[plan])
+
+
+def limits_of(app: App, plan: Plan, settings: Settings) -> Limits:
+    """Those in force."""
+    allowed, own = allowed_limits(app.allowedRates, plan, settings), app.limits
+    if own is None:
+        return allowed
+    return Limits(
+        _narrower(allowed.requests, own.requestsPerMinute),
+        _narrower(allowed.user_requests, own.userRequestsPerMinute),
+        allowed.cap,
+        own.cap,
+        own.user_cap,
+    )
+
+
+def _narrower(allowed: int, own: int | None) -> int:
+    return allowed if own is None else min(allowed, own)

@@ -1,0 +1,138 @@
+"""Setting the limits of an app: what is accepted, what is kept, and who may."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes import FakeAppBackend
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NONE = {"dailyEuro": None, "userDailyEuro": None, "requestsPerMinute": None, "userRequestsPerMinute": None}
+
+
+async def put(app: App, body: Any, key: str | None = None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {app.account.key if key is None else key}"}
+    return await app.gateway.http.put(f"/account/apps/{app.name}/limits", json=body, headers=headers)
+
+
+async def limits(app: App) -> dict[str, Any]:
+    response = await app.account.get(f"/account/apps/{app.name}/limits")
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def replace(app: App, **fields: Any) -> dict[str, Any]:
+    """As an operator does."""
+    response = await app.gateway.platform("PUT", f"apps/{app.name}", {"account": app.account.id, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_a_put_changes_what_it_names(app: App) -> None:
+    assert await limits(app) == NONE
+    for body, after in (
+        ({"dailyEuro": "0.50", "requestsPerMinute": 10}, {"dailyEuro": "0.50", "requestsPerMinute": 10}),
+        ({"userDailyEuro": "0.000000001"}, {"userDailyEuro": "0.000000001"}),
+        ({"dailyEuro": None, "userRequestsPerMinute": 0}, {"dailyEuro": None, "userRequestsPerMinute": 0}),
+        ({}, {}),
+        ({"dailyEuro": "0"}, {"dailyEuro": "0"}),
+        (NONE, NONE),
+    ):
+        expected = {**await limits(app), **after}
+        response = await put(app, body)
+        assert (response.status_code, response.json()) == (200, expected)
+        assert await limits(app) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"dailyEuro": "0.050000001"}, "dailyEuro: the plan allows at most 0.05 euro per day."),
+        ({"userDailyEuro": "1"}, "userDailyEuro: the plan allows at most 0.05 euro per day."),
+        ({"requestsPerMinute": 31}, "requestsPerMinute: from 0 to 30, "),
+        ({"userRequestsPerMinute": 21}, "userRequestsPerMinute: from 0 to 20, "),
+        ({"requestsPerMinute": -1}, "requestsPerMinute: from 0 to 30, "),
+        ({"requestsPerMinute": 1.5}, "requestsPerMinute: "),
+        ({"requestsPerMinute": True}, "requestsPerMinute: "),
+        ({"dailyEuro": 0.01}, "dailyEuro: "),
+        *[
+            ({"dailyEuro": text}, "dailyEuro: an amount in euro as text")
+            for text in ("", "-0.01", "1e-3", "0.0000000001", " 0.01", "0,01", "00.01", ".01", "NaN", "٠", "0.01\n")
+        ],
+        ({"perDay": "0.01"}, "body: "),
+        ([], "body: "),
+    ],
+)
+async def test_what_is_refused(gw: Gateway, backend: FakeAppBackend, body: Any, message: str) -> None:
+    app = await gw.app(backend, "free")
+    error = refused(await put(app, body), 400, "REQUEST_MALFORMED")
+    assert error["message"].startswith(message), error
+    assert await limits(app) == NONE
+
+
+async def test_only_the_apps_own_account(app: App, gw: Gateway, backend: FakeAppBackend) -> None:
+    other = await gw.app(backend)
+    refused(await put(app, {"dailyEuro": "0"}, key=other.account.key), 404, "NOT_FOUND")
+    for route in ("limits", "spend"):
+        refused(await other.account.get(f"/account/apps/{app.name}/{route}"), 404, "NOT_FOUND")
+        refused(await app.account.get(f"/account/apps/nowhere/{route}"), 404, "NOT_FOUND")
+    refused(await put(app, {"dailyEuro": "0"}, key="csk_none"), 401, "UNAUTHORIZED")
+    assert await limits(app) == NONE
+
+
+async def test_they_outlive_the_record_and_a_rename_and_end_with_the_account(app: App, gw: Gateway) -> None:
+    assert (await put(app, {"dailyEuro": "0.5", "userRequestsPerMinute": 3})).status_code == 200
+    kept = {**NONE, "dailyEuro": "0.5", "userRequestsPerMinute": 3}
+    await replace(app, limits={"requestsPerMinute": 100})
+    assert await limits(app) == kept
+    record = await replace(app, name=f"{app.name}-renamed")
+    assert record["limits"] is None  # the operators' own: a field that is left out is reset
+    assert await limits(app) == kept
+    app.name = record["name"]
+    assert await limits(app) == kept
+    app.account = await gw.account()
+    await replace(app)
+    assert await limits(app) == NONE
+
+
+async def test_changes_at_once_all_hold(app: App) -> None:
+    """The holder's of several fields, and an operator's of the record."""
+    fields = {"dailyEuro": "0.5", "userDailyEuro": "0.1", "requestsPerMinute": 9, "userRequestsPerMinute": 4}
+    changes = [put(app, {name: value}) for name, value in fields.items()]
+    answers = await asyncio.gather(*changes, *[replace(app, customDomain=f"d{n}.example.com") for n in range(3)])
+    assert [answer.status_code for answer in answers[:4]] == [200] * 4
+    assert await limits(app) == fields
+
+
+async def test_operators_bound_what_can_be_set(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, "starter", limits={"requestsPerMinute": 3000, "userRequestsPerMinute": None})
+    shown = (await gw.platform("GET", f"apps/{app.name}")).json()["limits"]
+    assert shown == {"requestsPerMinute": 3000}
+    spend = (await app.account.get(f"/account/apps/{app.name}/spend")).json()
+    assert spend["widest"] == {
+        "dailyEuro": "0.50",
+        "userDailyEuro": "0.50",
+        "requestsPerMinute": 3000,
+        "userRequestsPerMinute": 20,
+    }
+    assert (spend["settled"], spend["reserved"], spend["cap"]) == (0, 0, 500_000_000)
+    assert (await put(app, {"requestsPerMinute": 3000, "dailyEuro": "0.5"})).status_code == 200
+    refused(await put(app, {"requestsPerMinute": 3001}), 400, "REQUEST_MALFORMED")
+    # A smaller plan: what was set stays, and the narrower holds.
+    await gw.platform("PATCH", f"accounts/{app.account.id}", {"plan": "free"})
+    assert (await limits(app))["dailyEuro"] == "0.5"
+    spend = (await app.account.get(f"/account/apps/{app.name}/spend")).json()
+    assert (spend["cap"], spend["widest"]["dailyEuro"]) == (50_000_000, "0.05")
+
+
+@pytest.mark.parametrize("rate", [-1, 1_000_001, 1.5, "3"])
+async def test_rates_of_operators_that_are_refused(app: App, rate: Any) -> None:
+    body = {"account": app.account.id, "limits": {"requestsPerMinute": rate}}
+    error = refused(await app.gateway.platform("PUT", f"apps/{app.name}", body), 400, "REQUEST_MALFORMED")
+    assert error["message"].startswith("limits.requestsPerMinute: ")

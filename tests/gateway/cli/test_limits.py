@@ -1,0 +1,48 @@
+"""`capsule limits`, against a running gateway."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.accounts import App
+from tests.support.command_line import Tool
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def capsule(app: App, tmp_path: Path) -> Tool:
+    return Tool(app.gateway.address, app.account.key, tmp_path)
+
+
+async def test_set_show_and_clear(capsule: Tool, app: App) -> None:
+    shown = (await capsule("limits", "show", app.name)).rows
+    assert [[cell.strip() for cell in row] for row in shown] == [
+        ["app", app.name],
+        ["spent today", "0.00 of 10.00 EUR"],
+        ["per day", "10.00 EUR, as the plan allows"],
+        ["per day and user", "10.00 EUR, as the plan allows"],
+        ["per minute", "30 requests, as the plan allows"],
+        ["per minute and user", "20 requests, as the plan allows"],
+    ]
+    run = await capsule("limits", "set", app.name, "--daily-euro", "0.50", "--user-rpm", "0")
+    assert "0.00 of 0.50 EUR" in run.out
+    assert "0.50 EUR (the plan allows 10.00)" in run.out
+    assert "0 requests (the plan allows 20)" in run.out
+    run = await capsule("limits", "set", app.name, "--user-rpm", "none", "--user-daily-euro", "0.01", "--json")
+    expected = {"dailyEuro": "0.50", "userDailyEuro": "0.01", "requestsPerMinute": None, "userRequestsPerMinute": None}
+    assert run.json == expected
+    assert (await capsule("limits", "show", app.name, "--json")).json == expected
+
+
+async def test_what_is_refused(capsule: Tool, app: App) -> None:
+    for arguments, code, words in (
+        ((), 2, "name at least one limit"),
+        (("--rpm", "many"), 2, "'many' is not a number of requests"),
+        (("--rpm", "31"), 1, "requestsPerMinute: from 0 to 30"),
+        (("--daily-euro", "11"), 1, "the plan allows at most 10.00 euro per day"),
+        (("--daily-euro", "0,5"), 1, "an amount in euro as text"),
+    ):
+        run = await capsule("limits", "set", app.name, *arguments)
+        assert (run.code, words in run.err) == (code, True), run.err
+    assert (await capsule("limits", "show", "nowhere")).code == 1
