@@ -11,7 +11,7 @@ from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, Req
 from gateway.ids import request_id
 from gateway.inference.connection import ClientGone, Stream
 from gateway.server import BoundedProtocol
-from gateway.telemetry.tracing import Trace
+from gateway.telemetry.spans import Trace
 
 BODY_LIMIT = 102_400  # bytes
 BODY_SECONDS = 30.0  # that a body may take to arrive

@@ -16,7 +16,7 @@ from gateway.inference.connection import Stream
 from gateway.inference.formats import Ask, finish_reason
 from gateway.inference.prices import MOST_TOKENS, PRICES
 from gateway.settings import Settings
-from gateway.telemetry.tracing import Kind, Span, Trace, Tracer, Value
+from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})
 SETTLE = "settle"
@@ -93,13 +93,13 @@ def _failed_stage(trace: Trace) -> list[Span]:
 
 def _describe_answer(span: Span, stream: Stream, first_token: float | None) -> None:
     answer = stream.answer
-    told: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "http.response.status_code": stream.status or None,
         "gen_ai.response.model": answer.model if answer.model in PRICES else None,
         "gen_ai.response.finish_reasons": None if answer.finish is None else [finish_reason(answer.finish)],
         "gen_ai.response.time_to_first_chunk": None if first_token is None else first_token - span.began,
     }
     if (usage := answer.usage) is not None:
-        told["gen_ai.usage.input_tokens"] = min(usage.input, MOST_TOKENS)
-        told["gen_ai.usage.output_tokens"] = min(usage.output, MOST_TOKENS)
-    span.attributes |= {name: value for name, value in told.items() if value is not None}
+        attributes["gen_ai.usage.input_tokens"] = min(usage.input, MOST_TOKENS)
+        attributes["gen_ai.usage.output_tokens"] = min(usage.output, MOST_TOKENS)
+    span.attributes |= {name: value for name, value in attributes.items() if value is not None}

@@ -68,7 +68,7 @@ class FakeCollector(FakeServer):
         return []
 
     async def wait_for_trace(self, name: str, value: str) -> list[Span]:
-        return await wait_until(lambda: self.trace(name, value))
+        return await wait_until(lambda: self.trace(name, value), 20)
 
 
 def _decode(exchange: Exchange) -> list[Span]:

@@ -38,7 +38,7 @@ from gateway.inference.provider import Provider
 from gateway.settings import Settings
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from gateway.telemetry import tracing
-from gateway.telemetry.tracing import Kind, Trace
+from gateway.telemetry.spans import Kind, Trace
 from workers.deploys.engine import Engine, LocalEngine
 from workers.deploys.lock import BuilderLock
 from workers.deploys.log import DeployLog
@@ -282,7 +282,8 @@ class Builder:
                     raise
         except BaseException as error:
             if trace is not None:
-                trace.fail(type(error).__name__)
+                # A deploy that was canceled, or that another worker continues, did not fail.
+                trace.fail(type(error).__name__, failed=not isinstance(error, StaleDeploy | asyncio.CancelledError))
             raise
         finally:
             if trace is not None:
@@ -324,12 +325,14 @@ class Builder:
                 deploy = await self._finish_phase(deploy, phase)
             if trace is not None:
                 trace.enter("finish")
+                trace.root.attributes["capsule.outcome"] = "live"
             await self._engine.finish(job)
         except (DeployError, OSError) as error:
             if deploy.state in FINAL:  # the deploy is live; only the clean-up of the former release failed
                 raise
             if trace is not None:
                 trace.fail(type(error).__name__)
+                trace.root.attributes["capsule.outcome"] = "failed"
             await self._fail_phase(deploy, phase, error, log)
 
     @contextlib.asynccontextmanager

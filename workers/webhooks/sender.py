@@ -35,7 +35,7 @@ from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from gateway.store.faults import code_of
 from gateway.store.scripts import Delivery, Ownership, QueuedEvent
 from gateway.telemetry import tracing
-from gateway.telemetry.tracing import Kind, Trace, Value
+from gateway.telemetry.spans import Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
 from workers.webhooks.lanes import STALLED, Lane, Lanes
 
