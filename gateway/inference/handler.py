@@ -94,6 +94,8 @@ class Inference:
         except Exception as error:
             logger.error("request.crashed", request_id=call.request_id, error=_origin_of(error))
             if call.status:
+                if call.trace is not None:
+                    call.trace.fail("INTERNAL")
                 raise RuntimeError("the stream broke") from None  # the server closes the connection
             await call.refuse(ServiceError())
         finally:

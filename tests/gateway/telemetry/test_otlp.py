@@ -10,7 +10,8 @@ import pytest
 import pytest_asyncio
 from opentelemetry.sdk.trace import ReadableSpan
 
-from gateway.telemetry.otlp import FLUSH_SECONDS, OtlpTracer
+from gateway.telemetry import otlp
+from gateway.telemetry.otlp import OtlpTracer
 from gateway.telemetry.spans import Kind
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.collector import HEADER_SECRET, FakeCollector
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-%b"
 QUEUE, BATCH = 256, 64
+SOON_ENOUGH = 20  # seconds; the SDK waits 30, or for as long as the collector keeps on sending
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -38,6 +40,7 @@ def tracer(collector: FakeCollector, monkeypatch: pytest.MonkeyPatch, request: p
     settings = {"OTEL_BSP_MAX_QUEUE_SIZE": str(QUEUE), "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": str(BATCH)}
     for name, value in collector.settings(**settings, **getattr(request, "param", {})).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(otlp, "FLUSH_SECONDS", 0.5)
     return OtlpTracer("test")
 
 
@@ -72,18 +75,20 @@ async def test_a_collector_that_does_not_answer(tracer: OtlpTracer, collector: F
     for _ in range(QUEUE):
         assert trace_of(tracer)
     assert spans_in_memory() - before <= QUEUE + BATCH
-    assert await close(tracer) < FLUSH_SECONDS + 3
-    assert len(collector.exchanges) == 1
+    assert await close(tracer) < SOON_ENOUGH
 
 
 @pytest.mark.parametrize("tracer", [{"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}"}], indirect=True)
 async def test_a_collector_that_is_not_there(tracer: OtlpTracer) -> None:
     for _ in range(2 * QUEUE):
         assert trace_of(tracer)
-    assert await close(tracer) < FLUSH_SECONDS + 3
+    assert await close(tracer) < SOON_ENOUGH
 
 
-async def test_what_waits_is_sent_at_the_end(tracer: OtlpTracer, collector: FakeCollector) -> None:
+async def test_what_waits_is_sent_at_the_end(
+    tracer: OtlpTracer, collector: FakeCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(otlp, "FLUSH_SECONDS", 20)
     for _ in range(QUEUE // 4):
         assert trace_of(tracer)
     await close(tracer)
