@@ -68,8 +68,7 @@ def _find_fault(environ: Mapping[str, str]) -> str:
         return "OTEL_EXPORTER_OTLP_ENDPOINT must begin with http:// or https://"
     if _otlp(environ, "PROTOCOL") not in ("", "http/protobuf"):
         return "OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf"
-    headers = _otlp(environ, "HEADERS")
-    if headers and not all("=" in header for header in headers.split(",")):
+    if any(header.strip() and "=" not in header for header in _otlp(environ, "HEADERS").split(",")):
         return "OTEL_EXPORTER_OTLP_HEADERS must be name=value, separated by commas"
     return ""
 

@@ -4,10 +4,12 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.settings import load
 from gateway.telemetry import tracing
 from gateway.telemetry.tracing import INSTALL
 from tests.fakes import FakeAppBackend
@@ -49,6 +51,7 @@ def start(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> bool:
         TRACES_ON,
         {**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
         {**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
+        {**ON, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20a,b=c=d, "},
         {**ON, "OTEL_SDK_DISABLED": "false", "OTEL_TRACES_EXPORTER": "otlp"},
     ],
 )
@@ -92,6 +95,13 @@ def test_wrong_settings_are_reported_once_and_stop_nothing(
     assert line["event"] == "traces.off"
     assert reason in line["reason"]
     assert "s3cret" not in str(line)
+
+
+def test_the_variables_may_be_in_an_env_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "environ", {"OTEL_TRACES_SAMPLER": "always_off"})
+    (tmp_path / ".env").write_text("OTEL_SERVICE_NAME=shop\nOTEL_TRACES_SAMPLER=always_on\nOTHER=x\n")
+    load(env_file=str(tmp_path / ".env"))
+    assert os.environ == {"OTEL_TRACES_SAMPLER": "always_off", "OTEL_SERVICE_NAME": "shop"}
 
 
 def test_without_the_packages_it_is_said_how_to_install_them(monkeypatch: pytest.MonkeyPatch, said: list[Any]) -> None:
