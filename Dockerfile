@@ -9,7 +9,7 @@ COPY workers workers
 COPY lua lua
 COPY capsule capsule
 RUN python -m venv /opt/capsule \
-    && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock .
+    && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock '.[otel]'
 
 FROM python:${PYTHON}
 # git, Node.js and npm are for builds; nginx serves the apps; bubblewrap, iproute2 and libseccomp2 confine both.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,6 +29,11 @@ ATTEMPTS = 3  # until other processes are quiet
 NGINX_REQUEST = 46  # µs per request of C, on the machine on which the limits in µs were set
 
 
+TARGETS = {
+    "cluster": "on a cluster of three",
+    "traces": "with traces of all requests",
+    "traces-1%": "with traces of 1 % of the requests",
+}
 DEFAULT = "A32,A256,B500,C,C-cold,mem"
 
 
@@ -60,11 +66,11 @@ class Ledger:
 
 
 class Bench:
-    def __init__(self, rig: Rig, names: Iterable[str], runs: int, *, cluster: bool = False) -> None:
-        self.rig, self.names, self.runs = rig, list(names), runs
-        self.starts = [rig.nginx, rig.gateway, *([rig.cluster] if cluster else [])]
+    def __init__(self, rig: Rig, names: Iterable[str], runs: int, *others: str) -> None:
+        self.rig, self.names, self.runs, self.others = rig, list(names), runs, others
+        self.starts = [rig.nginx, *(partial(rig.gateway, name) for name in ("gateway", *others))]
         self.results: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.ledgers, self.pace = {name: Ledger() for name in ("gateway", "cluster")}, Pace()
+        self.ledgers, self.pace = {name: Ledger() for name in ("gateway", *others)}, Pace()
         self.money_agrees = True
 
     def run(self) -> None:
@@ -152,13 +158,15 @@ class Bench:
         ]
         return "| " + " | ".join(cells) + " |"
 
-    def clusters(self) -> Iterable[str]:
-        """A line per workload: what a cluster costs the gateway, compared with one server."""
+    def comparisons(self) -> Iterable[str]:
+        """A line per workload and further gateway: what it costs, compared with the usual one."""
         for name in self.names:
-            one, cluster = (_counted(self.results[name, target]) for target in ("gateway", "cluster"))
-            ratio = _median(cluster, "cost") / _median(one, "cost")
-            unit = _unit(WORKLOADS[name])
-            yield f"{name} on a cluster of three: {_spread(cluster)} {unit}, {ratio:.2f} times as much as on one server"
+            usual, unit = _counted(self.results[name, "gateway"]), _unit(WORKLOADS[name])
+            for other in self.others:
+                costs = _counted(self.results[name, other])
+                ratio = _median(costs, "cost") / _median(usual, "cost")
+                quiet = f"quiet runs {_quiet_runs(costs)} of {self.runs}"
+                yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as without; {quiet}"
 
     def errors(self) -> int:
         return sum(_errors(result) for runs in self.results.values() for result in runs)
@@ -227,16 +235,18 @@ def main() -> int:
     parser.add_argument("-n", "--runs", type=int, default=3, help="runs per workload")
     parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
     parser.add_argument("--cluster", action="store_true", help="measure the gateway on Redis Cluster too, in turn")
+    parser.add_argument("--traces", action="store_true", help="measure it with traces of all and of 1 %% too, in turn")
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := set(names) - set(WORKLOADS):
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
     with Rig(options.gateway, options.cluster) as rig:
-        bench = Bench(rig, names, options.runs, cluster=options.cluster)
+        others = [*(["cluster"] if options.cluster else []), *(["traces", "traces-1%"] if options.traces else [])]
+        bench = Bench(rig, names, options.runs, *others)
         bench.run()
     print(bench.table())
-    if options.cluster:
-        print("", *bench.clusters(), sep="\n")
+    if others:
+        print("", *bench.comparisons(), sep="\n")
     if "C" in names:
         scale = _median(bench.results["C", "nginx"], "cost") / NGINX_REQUEST
         print(f"\nnginx takes {scale:.2f} times as long for a request of C as on the machine of the µs limits.")

@@ -15,11 +15,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -74,9 +76,12 @@ class Rig:
             self._stub, self.redis_port = free_port(), free_port()
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
             stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
-            self._redis_urls = {"gateway": f"redis://127.0.0.1:{self.redis_port}/0"}
+            # A database for each target, because all have apps of the same names.
+            databases = enumerate(("gateway", "traces", "traces-1%"))
+            self._redis_urls = {name: f"redis://127.0.0.1:{self.redis_port}/{n}" for n, name in databases}
             if self._with_cluster:
                 self._redis_urls["cluster"] = stack.enter_context(self._cluster())
+            self._collector = stack.enter_context(collector())
             self.callers = Callers(SCRATCH, OPERATOR_TOKEN)
             self._backends = stack.enter_context(self.callers.backends())
             self._stack = stack.pop_all()
@@ -112,12 +117,9 @@ class Rig:
                 time.sleep(0.1)
             yield "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in ports)
 
-    def cluster(self) -> AbstractContextManager[Target]:
-        """The gateway on Redis Cluster."""
-        return self.gateway("cluster")
-
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
+        """Also as "cluster", on Redis Cluster, and as "traces" or "traces-1%"."""
         port = free_port()
         command = self._gateway_command or _gateway_command()
         settings = {
@@ -133,6 +135,10 @@ class Rig:
             "GATEWAY_LOG_FORMAT": "json",
             "GATEWAY_DATA_DIR": str(SCRATCH / "data"),
         }
+        if name.startswith("traces"):
+            settings["OTEL_EXPORTER_OTLP_ENDPOINT"] = self._collector
+            settings["OTEL_TRACES_SAMPLER"] = "traceidratio"
+            settings["OTEL_TRACES_SAMPLER_ARG"] = "0.01" if name == "traces-1%" else "1"
         argv = shlex.split(command.format(port=port))
         with self._running(name, argv, port, core=self._alone, env=settings, path="/ready") as process:
             target = Target(name, port, process.pid, extra_events=1)
@@ -178,7 +184,7 @@ class Rig:
     ) -> Iterator[subprocess.Popen[bytes]]:
         log_file = SCRATCH / f"{name}.log"
         pinned = ["taskset", "-c", str(self._others if core is None else core), *command]
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("GATEWAY_")}
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("GATEWAY_", "OTEL_"))}
         with log_file.open("wb") as log:
             process = subprocess.Popen(
                 pinned, stdout=log, stderr=subprocess.STDOUT, cwd=SCRATCH, env={**inherited, **(env or {})}
@@ -218,6 +224,29 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+class _Collector(BaseHTTPRequestHandler):
+    """Takes traces, and forgets them."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def collector() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 def _compile(program: str) -> None:

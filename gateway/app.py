@@ -43,6 +43,7 @@ from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
 from gateway.process import Gateway, Injected
 from gateway.server import TimedReceive
 from gateway.settings import BadSettings, Settings, load
+from gateway.telemetry import tracing
 
 logger = structlog.get_logger()
 
@@ -240,6 +241,7 @@ def create_app(settings: Settings | None = None) -> Front:
         except BadSettings as error:
             sys.exit(f"The settings are wrong:\n{error}")
     log.configure(settings)
+    tracing.start("capsule-gateway")
     gateway = Gateway(settings)
     log.WRITER.on_drop = gateway.metrics.dropped_log_lines.inc
     return Front(gateway)

@@ -39,6 +39,7 @@ from gateway.outbound import client as outbound
 from gateway.server import end_overdue_connections, raise_descriptor_limit
 from gateway.settings import Settings
 from gateway.store.client import Store
+from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
 
@@ -138,6 +139,7 @@ class Gateway:
             await self.counters.leave()
             await self.registry.api_keys.write_uses()
             await self._close(tasks)
+            tracing.stop()
             log.WRITER.finish()
 
     async def _close(self, tasks: list[asyncio.Task[None]]) -> None:

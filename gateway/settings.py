@@ -110,8 +110,8 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
     """Raises BadSettings with one line for each variable that is wrong."""
     if environ is None:
         environ = {**{k: v for k, v in dotenv_values(env_file).items() if v is not None}, **os.environ}
-        # The library that speaks S3 reads these from the environment.
-        os.environ.update({k: v for k, v in environ.items() if k.startswith("AWS_")})
+        # The libraries that speak S3 and OTLP read these from the environment.
+        os.environ.update({k: v for k, v in environ.items() if k.startswith(("AWS_", "OTEL_"))})
     values: dict[str, Any] = {}
     wrong: list[str] = []
     for field in msgspec.structs.fields(Settings):

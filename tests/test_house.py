@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS = ("gateway", "workers", "tests", "bench", "docs")
+OTLP = Path("gateway/telemetry/otlp.py")
 # Modules of `gateway` that any part of it may import.
 SHARED = {f"gateway.{name}" for name in ("cancellation", "errors", "ids", "log", "settings")}
 
@@ -106,24 +107,45 @@ def test_no_import_cycle(folder: str) -> None:
 
 
 def test_each_third_party_import_is_declared() -> None:
-    """The service's in `dependencies`, those of tests, benchmarks and tools in the groups for developers."""
+    """The service's in `dependencies`, those of tests, benchmarks and tools in the groups for developers.
+
+    One module needs the extra `otel`, and is imported when the extra is to be used.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     service = distributions(project["project"]["dependencies"])
     run = distributions(groups["run"])
     developers = distributions([entry for entry in groups["dev"] if isinstance(entry, str)])
-    allowed = {"gateway": service, "workers": service, "gateway/dev": service | run}
+    extra = distributions(project["project"]["optional-dependencies"]["otel"])
+    allowed = {"gateway": service, "workers": service, "gateway/dev": service | run, str(OTLP): service | extra}
     everything = service | run | developers
     provided_by = importlib.metadata.packages_distributions()
     undeclared = set()
     for folder in OURS:
         for path in python_files(folder):
             declared = allowed.get("/".join(path.parts[:2]), allowed.get(folder, everything))
+            declared = allowed.get(str(path), declared)
             ours = {*OURS, *sys.stdlib_module_names, *(other.stem for other in (ROOT / path.parent).glob("*.py"))}
             for name in {imported.partition(".")[0] for imported in imports(path)} - ours:
                 if not {plain(distribution) for distribution in provided_by.get(name, [])} & declared:
                     undeclared.add((name, str(path)))
     assert not undeclared, sorted(undeclared)
+
+
+def test_one_module_imports_opentelemetry_and_one_imports_it() -> None:
+    """The latter in a function, so that a process imports neither while traces are off."""
+    found = {path for folder in ("gateway", "workers") for path in python_files(folder) if uses_opentelemetry(path)}
+    assert found == {OTLP}
+    importers = {module for folder in ("gateway", "workers") for module, name in crossings(folder) if "otlp" in name}
+    assert importers == {"gateway.telemetry.tracing"}
+    at_once = ast.unparse(
+        [node for node in tree(OTLP.with_name("tracing.py")).body if isinstance(node, ast.ImportFrom)]
+    )
+    assert "otlp" not in at_once
+
+
+def uses_opentelemetry(path: Path) -> bool:
+    return any(name.partition(".")[0] == "opentelemetry" for name in imports(path))
 
 
 def distributions(requirements: list[str]) -> set[str]:

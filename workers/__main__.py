@@ -13,6 +13,7 @@ import uvloop
 
 from gateway import log
 from gateway.settings import BadSettings, Settings, load
+from gateway.telemetry import tracing
 from workers.check import combine_names
 from workers.deploys import builder
 from workers.monitors.run import run_monitors
@@ -58,7 +59,11 @@ def main(names: list[str]) -> int:
         print(f"The settings are wrong:\n{error}", file=sys.stderr)
         return 1
     log.configure(settings)
-    uvloop.run(run_workers(settings, names or list(WORKERS)))
+    tracing.start("capsule-workers")
+    try:
+        uvloop.run(run_workers(settings, names or list(WORKERS)))
+    finally:
+        tracing.stop()
     return 0
 
 

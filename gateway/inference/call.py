@@ -11,6 +11,7 @@ from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, Req
 from gateway.ids import request_id
 from gateway.inference.connection import ClientGone, Stream
 from gateway.server import BoundedProtocol
+from gateway.telemetry.spans import Trace
 
 BODY_LIMIT = 102_400  # bytes
 BODY_SECONDS = 30.0  # that a body may take to arrive
@@ -58,6 +59,7 @@ class Call:
         "send",
         "status",
         "stream",
+        "trace",
         "wants_stream",
         "watcher",
     )
@@ -75,6 +77,7 @@ class Call:
         self.admitted = False
         self.nano_euro = 0
         self.stream: Stream | None = None
+        self.trace: Trace | None = None  # None while traces are off, or leave this request out
         self.watcher: asyncio.Task[None] | None = None
         self.headers: Headers = [(b"x-request-id", self.request_id.encode())]
         self._read_headers(scope["headers"])

@@ -44,10 +44,12 @@ from gateway.inference.prices import NOTHING, PRICES, Owed, owed_for_usage, wors
 from gateway.inference.provider import Provider
 from gateway.inference.signals import ProviderSignal
 from gateway.inference.sse import Delta
+from gateway.inference.traces import SETTLE, RequestTraces
 from gateway.inference.users import Users
 from gateway.log import RequestLine, request_line
 from gateway.server import BoundedProtocol
 from gateway.settings import Settings
+from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
 
@@ -76,9 +78,13 @@ class Inference:
         self._settings, self._registry, self._users = settings, registry, users
         self._admission, self._permits, self._provider, self._availability = admission, permits, provider, availability
         self._metrics, self._counters = metrics, counters
+        tracer = tracing.tracer()
+        self._traces = None if tracer is None else RequestTraces(tracer, settings, METHODS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         call = Call(scope, receive, send)
+        if self._traces is not None:
+            call.trace = self._traces.begin(call, scope["headers"])
         try:
             await self._handle(call)
         except ServiceError as error:
@@ -88,6 +94,8 @@ class Inference:
         except Exception as error:
             logger.error("request.crashed", request_id=call.request_id, error=_origin_of(error))
             if call.status:
+                if call.trace is not None:
+                    call.trace.fail("INTERNAL")
                 raise RuntimeError("the stream broke") from None  # the server closes the connection
             await call.refuse(ServiceError())
         finally:
@@ -112,6 +120,8 @@ class Inference:
         if call.method.encode() != METHODS[route]:
             raise MethodNotAllowed(METHODS[route].decode(), "OPTIONS")
 
+        if call.trace is not None:
+            call.trace.enter("verify")
         if route == "ai/models":
             await self._users.verify(app, _bearer_token(call.authorization))
             return await call.answer(openai.MODELS)
@@ -121,6 +131,8 @@ class Inference:
         """Verifies the token, admits the request, relays its answer and settles its cost."""
         user = await self._users.verify(app, _bearer_token(call.authorization))
         call.format = format_name
+        if call.trace is not None:
+            call.trace.leave()
         ask = await _read_ask(call)
         account = await self._registry.account_of(app)
         if account is None:
@@ -129,8 +141,12 @@ class Inference:
         bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
         if isinstance(ask, Ask):
             call.model = ask.model
+        if call.trace is not None:
+            call.trace.enter("admit")
         admitted = await self._admission.admit(app, account, user, bound)
         call.headers += admitted.headers
+        if call.trace is not None:
+            call.trace.leave()
         if isinstance(ask, ServiceError):
             raise ask  # after admission, because a fault of the body must not mask a refusal
         assert admitted.reservation is not None
@@ -186,6 +202,8 @@ class Inference:
         text = reasoning = ""
         try:
             permit = self._permits.take_now() or await self._wait_for_permit(call, account)
+            if call.trace is not None and self._traces is not None:
+                self._traces.enter_exchange(call.trace, ask)
             stream = call.stream = await self._post(ask)
             call.watch(stream.fail)
             if ask.stream:
@@ -205,8 +223,12 @@ class Inference:
             if owed.anomaly is not None:
                 self._metrics.anomalies.labels(owed.anomaly).inc()
             call.nano_euro = owed.cost
+            if call.trace is not None:
+                call.trace.enter(SETTLE)
             # Settled before the end is sent, so that a client who has the whole answer can read its cost.
             await self._admission.settle(reservation, owed.cost)
+            if call.trace is not None:
+                call.trace.leave()
         if failure is not None:
             return await self._end_with_failure(call, format, failure)
         assert stream is not None
@@ -219,6 +241,8 @@ class Inference:
 
     async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
         """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone."""
+        if call.trace is not None:
+            call.trace.enter("wait")
         turn = self._permits.join(account.id, call.app, self._settings.provider_weights[account.plan])
         call.watch(turn.leave)
         try:
@@ -301,6 +325,8 @@ class Inference:
         if call.account or call.code:  # neither a preflight nor the list of models
             self._counters.request(call.account, line)
         request_line(line)
+        if call.trace is not None and self._traces is not None:
+            self._traces.finish(call, call.trace)
 
 
 def _bearer_token(authorization: bytes | None) -> bytes:

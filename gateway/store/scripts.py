@@ -238,6 +238,7 @@ class Ownership(msgspec.Struct, frozen=True):
     owned: bool  # the event is this worker's to send
     receiver: str  # the account's receiver, JSON; '' if none is set
     data: str  # the event's, JSON; '' if it is no longer stored
+    attempt: int = 0  # from 1; more after a worker died with the event, or a fault of ours
 
 
 async def begin(
@@ -245,8 +246,8 @@ async def begin(
 ) -> Ownership:
     """Confirms that an entry of the partition's events is this consumer's, and restarts its idle time."""
     script_keys = [keys.stream_key(tag, "events"), keys.webhook_key(account), keys.bodies_key(account)]
-    owned, receiver, data = await store.run_script(_BEGIN, script_keys, group, consumer, entry, event)
-    return Ownership(bool(owned), receiver, data)
+    owned, receiver, data, attempt = await store.run_script(_BEGIN, script_keys, group, consumer, entry, event)
+    return Ownership(bool(owned), receiver, data, attempt)
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -129,6 +129,19 @@ def test_log_events_of_the_operations_are_logged() -> None:
         assert f'"{event}"' in code, event
 
 
+def test_every_attribute_of_a_trace_is_listed() -> None:
+    sources = ("gateway/telemetry/spans.py", "gateway/inference/traces.py")
+    code = "".join(text(path) for path in (*sources, "workers/webhooks/sender.py", "workers/deploys/builder.py"))
+    there = set(re.findall(r'"((?:capsule|gen_ai|http|server|error)\.[\w.]+)"', code))
+    assert set(table(text("docs/traces.md"), "attribute")) == there
+
+
+def test_compose_passes_variables_of_traces_on_that_are_listed() -> None:
+    passed = set(re.findall(r"^    (OTEL_\w+):", text("compose.yaml"), re.MULTILINE))
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in passed
+    assert passed <= set(table(text("docs/traces.md"), "variable"))
+
+
 def test_every_error_is_in_the_api() -> None:
     there = {(kind.code, str(kind.status)) for kind in subclasses(errors.ServiceError)}
     assert {(code, row[0]) for code, row in table(text("docs/api.md"), "code").items()} == there

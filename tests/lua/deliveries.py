@@ -35,10 +35,10 @@ class Deliveries:
         found = self.client.xreadgroup(GROUP, consumer, {STREAM: last})
         return [Entry(i.decode(), _text(fields)) for i, fields in (found[0][1] if found else [])]
 
-    def begin(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str]:
+    def begin(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, int]:
         args = [GROUP, consumer, entry.id, entry.fields["id"]]
-        mine, receiver, data = self.script("begin")([STREAM, RECEIVER, BODIES], args)
-        return mine, receiver.decode(), data.decode()
+        mine, receiver, data, attempt = self.script("begin")([STREAM, RECEIVER, BODIES], args)
+        return mine, receiver.decode(), data.decode(), attempt
 
     def finish(
         self,

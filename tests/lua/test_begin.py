@@ -6,16 +6,16 @@ from tests.lua.deliveries import DATA, GROUP, RECEIVER, STREAM, Deliveries
 def test_begun_by_the_worker_it_is_pending_for(deliveries: Deliveries) -> None:
     deliveries.emit()
     (entry,) = deliveries.read("one")
-    assert deliveries.begin(entry, "one") == (1, "", DATA)
+    assert deliveries.begin(entry, "one") == (1, "", DATA, 1)
     deliveries.client.set(RECEIVER, "{}")
-    assert deliveries.begin(entry, "one") == (1, "{}", DATA)
-    assert deliveries.begin(entry, "two") == (0, "", "")
-    assert deliveries.begin(entry, "nobody") == (0, "", "")
+    assert deliveries.begin(entry, "one") == (1, "{}", DATA, 1)
+    assert deliveries.begin(entry, "two") == (0, "", "", 0)
+    assert deliveries.begin(entry, "nobody") == (0, "", "", 0)
     deliveries.client.xclaim(STREAM, GROUP, "two", 0, [entry.id])
-    assert deliveries.begin(entry, "one") == (0, "", "")
-    assert deliveries.begin(entry, "two") == (1, "{}", DATA)
+    assert deliveries.begin(entry, "one") == (0, "", "", 0)
+    assert deliveries.begin(entry, "two") == (1, "{}", DATA, 2)
     deliveries.finish(entry)
-    assert deliveries.begin(entry, "two") == (0, "", "")
+    assert deliveries.begin(entry, "two") == (0, "", "", 0)
 
 
 def test_beginning_keeps_others_from_claiming(deliveries: Deliveries) -> None:

@@ -37,6 +37,8 @@ from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.telemetry import tracing
+from gateway.telemetry.spans import Kind, Trace
 from workers.deploys.engine import Engine, LocalEngine
 from workers.deploys.lock import BuilderLock
 from workers.deploys.log import DeployLog
@@ -269,20 +271,34 @@ class Builder:
 
     async def _deploy(self, deploy: Deploy) -> None:
         """Raises StaleDeploy."""
-        async with DeployLog(self._deploys, deploy) as log:
-            try:
-                await self._run_phases(deploy, log)
-            except asyncio.CancelledError:
-                log.write_line("The worker is stopping; this deploy starts again.")
-                await finish_despite_cancellation(self._requeue(deploy))
-                raise
+        trace = _begin_trace(deploy)
+        try:
+            async with DeployLog(self._deploys, deploy) as log:
+                try:
+                    await self._run_phases(deploy, log, trace)
+                except asyncio.CancelledError:
+                    log.write_line("The worker is stopping; this deploy starts again.")
+                    await finish_despite_cancellation(self._requeue(deploy))
+                    raise
+        except BaseException as error:
+            if trace is not None:
+                # A deploy that was canceled, or that another worker continues, did not fail.
+                trace.fail(type(error).__name__, failed=not isinstance(error, StaleDeploy | asyncio.CancelledError))
+            raise
+        finally:
+            if trace is not None:
+                trace.finish()
 
-    async def _run_phases(self, deploy: Deploy, log: DeployLog) -> None:
+    async def _run_phases(self, deploy: Deploy, log: DeployLog, trace: Trace | None) -> None:
         phase: Phase = "build"
         try:
+            if trace is not None:
+                trace.enter("wait")
             # A release that is reused needs no build, and waits for none.
             async with self._take_turn(deploy):
                 self._queue_changed.set()
+                if trace is not None:
+                    trace.enter(phase)
                 await self._consumer.confirm_name()
                 app = await self._find_app(deploy.appId)
                 queued = deploy
@@ -293,20 +309,30 @@ class Builder:
                 await self._build(job)
             deploy = await self._finish_phase(deploy, phase)
             phase = "health"
+            if trace is not None:
+                trace.enter(phase)
             await self._engine.check_health(job)
             await self._engine.swap(job)
             log.write_line("The health check passed; the new release is now served")
             deploy = await self._finish_phase(deploy, phase)
             if deploy.state == "canary":
                 phase = "canary"
+                if trace is not None:
+                    trace.enter(phase)
                 await self._engine.watch_canary(job)
                 log.write_line("The canary passed")
                 await log.flush()
                 deploy = await self._finish_phase(deploy, phase)
+            if trace is not None:
+                trace.enter("finish")
+                trace.root.attributes["capsule.outcome"] = "live"
             await self._engine.finish(job)
         except (DeployError, OSError) as error:
             if deploy.state in FINAL:  # the deploy is live; only the clean-up of the former release failed
                 raise
+            if trace is not None:
+                trace.fail(type(error).__name__)
+                trace.root.attributes["capsule.outcome"] = "failed"
             await self._fail_phase(deploy, phase, error, log)
 
     @contextlib.asynccontextmanager
@@ -419,6 +445,20 @@ class Builder:
         await until_redis_answers(self._availability.reload)
         available = self._availability.status().available
         return f"{self._settings.base_url}/capsule/{app.name}/ai" if available else None
+
+
+def _begin_trace(deploy: Deploy) -> Trace | None:
+    tracer = tracing.tracer()
+    trace = None if tracer is None else tracer.begin("deploy", Kind.CONSUMER)
+    if trace is not None:
+        trace.root.attributes = {
+            "capsule.deploy": deploy.id,
+            "capsule.account": deploy.account,
+            "capsule.app": deploy.app,
+            "capsule.deploy.kind": deploy.kind,
+            "capsule.deploy.trigger": deploy.trigger,
+        }
+    return trace
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

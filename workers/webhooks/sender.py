@@ -18,6 +18,7 @@ import resource
 import time
 from collections.abc import Coroutine
 from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 import structlog
@@ -33,6 +34,8 @@ from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from gateway.store.faults import code_of
 from gateway.store.scripts import Delivery, Ownership, QueuedEvent
+from gateway.telemetry import tracing
+from gateway.telemetry.spans import Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
 from workers.webhooks.lanes import STALLED, Lane, Lanes
 
@@ -79,6 +82,7 @@ class Sender:
         # Seconds after confirming the ownership in which a delivery may start: it must end before another worker may
         # claim the event.
         self._ownership_lasts = settings.webhook_claim_idle - BUDGET - 1
+        self._tracer = tracing.tracer()
         self._lanes = Lanes()
         self._running: set[asyncio.Task[None]] = set()
         self._dropping: set[asyncio.Task[None]] = set()
@@ -150,19 +154,27 @@ class Sender:
     # -- one delivery ----------------------------------------------------------------------------------------
 
     async def _run_delivery(self, lane: Lane, entry: Entry) -> None:
+        trace = None if self._tracer is None else self._tracer.begin("deliver", Kind.CONSUMER)
         try:
-            await self._deliver(entry, lane)
+            await self._deliver(entry, lane, trace)
         except Exception as error:
+            if trace is not None:
+                trace.fail(type(error).__name__)
             # A fault of ours: the event stays pending, and is claimed again after the idle time.
             logger.error("delivery.postponed", delivery=entry.fields["id"], exc_info=error)
             with contextlib.suppress(BackboneUnavailable):
                 await self._consumer.fail(entry, error, _read_event(entry))
         finally:
+            if trace is not None:
+                trace.root.attributes |= _describe(entry)
+                trace.finish()
             self._forget(entry)
             self._lanes.finish(lane)
             self._start_deliveries()
 
-    async def _deliver(self, entry: Entry, lane: Lane) -> None:
+    async def _deliver(self, entry: Entry, lane: Lane, trace: Trace | None) -> None:
+        if trace is not None:
+            trace.enter("confirm")
         ownership = await self._confirm_ownership(entry)
         if not ownership.owned:
             return
@@ -174,8 +186,13 @@ class Sender:
             result = Result("dropped", reason="no-receiver")
         else:
             receiver = msgspec.json.decode(ownership.receiver, type=Receiver)
+            if trace is not None:
+                trace.enter("POST", Kind.CLIENT).attributes["capsule.attempt"] = ownership.attempt
             result = await self._send(entry, data, receiver, began)
             self._lanes.learn(lane, timed_out=result.reason == "timeout")
+        if trace is not None:
+            _describe_result(trace, result)
+            trace.enter("record")
         await self._log(entry, result, began)
 
     async def _confirm_ownership(self, entry: Entry) -> Ownership:
@@ -256,6 +273,31 @@ class Sender:
                 status=result.status,
                 reason=result.reason,
             )
+
+
+def _describe(entry: Entry) -> dict[str, Value]:
+    fields = entry.fields
+    return {
+        "capsule.delivery": fields["id"],
+        "capsule.event": fields["type"],
+        "capsule.account": fields["account"],
+        "capsule.app": fields["app"],
+    }
+
+
+def _describe_result(trace: Trace, result: Result) -> None:
+    """Of the receiver's address only the host, and nothing of its answer but the status."""
+    trace.root.attributes["capsule.outcome"] = result.outcome
+    if result.url:
+        attempt = trace.stages[-1].attributes
+        attempt["http.request.method"] = "POST"
+        attempt["server.address"] = urlsplit(result.url).hostname or ""
+        if result.status is not None:
+            attempt["http.response.status_code"] = result.status
+    if result.outcome == "failed":
+        trace.fail(str(result.status) if result.reason == "status" else result.reason)
+    elif result.outcome == "dropped":
+        trace.root.set_error(result.reason, failed=False)
 
 
 async def run(settings: Settings) -> None:

@@ -1,0 +1,105 @@
+"""What the spans of a request say. Names follow OpenTelemetry's conventions for HTTP servers and generative AI.
+
+A trace holds neither content nor anything about the user, and of the caller's headers only `traceparent`. The provider
+gets no `traceparent`: it is a third party, and could link the requests of one visitor by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.errors import Headers
+from gateway.inference.call import Call
+from gateway.inference.connection import Stream
+from gateway.inference.formats import Ask, finish_reason
+from gateway.inference.prices import MOST_TOKENS, PRICES
+from gateway.settings import Settings
+from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE"})
+SETTLE = "settle"
+
+
+class RequestTraces:
+    def __init__(self, tracer: Tracer, settings: Settings, routes: Collection[str]) -> None:
+        self._tracer, self._routes = tracer, routes
+        self._provider = _describe_provider(settings.provider_url)
+
+    def begin(self, call: Call, headers: Headers) -> Trace | None:
+        parents = [value for name, value in headers if name == b"traceparent"]
+        parent = parents[0] if len(parents) == 1 else None
+        return self._tracer.begin(_method(call), Kind.SERVER, call.began, parent)
+
+    def enter_exchange(self, trace: Trace, ask: Ask) -> None:
+        span = trace.enter(f"chat {ask.model}", Kind.CLIENT)
+        span.attributes = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": ask.model,
+            "gen_ai.request.max_tokens": ask.max_tokens,
+            "gen_ai.request.stream": True,  # also for a caller who wants the answer as a whole
+            **self._provider,
+        }
+
+    def finish(self, call: Call, trace: Trace) -> None:
+        self._describe_request(call, trace.root)
+        if call.code:
+            # A refused or absent caller is no failure of the service.
+            failed = call.status >= 500 or (call.status == 200 and call.code != "CLIENT_GONE")
+            for span in (trace.root, *_failed_stage(trace)):
+                span.set_error(call.code, failed=failed)
+        for span in trace.stages:
+            if span.kind is Kind.CLIENT and call.stream is not None:
+                _describe_answer(span, call.stream, call.first_token)
+            elif span.name == SETTLE:
+                span.attributes["capsule.nano_euro"] = call.nano_euro
+        trace.finish()
+
+    def _describe_request(self, call: Call, root: Span) -> None:
+        route = call.path.removeprefix("/capsule/").partition("/")[2]
+        root.attributes = {"http.request.method": _method(call), "capsule.request_id": call.request_id}
+        if route in self._routes:
+            root.attributes["http.route"] = f"/capsule/{{app}}/{route}"
+            root.name = f"{root.name} /capsule/{{app}}/{route}"
+        if call.status:
+            root.attributes["http.response.status_code"] = call.status
+        if call.app:
+            root.attributes["capsule.app"] = call.app
+        if call.account:
+            root.attributes["capsule.account"] = call.account
+
+
+def _method(call: Call) -> str:
+    return call.method if call.method in METHODS else "_OTHER"
+
+
+def _describe_provider(url: str) -> dict[str, Value]:
+    """Its name is its host: that it speaks OpenAI's format does not say who it is."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return {}
+    return {"gen_ai.provider.name": host, "server.address": host, "server.port": port}
+
+
+def _failed_stage(trace: Trace) -> list[Span]:
+    """The stage in which the request ended: the last one before the settlement, unless the request had left it."""
+    stages = [span for span in trace.stages if span.name != SETTLE]
+    left = len(stages) == len(trace.stages) and bool(stages) and stages[-1].ended is not None
+    return [] if left else stages[-1:]
+
+
+def _describe_answer(span: Span, stream: Stream, first_token: float | None) -> None:
+    answer = stream.answer
+    attributes: dict[str, Any] = {
+        "http.response.status_code": stream.status or None,
+        "gen_ai.response.model": answer.model if answer.model in PRICES else None,
+        "gen_ai.response.finish_reasons": None if answer.finish is None else [finish_reason(answer.finish)],
+        "gen_ai.response.time_to_first_chunk": None if first_token is None else first_token - span.began,
+    }
+    if (usage := answer.usage) is not None:
+        attributes["gen_ai.usage.input_tokens"] = min(usage.input, MOST_TOKENS)
+        attributes["gen_ai.usage.output_tokens"] = min(usage.output, MOST_TOKENS)
+    span.attributes |= {name: value for name, value in attributes.items() if value is not None}

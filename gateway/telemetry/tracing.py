@@ -1,0 +1,82 @@
+"""Whether traces are on: one per inference request, delivery and deploy, if an OTLP endpoint is set.
+
+A piece of work notes when its stages begin (`spans.py`). Its spans are made from these times after it has ended, and a
+thread sends them (`otlp.py`), so nothing waits for them. Off, `tracer` returns None: a stage costs a comparison, and
+neither `otlp.py` nor what it needs of OpenTelemetry is imported.
+
+Failure policy: traces never stop or delay the service. Without the packages, or with settings that make no sense, the
+process reports that once and goes on without them. Spans that the collector does not take are lost, and counted in the
+log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import structlog
+
+from gateway.telemetry.spans import Tracer
+
+logger = structlog.get_logger()
+
+INSTALL = 'pip install "capsule-gateway[otel]"'
+
+_tracer: Tracer | None = None
+
+
+def tracer() -> Tracer | None:
+    return _tracer
+
+
+def start(service: str) -> None:
+    """Reads the variables `OTEL_*`, as each process does once. `service` is the name unless they give another."""
+    global _tracer
+    if _tracer is not None or not _is_wanted(os.environ):
+        return
+    if fault := _find_fault(os.environ):
+        logger.error("traces.off", reason=fault)
+        return
+    try:
+        from gateway.telemetry.otlp import OtlpTracer
+    except ImportError:
+        logger.error("traces.off", reason="OpenTelemetry is not installed", action=INSTALL)
+        return
+    try:
+        _tracer = OtlpTracer(service)
+    except Exception as error:  # whatever the libraries make of the variables; the message could repeat a secret
+        logger.error("traces.off", reason="the variables OTEL_* are wrong", error=type(error).__name__)
+
+
+def stop() -> None:
+    global _tracer
+    if _tracer is not None:
+        _tracer.close()
+        _tracer = None
+
+
+def _is_wanted(environ: Mapping[str, str]) -> bool:
+    return (
+        _endpoint(environ) != ""
+        and environ.get("OTEL_SDK_DISABLED", "").strip().lower() != "true"
+        and environ.get("OTEL_TRACES_EXPORTER", "").strip() in ("", "otlp")
+    )
+
+
+def _find_fault(environ: Mapping[str, str]) -> str:
+    if not _endpoint(environ).startswith(("http://", "https://")):
+        return "OTEL_EXPORTER_OTLP_ENDPOINT must begin with http:// or https://"
+    if _otlp(environ, "PROTOCOL") not in ("", "http/protobuf"):
+        return "OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf"
+    if any(header.strip() and "=" not in header for header in _otlp(environ, "HEADERS").split(",")):
+        return "OTEL_EXPORTER_OTLP_HEADERS must be name=value, separated by commas"
+    return ""
+
+
+def _endpoint(environ: Mapping[str, str]) -> str:
+    return _otlp(environ, "ENDPOINT")
+
+
+def _otlp(environ: Mapping[str, str], name: str) -> str:
+    """The variable for traces alone takes precedence over the one for all signals."""
+    return (environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")).strip()

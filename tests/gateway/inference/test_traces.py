@@ -1,0 +1,236 @@
+"""The trace of a request, as a collector receives it from a real gateway."""
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.collector import HEADER_SECRET, FakeCollector, Span
+from tests.fakes.provider import MODEL, ROLE, chunk, tokens
+from tests.fakes.server import CLOSE, HANG, answer
+from tests.gateway.conftest import session_fixture
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.prices import cost
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+INTERNAL, SERVER, CLIENT = 1, 2, 3
+USER = "user-that-no-trace-names"
+CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
+CALLER_SPAN = "00f067aa0ba902b7"
+
+
+@session_fixture
+async def collector() -> AsyncIterator[FakeCollector]:
+    async with FakeCollector() as collector:
+        yield collector
+
+
+@session_fixture
+async def traced(
+    provider: FakeProvider, collector: FakeCollector, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Gateway]:
+    """One request at the provider at once. Nothing confidential may have reached the collector, or the log."""
+    settings = collector.settings(GATEWAY_PROVIDER_CONCURRENCY="1", GATEWAY_DRAIN="1")
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("traced"), **settings) as gw:
+        gw.confidential |= {USER, HEADER_SECRET, collector.address}
+        yield gw
+    assert collector.spans
+    sent = [secret for secret in gw.secrets if secret.encode() in collector.raw]
+    assert not sent, f"the collector was sent {sent}"
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def shop(traced: Gateway, backend: FakeAppBackend) -> App:
+    return await traced.app(backend)
+
+
+async def ask(shop: App, prompt: str, path: str = "", **options: Any) -> httpx.Response:
+    headers = shop.headers(shop.token(USER), **options.pop("headers", {}))
+    return await shop.post({"prompt": prompt, **options}, path=path, headers=headers)
+
+
+async def trace_of(collector: FakeCollector, response: httpx.Response) -> list[Span]:
+    return await collector.wait_for_trace("capsule.request_id", response.headers["X-Request-Id"])
+
+
+async def test_a_request_has_spans_for_its_stages(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
+    before = time.time_ns()
+    prompt = provider.plays(tokens("Guten", " Tag", usage=(11, 5), finish="length"))
+    response = await ask(shop, prompt, stream=True, maxTokens=77)
+    assert response.text.endswith("\n\n")
+    root, *stages = await trace_of(collector, response)
+    assert [(span.name, span.kind) for span in (root, *stages)] == [
+        ("POST /capsule/{app}/ai", SERVER),
+        ("verify", INTERNAL),
+        ("admit", INTERNAL),
+        (f"chat {MODEL}", CLIENT),
+        ("settle", INTERNAL),
+    ]
+    assert root.parent == ""
+    assert root.attributes == {
+        "http.request.method": "POST",
+        "http.route": "/capsule/{app}/ai",
+        "http.response.status_code": 200,
+        "capsule.request_id": response.headers["X-Request-Id"],
+        "capsule.app": shop.name,
+        "capsule.account": shop.account.id,
+    }
+    verify, admit, chat, settle = stages
+    first = chat.attributes.pop("gen_ai.response.time_to_first_chunk")
+    assert 0 < first < (chat.ended - chat.began) / 1e9
+    assert chat.attributes == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "127.0.0.1",
+        "gen_ai.request.model": MODEL,
+        "gen_ai.request.max_tokens": 77,
+        "gen_ai.request.stream": True,
+        "gen_ai.response.model": MODEL,
+        "gen_ai.response.finish_reasons": ["length"],
+        "gen_ai.usage.input_tokens": 11,
+        "gen_ai.usage.output_tokens": 5,
+        "server.address": "127.0.0.1",
+        "server.port": provider.port,
+        "http.response.status_code": 200,
+    }
+    assert settle.attributes == {"capsule.nano_euro": cost(11, 5)}
+    assert not verify.attributes
+    assert not admit.attributes
+    assert not any(span.failed for span in (root, *stages))
+    ends = [moment for span in stages for moment in (span.began, span.ended)]
+    assert sorted(ends) == ends
+    assert before < root.began <= ends[0]
+    assert ends[-1] <= root.ended < time.time_ns()
+    assert root.process["service.name"] == "capsule-gateway"
+    assert root.process["deployment.environment.name"] == "test"
+    assert provider.asked(prompt)[0].header("traceparent") is None
+
+
+async def test_a_callers_trace_is_continued(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
+    prompt = provider.plays(tokens("a"))
+    response = await ask(shop, prompt, headers={"traceparent": f"00-{CALLER}-{CALLER_SPAN}-01", "tracestate": "a=b"})
+    root, *stages = await trace_of(collector, response)
+    assert (root.trace, root.parent) == (CALLER, CALLER_SPAN)
+    assert {span.trace for span in stages} == {CALLER}
+    assert provider.asked(prompt)[0].header("traceparent") is None
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        ["ff-" + CALLER + "-" + CALLER_SPAN + "-01"],
+        ["00-" + "0" * 32 + "-" + CALLER_SPAN + "-01"],
+        ["00-" + CALLER.upper() + "-" + CALLER_SPAN + "-01x"],
+        ["\xff" * 55],
+        ["00-" * 2000],
+        ["00-" + CALLER + "-" + CALLER_SPAN + "-01"] * 2,
+    ],
+    ids=["version", "zeros", "garbage after it", "no text", "long", "twice"],
+)
+async def test_a_malformed_traceparent_begins_a_new_trace(
+    shop: App, provider: FakeProvider, collector: FakeCollector, parents: list[str]
+) -> None:
+    body = {"prompt": provider.plays(tokens("a"))}
+    headers = [*shop.headers().items(), *(("traceparent", parent.encode("latin-1")) for parent in parents)]
+    response = await shop.gateway.http.post(shop.path, json=body, headers=headers)
+    assert response.status_code == 200
+    root, *stages = await trace_of(collector, response)
+    assert root.parent == ""
+    assert root.trace != CALLER
+    assert len(stages) == 4
+
+
+async def test_a_trace_that_its_caller_does_not_sample_is_left_out(
+    shop: App, provider: FakeProvider, collector: FakeCollector
+) -> None:
+    other = secrets.token_hex(16)
+    unsampled = await ask(shop, provider.plays(tokens("a")), headers={"traceparent": f"00-{other}-{CALLER_SPAN}-00"})
+    assert unsampled.status_code == 200
+    await trace_of(collector, await ask(shop, provider.plays(tokens("b"))))  # comes later
+    assert not [span for span in collector.spans if span.trace == other]
+
+
+@pytest.mark.parametrize(
+    ("stage", "code", "failed", "request_"),
+    [
+        ("verify", "TOKEN_MISSING", False, {"headers": {}, "body": {"prompt": "prompt without token"}}),
+        ("verify", "TOKEN_INVALID", False, {"headers": {"Authorization": "Bearer not.a.token"}, "body": {}}),
+        ("", "REQUEST_MALFORMED", False, {"body": {"prompt": 5}}),
+        ("", "METHOD_NOT_ALLOWED", False, {"method": "PUT"}),
+        ("", "NOT_FOUND", False, {"path": "/secret-looking-path"}),
+    ],
+)
+async def test_a_refusal_names_its_stage_and_is_no_failure(
+    shop: App, collector: FakeCollector, stage: str, code: str, failed: bool, request_: dict[str, Any]
+) -> None:
+    method, path = request_.pop("method", "POST"), shop.path + request_.pop("path", "")
+    headers = request_.pop("headers", None)
+    response = await shop.gateway.http.request(
+        method, path, json=request_.get("body"), headers=shop.headers() if headers is None else headers
+    )
+    root, *stages = await trace_of(collector, response)
+    assert (root.error, root.failed) == (code, failed)
+    assert root.attributes["http.response.status_code"] == response.status_code
+    assert {span.name: span.error for span in stages if span.error} == ({stage: code} if stage else {})
+    assert not [span for span in collector.spans if "secret-looking-path" in str(span)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        ([*answer(500, {"error": {"message": "Mandarine"}})], "PROVIDER_ERROR"),
+        ([ROLE, chunk("Gu"), CLOSE], "PROVIDER_ERROR"),
+        ([*answer(429, {"error": {"message": "slow down"}})], "PROVIDER_QUOTA_EXHAUSTED"),
+    ],
+    ids=["status", "cut", "congested"],
+)
+async def test_a_failure_of_the_provider_is_one_of_the_exchange(
+    shop: App, provider: FakeProvider, collector: FakeCollector, steps: list[Any], code: str
+) -> None:
+    response = await ask(shop, provider.plays(*steps), stream=True)
+    root, *stages = await trace_of(collector, response)
+    assert (root.error, root.failed) == (code, True)
+    chat, settle = stages[-2:]
+    assert (chat.kind, chat.error, chat.failed) == (CLIENT, code, True)
+    assert (settle.name, settle.error, settle.failed) == ("settle", None, False)
+
+
+async def test_a_client_that_leaves_is_no_failure(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
+    prompt = provider.plays(ROLE, chunk("Gu"), HANG)
+    async with shop.stream(prompt) as source:
+        request_id = source.response.headers["X-Request-Id"]
+        await anext(source.aiter_sse())
+    root, *stages = await collector.wait_for_trace("capsule.request_id", request_id)
+    assert (root.error, root.failed) == ("CLIENT_GONE", False)
+    assert [span.error for span in stages] == [None, None, "CLIENT_GONE", None]
+
+
+async def test_waiting_for_the_provider_is_a_stage(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
+    gate = asyncio.Event()
+    held = provider.plays(ROLE, gate, *tokens("a")[1:])
+    first = asyncio.create_task(ask(shop, held))
+    await wait_until(lambda: provider.asked(held))
+    second = asyncio.create_task(ask(shop, provider.plays(tokens("b"))))
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(second), 0.3)
+    gate.set()
+    await first
+    stages = (await trace_of(collector, await second))[1:]
+    assert [span.name for span in stages] == ["verify", "admit", "wait", f"chat {MODEL}", "settle"]
+    assert stages[2].ended - stages[2].began > 0.1e9
+
+
+async def test_the_list_of_models_is_verified_and_nothing_else(shop: App, collector: FakeCollector) -> None:
+    response = await shop.gateway.http.get(f"{shop.path}/models", headers=shop.headers())
+    root, *stages = await trace_of(collector, response)
+    assert root.name == "GET /capsule/{app}/ai/models"
+    assert [span.name for span in stages] == ["verify"]

@@ -1,0 +1,134 @@
+"""When traces are on, what is said if they cannot be, and that they cost nothing while they are off."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.settings import load
+from gateway.telemetry import tracing
+from gateway.telemetry.tracing import INSTALL
+from tests.fakes import FakeAppBackend
+from tests.gateway.conftest import Launch
+from tests.support.worker_process import Worker
+
+ON = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+TRACES_ON = {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:9/v1/traces"}
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """What is logged as an error, of a process that has not started yet."""
+    lines: list[dict[str, Any]] = []
+
+    class Log:
+        def error(self, event: str, **fields: Any) -> None:
+            lines.append({"event": event, **fields})
+
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(tracing, "logger", Log())
+    yield lines
+    tracing.stop()
+
+
+def start(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> bool:
+    """Whether traces are on afterwards."""
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    tracing.start("test")
+    return tracing.tracer() is not None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ON,
+        TRACES_ON,
+        {**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+        {**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
+        {**ON, "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20a,b=c=d, "},
+        {**ON, "OTEL_SDK_DISABLED": "false", "OTEL_TRACES_EXPORTER": "otlp"},
+    ],
+)
+def test_on(monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[str, str]) -> None:
+    assert start(monkeypatch, settings)
+    assert not said
+    tracing.stop()
+    assert tracing.tracer() is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": " "},
+        {"OTEL_SERVICE_NAME": "shop"},
+        {**ON, "OTEL_SDK_DISABLED": "True"},
+        {**ON, "OTEL_TRACES_EXPORTER": "none"},
+    ],
+)
+def test_off(monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[str, str]) -> None:
+    assert not start(monkeypatch, settings)
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"}, "must begin with http"),
+        ({**ON, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf"),
+        ({**ON, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}, "must be http/protobuf"),
+        ({**ON, "OTEL_EXPORTER_OTLP_HEADERS": "authorization: s3cret"}, "must be name=value"),
+        ({**ON, "OTEL_BSP_MAX_QUEUE_SIZE": "1"}, "OTEL_* are wrong"),
+    ],
+)
+def test_wrong_settings_are_reported_once_and_stop_nothing(
+    monkeypatch: pytest.MonkeyPatch, said: list[Any], settings: dict[str, str], reason: str
+) -> None:
+    assert not start(monkeypatch, settings)
+    [line] = said
+    assert line["event"] == "traces.off"
+    assert reason in line["reason"]
+    assert "s3cret" not in str(line)
+
+
+def test_the_variables_may_be_in_an_env_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "environ", {"OTEL_TRACES_SAMPLER": "always_off"})
+    (tmp_path / ".env").write_text("OTEL_SERVICE_NAME=shop\nOTEL_TRACES_SAMPLER=always_on\nOTHER=x\n")
+    load(env_file=str(tmp_path / ".env"))
+    assert os.environ == {"OTEL_TRACES_SAMPLER": "always_off", "OTEL_SERVICE_NAME": "shop"}
+
+
+def test_without_the_packages_it_is_said_how_to_install_them(monkeypatch: pytest.MonkeyPatch, said: list[Any]) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "gateway.telemetry.otlp", raising=False)
+    assert not start(monkeypatch, ON)
+    assert said == [{"event": "traces.off", "reason": "OpenTelemetry is not installed", "action": INSTALL}]
+    assert INSTALL == 'pip install "capsule-gateway[otel]"'
+
+
+def imported(log: str) -> set[str]:
+    return set(re.findall(r"^import time: .*\| +([\w.]+)$", log, re.MULTILINE))
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_while_off_no_process_imports_what_makes_and_sends_spans(launch: Launch, backend: FakeAppBackend) -> None:
+    """Libraries import more by themselves: redis-py the SDK's metrics where it is installed, and mcp the API."""
+    async with launch(PYTHONPROFILEIMPORTTIME="1") as gw:
+        app = await gw.app(backend)
+        assert (await app.ask("x")).status_code == 200
+        worker = Worker(gw.redis.url, gw.folder, PYTHONPROFILEIMPORTTIME="1")
+        worker.names = ("webhooks", "monitors", "deploys", "sites")
+        try:
+            await worker.start()
+        finally:
+            await worker.stop()
+    needed = r"opentelemetry\.(sdk\.trace|exporter|proto)\b|google\.protobuf|requests$|gateway\.telemetry\.otlp"
+    for modules in (imported(gw.log), imported(worker.log)):
+        assert "gateway.telemetry.tracing" in modules
+        assert not [name for name in modules if re.match(needed, name)]
