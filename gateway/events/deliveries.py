@@ -130,6 +130,7 @@ async def find_failed(store: Store, account_id: str, since: int) -> list[LoggedE
             entries[fields["id"]] += 1
         after = page[-1][0]
     failed = [fields for fields in newest.values() if fields["outcome"] == "failed" and _event_time(fields) >= since]
+    failed.reverse()  # of events of the same time, the first in the log comes first
     return [
         LoggedEvent(
             id=fields["id"],
@@ -139,7 +140,7 @@ async def find_failed(store: Store, account_id: str, since: int) -> list[LoggedE
             redelivery=int(fields.get("redelivery") or 0),
             entries=entries[fields["id"]],
         )
-        for fields in sorted(reversed(failed), key=_event_time)
+        for fields in sorted(failed, key=_event_time)
     ]
 
 
