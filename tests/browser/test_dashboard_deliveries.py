@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
+from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import Holder, visiting
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
@@ -54,20 +55,20 @@ async def test_all_that_failed_is_sent_again(holder: Holder, worker: Worker, rec
 
     receiver.plays("/events")
     await page.get_by_label("Failed events since").fill("2100-01-01T00:00")
-    await holder.button("Redeliver failed …").click()
+    await holder.button("Redeliver all …").click()
     await expect(page.get_by_text("No event since then has failed.")).to_be_visible()
     await page.get_by_label("Failed events since").fill("2020-01-01T00:00")
-    await holder.button("Redeliver failed …").click()
+    await holder.button("Redeliver all …").click()
     await expect(page.get_by_role("dialog", name="Redeliver 2 events?")).to_be_visible()
     await holder.button("Cancel").click()
     assert len(receiver.got()) == 2
-    await holder.button("Redeliver failed …").click()
+    await holder.button("Redeliver all …").click()
     await page.get_by_role("dialog").get_by_role("button", name="Redeliver").click()
     await expect(page.get_by_text("2 events are on the way again.")).to_be_visible()
     await expect(holder.row("Redelivery").filter(has_text="Delivered")).to_have_count(2)
     assert set(receiver.ids().values()) == {2}
     await page.get_by_label("Failed events since").fill("2020-01-01T00:00")
-    await holder.button("Redeliver failed …").click()
+    await holder.button("Redeliver all …").click()
     await expect(page.get_by_text("No event since then has failed.")).to_be_visible()
 
 
@@ -86,10 +87,11 @@ async def test_a_secret_is_rotated_and_not_left_behind(holder: Holder) -> None:
     await holder.button("Rotate secret").click()
     await dialog.get_by_role("button", name="Rotate").click()
     await expect(holder.heading("Your new signing secret", 2)).to_be_focused()
-    await expect(page.get_by_text("The secret before signs too, and stops")).to_be_visible()
+    await expect(page.get_by_text("The previous secret signs too, and stops")).to_be_visible()
     secret = await page.locator(".once code").inner_text()
     holder.gateway.confidential |= {before, secret}
     assert secret != before
+    await assert_accessible(page)
 
     leaving = page.get_by_role("dialog", name="Leave without a copy?")
     for leave in (page.get_by_role("link", name="Hooks"), holder.button("Log out")):
@@ -102,7 +104,7 @@ async def test_a_secret_is_rotated_and_not_left_behind(holder: Holder) -> None:
     page.once("dialog", lambda question: asked.append(question.type) or asyncio.ensure_future(question.accept()))
     await page.reload()
     assert asked == ["beforeunload"]
-    await expect(page.get_by_text("The secret before signs too, and stops")).to_be_visible()
+    await expect(page.get_by_text("The previous secret signs too, and stops")).to_be_visible()
 
     await holder.button("Rotate secret").click()
     await expect(dialog).to_contain_text("The secret before the current one stops signing at once.")

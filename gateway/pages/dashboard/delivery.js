@@ -17,17 +17,17 @@ export async function draw(signal, id) {
     announce(`${type} is on its way again.`);
   });
   const about = {
-    URL: url && h("code", { class: "cut" }, url),
     App: app,
     Happened: moment(eventAt),
     Sent: moment(at),
     Took: duration(durationMs),
     Attempt: String(redelivery + 1),
+    Marks: marksOf(delivery),
   };
   return [
     h("p", { class: "small" }, h("a", { href: "#/notifications" }, "All deliveries")),
-    heading(type, h("code", {}, delivery.id), h("div", {}, outcomeOf(delivery), " ", marksOf(delivery))),
-    h("section", { class: "card" }, facts(about), again, line),
+    heading(type, h("code", {}, delivery.id), h("div", {}, outcomeOf(delivery))),
+    h("section", { class: "card" }, url && h("code", { class: "cut" }, url), facts(about), h("div", {}, again), line),
     payload(request.body),
     card("Request headers", headers(request.headers, "Nothing was sent.")),
     response ? answer(response) : card("Response", h("p", { class: "quiet" }, "The receiver did not answer.")),

@@ -51,7 +51,7 @@ export async function draw(signal) {
   return [
     heading("Notifications", "Your apps’ events reach one URL of yours, as signed JSON."),
     webhookPanel(webhook, changed),
-    card("Deliveries", test, again, log.filters(apps), log.panel),
+    card("Deliveries", h("div", { class: "pair" }, test, again), log.filters(apps), log.panel),
   ];
 }
 
@@ -82,8 +82,8 @@ function redeliverer(log) {
     result.textContent = `${plural(count, "event is", "events are")} on the way again.`;
     await log.refresh();
   };
-  const button = h("button", {}, "Redeliver failed …");
-  const fields = form("with-button snug", field("Failed events since", since), button, () => send(button));
+  const button = h("button", {}, "Redeliver all …");
+  const fields = form("with-button", field("Failed events since", since), button, () => send(button));
   return h("div", { class: "stack" }, fields, result);
 }
 
@@ -178,28 +178,26 @@ function deliveries(rows, filtered, line) {
   const columns = {
     Event: (row) => [
       h("a", named(row), h("code", {}, row.type)),
-      marksOf(row),
-      h("div", { class: "small quiet" }, row.id),
+      h("div", { class: "small quiet whole" }, row.id),
+      h("div", { class: "small quiet" }, marksOf(row)),
     ],
     App: ({ app }) => app,
     Address: ({ url }) => addressOf(url),
-    Outcome: outcomeOf,
+    Outcome: (row) => [outcomeOf(row), h("span", { class: "small quiet" }, ` in ${duration(row.durationMs)}`)],
     Sent: ({ at }) => moment(at),
-    Took: ({ durationMs }) => duration(durationMs),
     "": again,
   };
   return table("Deliveries", columns, rows);
 }
 
-export const marksOf = ({ sample, redelivery }) => [
-  sample && badge("Sample"),
-  redelivery > 0 && badge(redelivery > 1 ? `Redelivery ${redelivery}` : "Redelivery"),
-];
+export const marksOf = ({ sample, redelivery }) =>
+  [sample && "Sample", redelivery > 0 && `Redelivery ${redelivery}`].filter(Boolean).join(", ");
 
-const addressOf = (url) =>
-  url ? h("span", { class: "small", title: url }, cut(url.replace(/^https?:\/\//, ""), 48)) : h("span", { class: "quiet" }, "–");
-
-const cut = (text, length) => (text.length > length ? `${text.slice(0, length - 1)}…` : text);
+function addressOf(url) {
+  if (!url) return "–";
+  const text = url.replace(/^https?:\/\//, "");
+  return h("span", { class: "small", title: url }, text.length > 28 ? `${text.slice(0, 27)}…` : text);
+}
 
 export const outcomeOf = ({ outcome, status, error }) => [badge(capital(outcome), TONES[outcome]), reason(status, error)];
 

@@ -224,7 +224,9 @@ addEventListener("beforeunload", (event) => uncopied() && event.preventDefault()
 export async function mayLeave() {
   if (!uncopied()) return true;
   const loss = "What is shown only once on this page was not copied yet. It cannot be shown again.";
-  return confirmed("Leave without a copy?", loss, "Leave", { keep: "Stay" });
+  const leaves = await confirmed("Leave without a copy?", loss, "Leave", { keep: "Stay" });
+  if (leaves) for (const panel of document.querySelectorAll("[data-uncopied]")) panel.removeAttribute("data-uncopied");
+  return leaves;
 }
 
 // -- refreshing -------------------------------------------------------------------------------------------------

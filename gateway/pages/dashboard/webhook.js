@@ -48,7 +48,7 @@ function present(panel, webhook) {
     panel.about.querySelector("input").focus();
     announce("The webhook is cleared.");
   };
-  const until = webhook.previousSecretUntil && [" The secret before signs too, and stops ", moment(webhook.previousSecretUntil), "."];
+  const until = webhook.previousSecretUntil && [" The previous secret signs too, and stops ", moment(webhook.previousSecretUntil), "."];
   const set = h("p", { class: "small quiet" }, "Set ", moment(webhook.createdAt), ".", until);
   const buttons = [
     h("button", { type: "button", onclick: change }, "Change"),
