@@ -135,10 +135,10 @@ async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], gatewa
     `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
     the oldest first, and none that waits already. An account can ask for this once per minute.
     """
-    return QueuedEvents(await gateway.webhooks.redeliver_failed(account.id, _parse_time(data.since)))
+    return QueuedEvents(await gateway.webhooks.redeliver_failed(account.id, parse_time(data.since)))
 
 
-def _parse_time(text: str) -> float:
+def parse_time(text: str) -> float:
     """Seconds since the epoch. Raises RequestMalformed."""
     try:
         moment = datetime.datetime.fromisoformat(text)
