@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable
+from gateway.events.receivers import Webhooks
 from gateway.ids import new_id, now_iso, time_of
-from gateway.store import keys
+from gateway.store import keys, scripts
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
+from tests.support.stores import opened
 from tests.support.webhook_holder import DELIVERIES, Holder
 from tests.support.worker_process import Worker
 
@@ -114,18 +118,28 @@ async def test_once_a_minute(holder: Holder, gw: Gateway, twin: Gateway, receive
     assert await redeliver(other) == 0, "the others have a minute of their own"
 
 
-async def test_a_service_that_died_half_way_goes_on(holder: Holder) -> None:
-    """What it had queued is not queued again."""
+async def test_what_broke_half_way_goes_on(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was queued before is not queued again."""
     events = [f"evt_{n:03}" for n in range(120)]
     fill(holder, [(event, "failed") for event in events])
-    for event in events[:70]:
-        response = await holder.call("POST", f"{DELIVERIES}/{event}/redeliver")
-        if response.status_code == 429:
-            break
-    before = queued(holder)
-    assert 0 < len(before) < 120
-    assert await redeliver(holder) == 120 - len(before)
-    assert Counter(queued(holder)) == dict.fromkeys(events, 1)
+    batches: list[int] = []
+
+    async def break_after_two(*args: Any) -> int:
+        if len(batches) == 2:
+            raise BackboneUnavailable
+        batches.append(await redeliver_batch(*args))
+        return batches[-1]
+
+    redeliver_batch = scripts.redeliver
+    monkeypatch.setattr(scripts, "redeliver", break_after_two)
+    async with opened(holder.account.gateway.redis.url) as store:
+        webhooks = Webhooks(store, Vault(""), allow_private=True)
+        with pytest.raises(BackboneUnavailable, match="ask again for the rest"):
+            await webhooks.redeliver_failed(holder.id, 0)
+    assert batches == [50, 50]
+    assert queued(holder) == events[:100]
+    assert await redeliver(holder) == 20
+    assert queued(holder) == events
 
 
 @pytest.mark.parametrize(

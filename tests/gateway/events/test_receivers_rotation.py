@@ -9,7 +9,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from gateway.events.receivers import OVERLAP
 from gateway.store import keys
 from tests.fakes.receiver import FakeReceiver, verified
-from tests.fakes.server import Exchange, Head
+from tests.fakes.server import Exchange, Raw
 from tests.support.gateway_process import Gateway
 from tests.support.responses import refused
 from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
@@ -107,9 +107,10 @@ async def test_both_are_sealed_and_neither_is_logged(holder: Holder, worker: Wor
     second = await rotate(holder)
 
     async def echo(exchange: Exchange) -> None:
-        signatures = exchange.header("webhook-signature") or ""
-        headers = {"X-Env": holder.secret, "X-Echo": exchange.header("x-service-signature") or ""}
-        await exchange.play([Head(500, headers), f"{signatures} {holder.secret} {second}".encode()])
+        body = f"{exchange.header('webhook-signature')} {holder.secret} {second}"
+        head = f"X-Env: {holder.secret}\r\nX-Echo: {exchange.header('x-service-signature')}\r\n"
+        whole = f"HTTP/1.1 500 Status\r\n{head}Content-Length: {len(body)}\r\n\r\n{body}"
+        await exchange.play([Raw(whole.encode())])
 
     receiver.plays(holder.path, echo)
     exchange = await sent(holder, receiver)
