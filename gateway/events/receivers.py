@@ -206,7 +206,8 @@ class Webhooks:
             for first in range(0, len(events), BATCH):
                 queued += await scripts.redeliver(self._store, account_id, events[first : first + BATCH])
         except BackboneUnavailable as error:
-            raise BackboneUnavailable(HALFWAY) from error
+            error.message, error.retry_after = HALFWAY, REDELIVER_EVERY
+            raise
         return queued
 
     async def _request(self, account_id: str, event_id: str, sample: QueuedEvent | None) -> None:
