@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import secrets
 import time
 
@@ -10,6 +11,12 @@ import time
 def new_id(kind: str) -> str:
     """Such as `acc_01kad0e5q3f8…`: sorts by time, then random."""
     return f"{kind}_{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+
+
+def time_of(made: str) -> int | None:
+    """When `new_id` made this id, in milliseconds since the epoch; None if it did not."""
+    found = re.fullmatch(r"[a-z]+_([0-9a-f]{11})[0-9a-f]{10}", made)
+    return int(found[1], 16) if found else None
 
 
 def request_id() -> str:

@@ -7,7 +7,7 @@
 -- KEYS[2]  stream  the partition's dead letters, the last 100 of 30 days
 -- KEYS[3]  stream  the account's log, and KEYS[4] hash the partition's outcomes; only for an event whose fields are whole
 -- ARGV     group, entry, name of the stream, reason, the entry's fields (JSON, cut); with an event: id, account, app,
---          type; the log records it as failed
+--          type, marks; the log records it as failed
 --
 -- Returns  1 | 0 if the entry had been finished or buried before
 
@@ -19,7 +19,7 @@ redis.call('XADD', KEYS[2], 'MAXLEN', BURIED, '*', 'stream', ARGV[3], 'entry', A
   'fields', ARGV[5])
 redis.call('EXPIRE', KEYS[2], DAYS)
 if KEYS[3] then
-  local event = {ARGV[6], ARGV[7], ARGV[8], ARGV[9]}
+  local event = {ARGV[6], ARGV[7], ARGV[8], ARGV[9], '', ARGV[10], ARGV[11]}
   local result = {outcome = 'failed', at = string.format('%.0f', now_ms()), reason = 'internal'}
   log_outcome(KEYS[1], KEYS[3], KEYS[4], event, result)
 end

@@ -9,7 +9,7 @@
 -- is counted, and bounded: when a new event does not fit, the oldest entries of the log make room for it. An event that
 -- still does not fit, because so many wait, is dropped.
 --
---   stream   `{pNN}:events`                  entries id, account, app, type, at (ms)
+--   stream   `{pNN}:events`                  entries id, account, app, type, at (ms), and marks
 --   log      `{pNN}:deliveries:<account>`    stream of outcomes, the last 1,000 of 30 days, as far as they fit
 --   bodies   `<log>:bodies`                  hash: event id -> data (JSON); `<event id>:more` -> references beyond one
 --   outcomes `{pNN}:outcomes`                hash: outcome -> how often
@@ -79,13 +79,26 @@ local function make_room(stream, log, account, bytes, added, since)
   return used + bytes <= SHARE
 end
 
--- event: {id, account, app, type}; the log takes over the stream's reference to its data.
+-- Marks of an event: whether it is a sample ('1' or ''), and how often it was redelivered, with this time ('' for never).
+local function add_marks(fields, event)
+  for n, name in ipairs({'sample', 'redelivery'}) do
+    local mark = event[5 + n] or ''
+    if mark ~= '' then
+      fields[#fields + 1] = name
+      fields[#fields + 1] = mark
+    end
+  end
+  return fields
+end
+
+-- event: {id, account, app, type, nothing, marks…}; the log takes over the stream's reference to its data.
 -- result: outcome, at (ms), and where there are: duration (ms), status, reason, url, headers (JSON) and body (text) of
 -- the answer
 local function log_outcome(stream, log, outcomes, event, result)
   local fields = {'id', event[1], 'type', event[4], 'app', event[3], 'at', result.at,
     'durationMs', result.duration or 0, 'outcome', result.outcome, 'status', result.status or '',
     'error', result.reason or '', 'url', result.url or '', 'headers', result.headers or '', 'body', result.body or ''}
+  add_marks(fields, event)
   local size = size_of(fields)
   make_room(stream, log, event[2], size, 1, 0)  -- if it does not fit, it is written all the same: these have a bound
   redis.call('XADD', log, '*', unpack(fields))
@@ -96,7 +109,7 @@ local function log_outcome(stream, log, outcomes, event, result)
   if fields[16] ~= '' then redis.call('HINCRBY', outcomes, result.outcome .. ':' .. fields[16], 1) end
 end
 
--- event: {id, account, app, type, data}. Returns 'queued', or 'dropped' if the partition's stream is full or the
+-- event: {id, account, app, type, data, marks…}. Returns 'queued', or 'dropped' if the partition's stream is full or the
 -- account's share used up by events that wait; the log records that.
 local function enqueue(stream, log, outcomes, event)
   local now, bodies, stored = now_ms(), log .. ':bodies', stream .. ':stored'
@@ -113,6 +126,7 @@ local function enqueue(stream, log, outcomes, event)
     log_outcome(stream, log, outcomes, event, {outcome = 'dropped', at = at, reason = 'overflow'})
     return 'dropped'
   end
-  redis.call('XADD', stream, '*', 'id', event[1], 'account', event[2], 'app', event[3], 'type', event[4], 'at', at)
+  local fields = {'id', event[1], 'account', event[2], 'app', event[3], 'type', event[4], 'at', at}
+  redis.call('XADD', stream, '*', unpack(add_marks(fields, event)))
   return 'queued'
 end

@@ -9,13 +9,13 @@
 -- KEYS[3]  hash    the partition's outcomes
 -- KEYS[4]  string  an app.unhealthy's outcome, while its recovery may follow
 -- ARGV     group, entry, id, account, app, type, outcome, at (ms), duration (ms), status or '', reason or '', url or '',
---          headers (JSON) and body (text) of the answer, or ''
+--          headers (JSON) and body (text) of the answer, or '', marks of the event
 --
 -- Returns  1 | 0 if the entry already had an outcome
 
 if redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) == 0 then return 0 end
 redis.call('XDEL', KEYS[1], ARGV[2])
-local event = {ARGV[3], ARGV[4], ARGV[5], ARGV[6]}
+local event = {ARGV[3], ARGV[4], ARGV[5], ARGV[6], '', ARGV[15], ARGV[16]}
 local result = {outcome = ARGV[7], at = ARGV[8], duration = ARGV[9], status = ARGV[10], reason = ARGV[11],
   url = ARGV[12], headers = ARGV[13], body = ARGV[14]}
 log_outcome(KEYS[1], KEYS[2], KEYS[3], event, result)

@@ -37,13 +37,14 @@ if count >= limit then return {'rate', string.format('%.0f', frees)} end
 redis.call('RPUSH', KEYS[4], string.format('%.0f', now))
 redis.call('PEXPIRE', KEYS[4], 60000)
 
-local event = {ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]}
+local event = {ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], '1'}
 if not ARGV[4] then
   local oldest = string.format('%.0f', math.floor(now / 1000) - DAYS * 1000)
   local found = find(KEYS[2], ARGV[2], oldest)
   -- Entries of an earlier version have the data themselves.
   local data = found and (redis.call('HGET', KEYS[2] .. ':bodies', ARGV[2]) or found.data)
   if not data then return {'unknown', '0'} end
-  event = {ARGV[2], ARGV[3], found.app, found.type, data}
+  local redelivery = string.format('%.0f', (tonumber(found.redelivery) or 0) + 1)
+  event = {ARGV[2], ARGV[3], found.app, found.type, data, found.sample, redelivery}
 end
 return {enqueue(KEYS[1], KEYS[2], KEYS[3], event), '0'}

@@ -18,6 +18,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.transport_security import TransportSecuritySettings
 
+from gateway.api.agent_deliveries import AccountDeliveries, LocalDeliveries, delivery_tool
 from gateway.api.agent_deploys import AccountDeploys, LocalDeploys, deploy_tool
 from gateway.api.agent_tools import ANYTHING, answer, make_tool, parse_arguments, text
 from gateway.api.authentication import require_account
@@ -38,7 +39,7 @@ CHOICES = "action must be 'create' (with app and name), 'list', or 'revoke' (wit
 INSTRUCTIONS = (
     "Deploy hooks are secret URLs: a POST to one rebuilds its app. Whoever has the URL can deploy the app, and it "
     "shows only once, when the hook is created; hand it to the user and do not repeat it. A rollback serves an earlier "
-    "release to the app's visitors: ask the user first."
+    "release to the app's visitors: ask the user first. A redelivery sends an event to the user's receiver once more."
 )
 
 
@@ -78,7 +79,9 @@ async def perform(hooks: AccountHooks, action: str, arguments: list[str]) -> dic
 
 
 def tool_server(
-    hooks_of: Callable[[Context[Any]], AccountHooks], deploys_of: Callable[[Context[Any]], AccountDeploys]
+    hooks_of: Callable[[Context[Any]], AccountHooks],
+    deploys_of: Callable[[Context[Any]], AccountDeploys],
+    deliveries_of: Callable[[Context[Any]], AccountDeliveries],
 ) -> MCPServer:
     """The functions return what belongs to the caller's account."""
 
@@ -94,7 +97,7 @@ def tool_server(
         title="Capsule",
         instructions=INSTRUCTIONS,
         version=version("capsule-gateway"),
-        tools=[make_tool(service_hook, "Deploy hooks"), deploy_tool(deploys_of)],
+        tools=[make_tool(service_hook, "Deploy hooks"), deploy_tool(deploys_of), delivery_tool(deliveries_of)],
         log_level="ERROR",
         subscriptions=False,
     )
@@ -125,7 +128,7 @@ class AgentEndpoint:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        server = tool_server(self._hooks_of, self._deploys_of)
+        server = tool_server(self._hooks_of, self._deploys_of, self._deliveries_of)
         # Plain JSON, because the SDK logs each chunk of a streamed answer, and a hook's URL is a secret.
         server.streamable_http_app(
             stateless_http=True,
@@ -144,6 +147,11 @@ class AgentEndpoint:
         request = context.request_context.request
         assert request is not None
         return LocalDeploys(self._gateway, request.scope[ACCOUNT])
+
+    def _deliveries_of(self, context: Context[Any]) -> LocalDeliveries:
+        request = context.request_context.request
+        assert request is not None
+        return LocalDeliveries(self._gateway, request.scope[ACCOUNT])
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import datetime
+from typing import Annotated, Literal
 
 import msgspec
 from litestar import Router, delete, get, post, put
@@ -28,6 +29,14 @@ class Webhook(msgspec.Struct):
     createdAt: Time
 
 
+class ShownWebhook(Webhook):
+    previousSecretUntil: Time | msgspec.UnsetType = msgspec.UNSET  # for a day after a rotation: both secrets sign
+
+
+class RotatedSecret(msgspec.Struct):
+    secret: str  # shown only here
+
+
 class ChangedWebhook(Webhook):
     secret: str | msgspec.UnsetType = msgspec.UNSET  # shown only here, when the URL is new
 
@@ -36,12 +45,22 @@ class EventId(msgspec.Struct):
     id: str
 
 
+class FailedEvents(msgspec.Struct, forbid_unknown_fields=True):
+    since: Annotated[str, msgspec.Meta(max_length=64, extra_json_schema={"format": "date-time"})]  # the events' time
+    outcome: Literal["failed"]
+
+
+class QueuedEvents(msgspec.Struct):
+    count: int
+
+
 @get("/webhook", summary="The webhook that receives the account's events", errors=[NotFound])
-async def show_webhook(account: Caller, gateway: Injected) -> Webhook:
+async def show_webhook(account: Caller, gateway: Injected) -> ShownWebhook:
     receiver = await gateway.webhooks.receiver(account.id)
     if receiver is None:
         raise NotFound("No webhook is set; PUT {url} here to set one.")
-    return Webhook(receiver.url, receiver.createdAt)
+    ends = await gateway.webhooks.previous_secret_ends(account.id)
+    return ShownWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if ends is None else ends)
 
 
 @put("/webhook", errors=[RequestMalformed])
@@ -57,6 +76,16 @@ async def set_webhook(account: Caller, data: JSONBody[WebhookUrl], gateway: Inje
 @delete("/webhook", summary="Clear the webhook and its signing secret")
 async def clear_webhook(account: Caller, gateway: Injected) -> None:
     await gateway.webhooks.clear(account.id)
+
+
+@post("/webhook/rotate", status_code=200, errors=[NotFound])
+async def rotate_secret(account: Caller, gateway: Injected) -> RotatedSecret:
+    """Make a new signing secret, which is shown only here.
+
+    For 24 hours both secrets sign: `X-Service-Signature` is the new one's, `webhook-signature` carries both. If the
+    secret is rotated again within that time, the last two sign.
+    """
+    return RotatedSecret(await gateway.webhooks.rotate(account.id))
 
 
 @post("/webhook/test", status_code=202, errors=[RequestMalformed, RateLimited])
@@ -99,6 +128,25 @@ async def show_delivery(account: Caller, delivery_id: FromPath[str], gateway: In
     return await gateway.webhooks.delivery(account.id, delivery_id)
 
 
+@post("/deliveries/redeliver", status_code=202, errors=[RequestMalformed, RateLimited])
+async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], gateway: Injected) -> QueuedEvents:
+    """Send all events again whose newest delivery failed.
+
+    `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
+    the oldest first, and none that waits already. An account can ask for this once per minute.
+    """
+    return QueuedEvents(await gateway.webhooks.redeliver_failed(account.id, parse_time(data.since)))
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch. Raises RequestMalformed."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise RequestMalformed("since: Use a time in ISO 8601, such as 2026-07-02T10:00:00Z.") from None
+
+
 @post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])
 async def redeliver(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> EventId:
     """Send an event again.
@@ -117,9 +165,11 @@ ROUTES = [
             show_webhook,
             set_webhook,
             clear_webhook,
+            rotate_secret,
             test_webhook,
             list_deliveries,
             show_delivery,
+            redeliver_failed,
             redeliver,
         ],
         guards=[account_only],

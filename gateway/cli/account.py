@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import re
+import time
+
 import click
 
-from gateway.cli.service import Refused, Service, open_service, path
+from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from gateway.cli.show import (
     Cell,
     Row,
@@ -22,6 +26,7 @@ from gateway.cli.show import (
     text_of,
 )
 from gateway.events import catalogue
+from gateway.ids import now_iso
 
 limit = click.option(
     "--limit", default=20, show_default=True, type=click.IntRange(1, 1000), help="Maximum number of rows."
@@ -131,7 +136,13 @@ def webhook_show(as_json: bool) -> None:
     record = _require_webhook(open_service())
     if as_json:
         return show_json(record)
-    show_fields({"url": text_of("url")(record), "set": age_of("createdAt")(record)})
+    show_fields(
+        {
+            "url": text_of("url")(record),
+            "set": age_of("createdAt")(record),
+            "two secrets sign until": text_of("previousSecretUntil")(record),
+        }
+    )
 
 
 def _require_webhook(service: Service) -> Row:
@@ -154,6 +165,22 @@ def webhook_set(url: str, as_json: bool) -> None:
     if "secret" not in record:
         return click.echo("Events already go to this URL. The signing secret is unchanged.")
     print_note(f"Events go to {record.get('url')}. They are signed with this secret, which is shown only once:")
+    click.echo(record["secret"])
+
+
+@webhook.command("rotate")
+@as_json
+def webhook_rotate(as_json: bool) -> None:
+    """Make a new signing secret, which is shown only once. For 24 hours the present one signs too."""
+    service = open_service()
+    _require_webhook(service)
+    record = service.fields("POST", "/account/webhook/rotate", having="secret")
+    if as_json:
+        return show_json(record)
+    print_note(
+        "For 24 hours, events are signed with this new secret and with the one before. It is shown only once. Do not "
+        "rotate again before your receiver has it:"
+    )
     click.echo(record["secret"])
 
 
@@ -216,6 +243,7 @@ def deliveries_list(
             "at": age_of("at"),
             "took": duration_of("durationMs"),
             "outcome": _outcome,
+            "marks": _marks,
         },
         empty="No such deliveries."
         if filtered
@@ -245,6 +273,7 @@ def deliveries_show(delivery_id: str, as_json: bool) -> None:
             "took": duration_of("durationMs")(row),
             "outcome": _outcome(row),
             "url": text_of("url")(row),
+            "marks": _marks(row),
         }
     )
     _print_message("Request", request)
@@ -268,12 +297,45 @@ def _outcome(row: Row) -> Cell:
     return outcome.append(f" ({strip_controls(reason)})") if reason and outcome.plain != "delivered" else outcome
 
 
+def _marks(row: Row) -> str:
+    marks = ["sample"] if row.get("sample") else []
+    if redelivery := row.get("redelivery"):
+        marks.append(f"redelivery {redelivery}")
+    return ", ".join(marks)
+
+
 @deliveries.command("redeliver")
-@click.argument("delivery_id", metavar="ID")
+@click.argument("delivery_id", metavar="[ID]", required=False)
+@click.option("--failed", is_flag=True, help="Send all events whose newest delivery failed.")
+@click.option("--since", metavar="TIME", help="With --failed: events from then on, as 30m, 1h, 2d or an ISO 8601 time.")
 @as_json
-def deliveries_redeliver(delivery_id: str, as_json: bool) -> None:
-    """Send an event again, with the same id and a new signature."""
-    record = open_service().fields("POST", path("account", "deliveries", delivery_id, "redeliver"))
+def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | None, as_json: bool) -> None:
+    """Send an event again, with the same id and a new signature.
+
+    \b
+    ID                     is an event's id
+    --failed --since 1h    sends all events of the last hour whose newest delivery failed
+    """
+    if delivery_id is not None and not failed and since is None:
+        record = open_service().fields("POST", path("account", "deliveries", delivery_id, "redeliver"))
+        note = f"Queued {delivery_id} again."
+    elif delivery_id is None and failed and since is not None:
+        body = {"since": _parse_since(since), "outcome": "failed"}
+        record = open_service().fields("POST", "/account/deliveries/redeliver", body, having="count")
+        note = f"Queued {record['count']} failed event{'' if record['count'] == 1 else 's'} again."
+    else:
+        raise WrongUsage("give either the ID of an event, or --failed and --since")
     if as_json:
         return show_json(record)
-    click.echo(f"Queued {delivery_id} again. See the outcome with: capsule deliveries list")
+    click.echo(f"{strip_controls(note)} See the outcome with: capsule deliveries list")
+
+
+def _parse_since(text: str) -> str:
+    """An ISO 8601 time. Raises WrongUsage."""
+    if ago := re.fullmatch(r"(\d{1,6})([smhd])", text):
+        seconds = int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[ago[2]]
+        return now_iso(max(0, time.time() - seconds))
+    try:
+        return datetime.datetime.fromisoformat(text).isoformat()
+    except ValueError:
+        raise WrongUsage(f"{text!r} is not a time; use one like 30m, 1h, 2d or 2026-07-02T10:00:00Z") from None

@@ -1,4 +1,4 @@
-"""Serves the agent tools `service_hook` and `service_deploy` over standard input and output, for `capsule mcp`."""
+"""Serves the agent tools over standard input and output, for `capsule mcp`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
 
-from gateway.api.agent_deploys import LISTED
+from gateway.api import agent_deliveries, agent_deploys
 from gateway.api.agents import tool_server
 from gateway.cli.service import Refused, Service, path
 
@@ -39,7 +39,7 @@ class RemoteDeploys:
         self._service = service
 
     async def list(self, app: str) -> list[dict[str, Any]]:
-        return await _call(lambda: self._service.rows("/account/deploys", app=app or None, limit=LISTED))
+        return await _call(lambda: self._service.rows("/account/deploys", app=app or None, limit=agent_deploys.LISTED))
 
     async def show(self, deploy_id: str) -> dict[str, Any]:
         return await _call(lambda: self._service.fields("GET", path("account", "deploys", deploy_id), having="state"))
@@ -54,6 +54,29 @@ class RemoteDeploys:
         return await _call(lambda: self._service.fields("POST", address, having="state"))
 
 
+class RemoteDeliveries:
+    """The deliveries of the same account. Raises ToolError."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def list(self, app: str, outcome: str) -> list[dict[str, Any]]:
+        query = {"app": app or None, "outcome": outcome or None, "limit": agent_deliveries.LISTED}
+        return await _call(lambda: self._service.rows("/account/deliveries", **query))
+
+    async def show(self, delivery_id: str) -> dict[str, Any]:
+        address = path("account", "deliveries", delivery_id)
+        return await _call(lambda: self._service.fields("GET", address, having="outcome"))
+
+    async def redeliver(self, event_id: str) -> None:
+        await _call(lambda: self._service.do("POST", path("account", "deliveries", event_id, "redeliver")))
+
+    async def redeliver_failed(self, since: str) -> int:
+        address, body = "/account/deliveries/redeliver", {"since": since, "outcome": "failed"}
+        queued = await _call(lambda: self._service.fields("POST", address, body, having="count"))
+        return int(queued["count"])
+
+
 async def _call(request: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(request)
@@ -63,5 +86,5 @@ async def _call(request: Callable[[], T]) -> T:
 
 def serve_stdio(service: Service) -> None:
     """Runs until standard input ends."""
-    hooks, deploys = RemoteHooks(service), RemoteDeploys(service)
-    tool_server(lambda _: hooks, lambda _: deploys).run("stdio")
+    hooks, deploys, deliveries = RemoteHooks(service), RemoteDeploys(service), RemoteDeliveries(service)
+    tool_server(lambda _: hooks, lambda _: deploys, lambda _: deliveries).run("stdio")

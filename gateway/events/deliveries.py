@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -16,9 +17,10 @@ import msgspec
 
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events import catalogue
-from gateway.ids import now_iso
+from gateway.ids import now_iso, time_of
 from gateway.store import keys
 from gateway.store.client import Store, backbone
+from gateway.store.event_records import LoggedEvent
 
 LOGGED = 1_000  # deliveries kept per account
 LOGGED_SECONDS = 30 * 86_400
@@ -39,9 +41,13 @@ class Delivery(msgspec.Struct, kw_only=True):
     attempt: str  # tells deliveries of the same event apart
     type: str
     app: str
-    at: catalogue.Time
+    url: str | None  # where it was sent; null if no webhook was set
+    at: catalogue.Time  # of the delivery
+    eventAt: catalogue.Time  # of the event
     durationMs: int
     outcome: Outcome
+    sample: bool = False  # a test event
+    redelivery: int = 0  # 1 for the event's first redelivery
     status: int | msgspec.UnsetType = msgspec.UNSET  # the receiver's
     error: str | msgspec.UnsetType = msgspec.UNSET
 
@@ -60,7 +66,6 @@ class ReceivedResponse(msgspec.Struct):
 class DeliveryDetail(Delivery, kw_only=True):
     """A delivery with the request and the receiver's response."""
 
-    url: str | None  # null if no webhook was set
     request: SentRequest
     response: ReceivedResponse | None  # null if the receiver did not answer
 
@@ -103,15 +108,40 @@ async def read_delivery(store: Store, account_id: str, delivery_id: str) -> Deli
     attempt, fields = found[0]
     with backbone():
         data = await store.client.hget(keys.bodies_key(account_id), fields["id"])
-    data, timestamp, url = data or fields.get("data"), int(fields["at"]), fields.get("url")
+    data, timestamp = data or fields.get("data"), int(fields["at"])
     body = None if data is None else encode_body(fields["id"], fields["type"], data, timestamp).decode()
-    headers = sent_headers(fields["id"], fields["type"], timestamp, NOT_KEPT, NOT_KEPT) if url else {}
+    headers = sent_headers(fields["id"], fields["type"], timestamp, NOT_KEPT, [NOT_KEPT]) if fields.get("url") else {}
     response = None
     if fields["status"]:
         answered = msgspec.json.decode(fields.get("headers") or "{}", type=dict[str, str])
         response = ReceivedResponse(int(fields["status"]), answered, fields.get("body", ""))
-    detail = {"url": url or None, "request": SentRequest(headers, body), "response": response}
+    detail = {"request": SentRequest(headers, body), "response": response}
     return msgspec.convert({**_row((attempt, fields)), **detail}, DeliveryDetail, strict=False)
+
+
+async def find_failed(store: Store, account_id: str, since: int) -> list[LoggedEvent]:
+    """The events whose newest delivery failed, and which happened at `since` (ms) or later; the oldest first."""
+    newest: dict[str, dict[str, str]] = {}
+    entries: Counter[str] = Counter()
+    after = ""
+    while page := await _read_page(store, account_id, after, PAGE):
+        for _, fields in page:
+            newest.setdefault(fields["id"], fields)
+            entries[fields["id"]] += 1
+        after = page[-1][0]
+    failed = [fields for fields in newest.values() if fields["outcome"] == "failed" and _event_time(fields) >= since]
+    failed.reverse()  # of events of the same time, the first in the log comes first
+    return [
+        LoggedEvent(
+            id=fields["id"],
+            app=fields["app"],
+            type=fields["type"],
+            sample=bool(fields.get("sample")),
+            redelivery=int(fields.get("redelivery") or 0),
+            entries=entries[fields["id"]],
+        )
+        for fields in sorted(failed, key=_event_time)
+    ]
 
 
 async def stored_bytes(store: Store, account_id: str) -> int:
@@ -120,11 +150,17 @@ async def stored_bytes(store: Store, account_id: str) -> int:
         return int(await store.client.zscore(keys.stored_key(keys.tag(account_id)), account_id) or 0)
 
 
-def _row(entry: Entry) -> dict[str, str]:
+def _row(entry: Entry) -> dict[str, str | None]:
     attempt, fields = entry
-    shown = {"id", "type", "app", "durationMs", "outcome", *(name for name in ("status", "error") if fields[name])}
-    row = {name: fields[name] for name in shown}
-    return {**row, "attempt": attempt, "at": now_iso(int(fields["at"]) / 1000)}
+    optional = [name for name in ("status", "error", "sample", "redelivery") if fields.get(name)]
+    row = {name: fields[name] for name in ("id", "type", "app", "durationMs", "outcome", *optional)}
+    times = {"at": now_iso(int(fields["at"]) / 1000), "eventAt": now_iso(_event_time(fields) / 1000)}
+    return {**row, **times, "attempt": attempt, "url": fields.get("url") or None}
+
+
+def _event_time(fields: Mapping[str, str]) -> int:
+    """In milliseconds since the epoch."""
+    return time_of(fields["id"]) or int(fields["at"])
 
 
 def _is_attempt(text: str) -> bool:
@@ -178,8 +214,10 @@ def encode_body(event_id: str, event_type: str, data: str, timestamp: int) -> by
     )
 
 
-def sent_headers(event_id: str, event_type: str, timestamp: int, signature: str, standard: str) -> dict[str, str]:
-    """`signature` is our own, `standard` that of Standard Webhooks, whose timestamps are in seconds."""
+def sent_headers(
+    event_id: str, event_type: str, timestamp: int, signature: str, standard: Sequence[str]
+) -> dict[str, str]:
+    """`signature` is our own, `standard` are those of Standard Webhooks, whose timestamps are in seconds."""
     return {
         "Content-Type": "application/json",
         "X-Service-Event": event_type,
@@ -188,7 +226,7 @@ def sent_headers(event_id: str, event_type: str, timestamp: int, signature: str,
         "X-Service-Signature": f"sha256={signature}",
         "webhook-id": event_id,
         "webhook-timestamp": str(timestamp // 1000),
-        "webhook-signature": f"v1,{standard}",
+        "webhook-signature": " ".join(f"v1,{each}" for each in standard),
     }
 
 

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Sequence
 
 import msgspec
 import structlog
@@ -25,6 +26,7 @@ from gateway.events.deliveries import (
     DeliveryDetail,
     Filter,
     encode_body,
+    find_failed,
     list_deliveries,
     read_delivery,
     sent_headers,
@@ -33,7 +35,7 @@ from gateway.events.deliveries import (
 from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
 from gateway.store import keys, scripts
-from gateway.store.client import Store
+from gateway.store.client import Store, backbone
 from gateway.store.scripts import QueuedEvent
 
 logger = structlog.get_logger()
@@ -43,6 +45,14 @@ STREAM = "events"
 CHECK_SECONDS = 2.0  # for the look-up of a receiver's name when it is saved
 REQUESTS_PER_MINUTE = 30  # of one account, for test events and redeliveries together
 DATA_BYTES = 262_144  # per event
+OVERLAP = 86_400  # seconds after a rotation in which the previous secret signs too
+REDELIVER_EVERY = 60  # seconds between requests of one account for all its failed events
+BATCH = 50  # events queued again in one script
+AGAIN = "An account can send all its failed events again once per minute; try again after the time in Retry-After."
+HALFWAY = (
+    "The service lost its store while it queued the events; some may be sent. In a minute, ask again for the rest."
+)
+CONTENDED = "The receiver is being changed from several places at once; try again."
 
 
 class Receiver(msgspec.Struct, frozen=True):
@@ -55,15 +65,27 @@ def new_secret() -> str:
     return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def sign_event(secret: str, event_id: str, event_type: str, data: str, now: float) -> tuple[bytes, dict[str, str]]:
-    """Returns the exact bytes to send, and their headers. `now` is in seconds since the epoch."""
+class SignedEvent(msgspec.Struct, frozen=True):
+    body: bytes  # the exact bytes to send
+    headers: dict[str, str]
+    signatures: list[str]  # those in the headers
+
+
+def sign_event(secrets: Sequence[str], event_id: str, event_type: str, data: str, now: float) -> SignedEvent:
+    """`secrets`: the current one first. `now` is in seconds since the epoch."""
     timestamp = int(now * 1000)
     body = encode_body(event_id, event_type, data, timestamp)
-    signature = hmac.new(secret.encode(), b"%d." % timestamp + body, hashlib.sha256).hexdigest()
-    # Standard Webhooks uses the decoded secret as its key, and a timestamp in seconds.
+    signature = hmac.new(secrets[0].encode(), b"%d." % timestamp + body, hashlib.sha256).hexdigest()
+    signed = f"{event_id}.{timestamp // 1000}.".encode() + body  # Standard Webhooks has a timestamp in seconds
+    standard = [_sign_standard(secret, signed) for secret in secrets]
+    headers = sent_headers(event_id, event_type, timestamp, signature, standard)
+    return SignedEvent(body, headers, [signature, *standard])
+
+
+def _sign_standard(secret: str, signed: bytes) -> str:
+    """Standard Webhooks uses the decoded secret as its key."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
-    standard = hmac.new(key, f"{event_id}.{timestamp // 1000}.".encode() + body, hashlib.sha256).digest()
-    return body, sent_headers(event_id, event_type, timestamp, signature, base64.b64encode(standard).decode())
+    return base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
 
 
 class Webhooks:
@@ -79,19 +101,45 @@ class Webhooks:
     async def set(self, account_id: str, url: str) -> tuple[Receiver, str | None]:
         """Returns the receiver, and its secret when the URL is new. The secret is never returned again."""
         url = await self._check_url(account_id, url)
-        key = keys.webhook_key(account_id)
         for _ in range(10):
-            before = await self._store.get(key)
+            before = await self._store.get(keys.webhook_key(account_id))
             if before is not None:
                 receiver = msgspec.json.decode(before, type=Receiver)
                 if receiver.url == url:
                     return receiver, None
             secret = new_secret()
             receiver = Receiver(url, self._seal(secret), now_iso())
-            record = msgspec.json.encode(receiver).decode()
-            if await scripts.change(self._store, key, record, expected=before or ""):
+            if await self._write(account_id, receiver, before or "", previous_secret=""):
                 return receiver, secret
-        raise BackboneUnavailable("The receiver is being changed from several places at once; try again.")
+        raise BackboneUnavailable(CONTENDED)
+
+    async def rotate(self, account_id: str) -> str:
+        """Returns a new secret, which is never returned again. The one before signs too until `OVERLAP` is over.
+
+        Raises NotFound without a receiver.
+        """
+        for _ in range(10):
+            before = await self._store.get(keys.webhook_key(account_id))
+            if before is None:
+                raise NotFound("No webhook is set; PUT {url} to /account/webhook to set one.")
+            receiver = msgspec.json.decode(before, type=Receiver)
+            secret = new_secret()
+            rotated = msgspec.structs.replace(receiver, secret=self._seal(secret))
+            if await self._write(account_id, rotated, before, previous_secret=receiver.secret):
+                return secret
+        raise BackboneUnavailable(CONTENDED)
+
+    async def _write(self, account_id: str, receiver: Receiver, before: str, *, previous_secret: str) -> bool:
+        """Returns False if the record is no longer the one `before`. The previous secret is encrypted, or ''."""
+        record = msgspec.json.encode(receiver).decode()
+        beside = (keys.previous_secret_key(account_id), previous_secret, OVERLAP)
+        return await scripts.change(self._store, keys.webhook_key(account_id), record, expected=before, beside=beside)
+
+    async def previous_secret_ends(self, account_id: str) -> str | None:
+        """When the secret before the last rotation stops signing; None if it has."""
+        with backbone():
+            ends = await self._store.client.pexpiretime(keys.previous_secret_key(account_id))
+        return now_iso(ends / 1000) if ends > 0 else None
 
     def _seal(self, secret: str) -> str:
         try:
@@ -101,7 +149,8 @@ class Webhooks:
             raise ServiceError("No webhook can be set here until the operator gives the service its key.") from None
 
     async def clear(self, account_id: str) -> None:
-        await scripts.change(self._store, keys.webhook_key(account_id), "")
+        beside = (keys.previous_secret_key(account_id), "", OVERLAP)
+        await scripts.change(self._store, keys.webhook_key(account_id), "", beside=beside)
 
     async def _check_url(self, account_id: str, url: str) -> str:
         """Refuses private addresses with a clear message. Each delivery checks again, because names may change."""
@@ -140,6 +189,26 @@ class Webhooks:
     async def redeliver(self, account_id: str, event_id: str) -> None:
         """Queues the event again, with the same id. Raises RateLimited and NotFound."""
         await self._request(account_id, event_id, None)
+
+    async def redeliver_failed(self, account_id: str, since: float) -> int:
+        """Queues the events of the log again whose newest delivery failed, and which happened at `since` or later.
+
+        Returns their number. `since` is in seconds since the epoch. Raises RateLimited.
+        """
+        key = keys.redelivered_key(account_id)
+        with backbone():
+            if not await self._store.client.set(key, "1", nx=True, ex=REDELIVER_EVERY):
+                wait = await self._store.client.pttl(key)
+                raise RateLimited(AGAIN, retry_after=wait / 1000)
+        events = await find_failed(self._store, account_id, int(since * 1000))
+        queued = 0
+        try:
+            for first in range(0, len(events), BATCH):
+                queued += await scripts.redeliver(self._store, account_id, events[first : first + BATCH])
+        except BackboneUnavailable as error:
+            error.message, error.retry_after = HALFWAY, REDELIVER_EVERY
+            raise
+        return queued
 
     async def _request(self, account_id: str, event_id: str, sample: QueuedEvent | None) -> None:
         requested = await scripts.request_event(self._store, account_id, event_id, sample, limit=REQUESTS_PER_MINUTE)

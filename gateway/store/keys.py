@@ -33,12 +33,14 @@
 | `{pNN}:usage:<account>:<day>` | hash | the same of a UTC day | 400 days |
 | `{pNN}:requests:<account>` | list | the account's last 1,000 requests, JSON arrays | 30 days after the last one |
 | `{pNN}:webhook:<account>` | string | the account's receiver, JSON; its secret is encrypted | when it is cleared |
+| `{pNN}:previous-secret:<account>` | string | the secret before the last rotation, encrypted | 24 h |
 | `{pNN}:events` | stream | events without an outcome yet; group `webhooks` | each at its outcome; 100,000 |
 | `{pNN}:events:stored` | zset | account → bytes of its bodies and its log | never: one number per account |
 | `{pNN}:deliveries:<account>` | stream | outcomes of the last 1,000 deliveries, each with the answer | 30 days |
 | `{pNN}:deliveries:<account>:bodies` | hash | event id → its data, JSON; with the log at most 8 MiB | 30 days |
 | `{pNN}:dead` | stream | entries that no worker could process, the last 100 | 30 days |
 | `{pNN}:window:events:<account>` | list | times of its test events and redeliveries in the last minute, µs | 60 s |
+| `{pNN}:redelivered:<account>` | string | mark that all failed events were sent again | 60 s |
 | `{pNN}:outcomes` | hash | outcome → number of deliveries | never: a dozen fields |
 | `{pNN}:emitted:<event id>` | string | mark of a queued event, so that queueing it again changes nothing | 1 hour |
 | `{pNN}:awaited:<event id>` | string | outcome of an `app.unhealthy`, on which its `app.recovered` depends | 2 days |
@@ -266,6 +268,14 @@ def event_keys(tag: str, account_id: str) -> list[str]:
 
 def webhook_key(account_id: str) -> str:
     return f"{tag(account_id)}:webhook:{account_id}"
+
+
+def previous_secret_key(account_id: str) -> str:
+    return f"{tag(account_id)}:previous-secret:{account_id}"
+
+
+def redelivered_key(account_id: str) -> str:
+    return f"{tag(account_id)}:redelivered:{account_id}"
 
 
 def deliveries_key(account_id: str) -> str:

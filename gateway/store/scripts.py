@@ -16,6 +16,7 @@ import msgspec
 from gateway.errors import NotReplicated
 from gateway.store import keys
 from gateway.store.client import Script, Store
+from gateway.store.event_records import Delivery, LoggedEvent, Ownership, Requested, flat_delivery, flat_marks
 from gateway.store.lease_replies import LeaseAnswer, LeaseCall, read_lease_answer
 from gateway.store.reservations import Decision, ReservationRecord, Settlement, Window
 
@@ -37,6 +38,7 @@ _LEASE = Script("lease")
 _OBSERVE = Script("observe")
 _OVERDUE = Script("overdue")
 _RECORD_USAGE = Script("record_usage")
+_REDELIVER = Script("redeliver")
 _REGISTER = Script("register")
 _REQUEST_EVENT = Script("request_event")
 _REVOKE_KEY = Script("revoke_key")
@@ -54,6 +56,8 @@ class QueuedEvent(msgspec.Struct, frozen=True):
     app: str  # the app's name
     type: str
     data: str  # JSON
+    sample: bool = False
+    redelivery: int = 0  # how often it was redelivered, with this time
 
 
 def _flat(fields: Mapping[str, str | int]) -> list[str | int]:
@@ -67,10 +71,18 @@ def _flat_event(event: QueuedEvent) -> tuple[str, str, str, str, str]:
 # -- records -------------------------------------------------------------------------------------------------
 
 
-async def change(store: Store, key: str, value: str, *, expected: str | None = None) -> bool:
-    """Writes a record ('' removes it) and announces the change; with `expected`, only if the record holds that."""
-    check = "any" if expected is None else "same"
-    return bool(await store.run_script(_CHANGE, [key], keys.CHANGES, check, expected or "", value))
+async def change(
+    store: Store, key: str, value: str, *, expected: str | None = None, beside: tuple[str, str, int] | None = None
+) -> bool:
+    """Writes a record ('' removes it) and announces the change; with `expected`, only if the record holds that.
+
+    `beside` is written with it: another key of the partition, its value ('' removes it), and the seconds that it lives.
+    """
+    script_keys, check = [key], "any" if expected is None else "same"
+    args: list[str | int] = [keys.CHANGES, check, expected or "", value]
+    if beside is not None:
+        script_keys, args = [key, beside[0]], [*args, *beside[1:]]
+    return bool(await store.run_script(_CHANGE, script_keys, *args))
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -221,11 +233,6 @@ async def emit(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
     await store.run_script(_EMIT, script_keys, *_flat_event(event))
 
 
-class Requested(msgspec.Struct, frozen=True):
-    verdict: Literal["queued", "dropped", "rate", "unknown"]
-    retry_in: int  # microseconds until the account's next request can pass
-
-
 async def request_event(store: Store, account: str, event: str, sample: QueuedEvent | None, *, limit: int) -> Requested:
     """Queues a sample, or the event of this id from the account's log, if fewer than `limit` passed in 60 seconds."""
     script_keys = [*keys.event_keys(keys.tag(account), account), keys.events_window_key(account)]
@@ -234,11 +241,14 @@ async def request_event(store: Store, account: str, event: str, sample: QueuedEv
     return Requested(verdict, int(retry_in))
 
 
-class Ownership(msgspec.Struct, frozen=True):
-    owned: bool  # the event is this worker's to send
-    receiver: str  # the account's receiver, JSON; '' if none is set
-    data: str  # the event's, JSON; '' if it is no longer stored
-    attempt: int = 0  # from 1; more after a worker died with the event, or a fault of ours
+async def redeliver(store: Store, account: str, events: Sequence[LoggedEvent]) -> int:
+    """Queues those events again that do not wait already, while there is room; returns how many."""
+    script_keys = keys.event_keys(keys.tag(account), account)
+    args: list[str | int] = [account]
+    for event in events:
+        marks = flat_marks(sample=event.sample, redelivery=event.redelivery + 1)
+        args += [event.id, event.app, event.type, *marks, event.entries]
+    return int(await store.run_script(_REDELIVER, script_keys, *args))
 
 
 async def begin(
@@ -246,31 +256,17 @@ async def begin(
 ) -> Ownership:
     """Confirms that an entry of the partition's events is this consumer's, and restarts its idle time."""
     script_keys = [keys.stream_key(tag, "events"), keys.webhook_key(account), keys.bodies_key(account)]
-    owned, receiver, data, attempt = await store.run_script(_BEGIN, script_keys, group, consumer, entry, event)
-    return Ownership(bool(owned), receiver, data, attempt)
-
-
-class Delivery(msgspec.Struct, frozen=True):
-    """How the delivery of an event ended."""
-
-    outcome: Literal["delivered", "failed", "dropped"]
-    at: int  # ms since the epoch
-    duration: int  # ms
-    status: int | None  # of the receiver's answer
-    reason: str  # '' for none
-    url: str = ""  # where it was sent to
-    headers: str = ""  # of the answer, JSON
-    body: str = ""  # the beginning of the answer's
+    script_keys.append(keys.previous_secret_key(account))
+    owned, *found = await store.run_script(_BEGIN, script_keys, group, consumer, entry, event)
+    return Ownership(bool(owned), *found)
 
 
 async def finish(store: Store, tag: str, event: QueuedEvent, delivery: Delivery, *, group: str, entry: str) -> bool:
     """Logs the outcome of an event and removes it from the stream; False if another worker had done so before."""
     script_keys = [*keys.event_keys(tag, event.account), keys.awaited_key(tag, event.id)]
-    status = "" if delivery.status is None else delivery.status
-    outcome = (delivery.outcome, delivery.at, delivery.duration, status, delivery.reason)
-    answer = (delivery.url, delivery.headers, delivery.body)
     fields = (event.id, event.account, event.app, event.type)
-    return bool(await store.run_script(_FINISH, script_keys, group, entry, *fields, *outcome, *answer))
+    marks = flat_marks(sample=event.sample, redelivery=event.redelivery)
+    return bool(await store.run_script(_FINISH, script_keys, group, entry, *fields, *flat_delivery(delivery), *marks))
 
 
 async def bury(
@@ -292,7 +288,8 @@ async def bury(
     script_keys, about = [keys.stream_key(tag, stream), keys.dead_letters_key(tag)], []
     if event is not None:
         script_keys += keys.event_keys(tag, event.account)[1:]
-        about = [event.id, event.account, event.app, event.type]
+        marks = flat_marks(sample=event.sample, redelivery=event.redelivery)
+        about = [event.id, event.account, event.app, event.type, *marks]
     return bool(await store.run_script(_BURY, script_keys, group, entry, stream, reason, dead, *about))
 
 

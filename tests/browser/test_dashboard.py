@@ -240,7 +240,10 @@ async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: 
     await expect(page.get_by_text("<b>not as markup</b>")).to_be_visible()
     await expect(page.get_by_text("X-Trace: t1")).to_be_visible()
     await expect(page.get_by_text("X-Service-Event: app.crashed")).to_be_visible()
-    await expect(page.get_by_text('"type":"app.crashed"')).to_be_visible()
+    await expect(page.get_by_text('"type": "app.crashed"')).to_be_visible()
+    await holder.button("Copy").click()
+    await expect(holder.button("Copied")).to_be_visible()
+    assert await holder.clipboard() in {exchange.body.decode() for exchange in receiver.got()}, "the very bytes"
     assert secret not in await page.content()
     await holder.button("Redeliver").click()
     await wait_until(lambda: len(receiver.got()) == 3)

@@ -75,7 +75,8 @@ async def example(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 def delivery(example: Example, age: float = 0) -> tuple[bytes, dict[str, str]]:
     event = catalogue.SAMPLES["app.unhealthy"]
     data = catalogue.encode(event, "app_1", "café \u2028").decode()
-    return sign_event(example.secret, "evt_1", event.type, data, time.time() - age)
+    signed = sign_event([example.secret], "evt_1", event.type, data, time.time() - age)
+    return signed.body, signed.headers
 
 
 @pytest.mark.parametrize("name", NAMES)

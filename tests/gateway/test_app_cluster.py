@@ -8,12 +8,15 @@ import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
-from tests.fakes.server import CLOSE
+from tests.fakes.receiver import FakeReceiver, verified
+from tests.fakes.server import CLOSE, answer
 from tests.support.gateway_process import gateway
 from tests.support.polling import wait_until
 from tests.support.prices import bound, cost
 from tests.support.redis_servers import BINARIES, cluster
 from tests.support.responses import answered, counted, refused, text_of
+from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -82,3 +85,31 @@ async def test_deploys(provider: FakeProvider, backend: FakeAppBackend, tmp_path
                 changed = await gw.http.put(f"/account/apps/{app.name}/env", json={"A": "b"}, headers=headers)
                 assert [each["name"] for each in changed.json()] == ["A"]
             assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+
+
+async def test_events(provider: FakeProvider, tmp_path: Path) -> None:
+    """Secrets are rotated, and what failed is sent again, with a worker that reads every partition."""
+    with cluster("valkey") as url:
+        async with gateway(url, provider, tmp_path) as gw, FakeReceiver() as receiver:
+            worker = await Worker(url, tmp_path, gw.confidential).start()
+            for holder in [Holder(await gw.account(), receiver) for _ in range(2)]:
+                await holder.set()
+                rotated = (await holder.call("POST", f"{WEBHOOK}/rotate")).json()["secret"]
+                gw.confidential.add(rotated)
+                receiver.plays(holder.path, answer(500))
+                event = await holder.test()
+                await holder.logged(1)
+                receiver.plays(holder.path)
+                failed = {"since": "2020-01-01", "outcome": "failed"}
+                again = await holder.call("POST", f"{DELIVERIES}/redeliver", failed)
+                assert (again.status_code, again.json()) == (202, {"count": 1})
+                assert [(row["id"], row["outcome"]) for row in await holder.logged(2)] == [
+                    (event, "delivered"),
+                    (event, "failed"),
+                ]
+                for exchange in receiver.got(holder.path):
+                    verified(exchange, rotated)
+                assert "previousSecretUntil" in (await holder.call("GET")).json()
+                assert (await holder.call("DELETE")).status_code == 204
+            assert await worker.stop() == 0
+            worker.assert_log_is_clean()

@@ -7,7 +7,7 @@ from tests.lua.scripts import TAG, source
 
 STREAM, LOG, OUTCOMES = f"{TAG}:events", f"{TAG}:deliveries:acc", f"{TAG}:outcomes"
 BODIES, STORED, DEAD = f"{LOG}:bodies", f"{STREAM}:stored", f"{TAG}:dead"
-RECEIVER = f"{TAG}:webhook:acc"
+RECEIVER, PREVIOUS = f"{TAG}:webhook:acc", f"{TAG}:previous-secret:acc"
 GROUP = "webhooks"
 DATA = '{"appId":"é","n":1}'
 
@@ -36,9 +36,15 @@ class Deliveries:
         return [Entry(i.decode(), _text(fields)) for i, fields in (found[0][1] if found else [])]
 
     def begin(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, int]:
+        """Without the secret before the last rotation."""
+        mine, receiver, data, _, attempt = self.begin_with_secret(entry, consumer)
+        return mine, receiver, data, attempt
+
+    def begin_with_secret(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, str, int]:
         args = [GROUP, consumer, entry.id, entry.fields["id"]]
-        mine, receiver, data, attempt = self.script("begin")([STREAM, RECEIVER, BODIES], args)
-        return mine, receiver.decode(), data.decode(), attempt
+        mine, *found, attempt = self.script("begin")([STREAM, RECEIVER, BODIES, PREVIOUS], args)
+        receiver, data, previous = (each.decode() for each in found)
+        return mine, receiver, data, previous, attempt
 
     def finish(
         self,
@@ -51,7 +57,8 @@ class Deliveries:
     ) -> int:
         fields = entry.fields
         event = [fields["id"], fields["account"], fields["app"], fields["type"]]
-        args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason, *answer]
+        marks = [fields.get("sample", ""), fields.get("redelivery", "")]
+        args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason, *answer, *marks]
         return self.script("finish", **bounds)([STREAM, LOG, OUTCOMES], args)
 
     def keep(self, *entries: Entry, consumer: str = "one", idle: int = 0) -> int:
@@ -67,6 +74,7 @@ class Deliveries:
         if whole:
             keys += [LOG, OUTCOMES]
             args += [entry.fields[name] for name in ("id", "account", "app", "type")]
+            args += [entry.fields.get(name, "") for name in ("sample", "redelivery")]
         return self.script("bury", **bounds)(keys, args)
 
     def request(self, event: str) -> str:
@@ -75,6 +83,11 @@ class Deliveries:
             [STREAM, LOG, OUTCOMES, f"{TAG}:window:events:acc"], [1000, event, "acc"]
         )
         return verdict.decode()
+
+    def redeliver(self, *events: tuple[str, int], **bounds: int) -> int:
+        """Queues events again, each with the number of its entries in the log."""
+        args = [part for event, entries in events for part in (event, "shop", "app.crashed", "", "1", entries)]
+        return self.script("redeliver", **bounds)([STREAM, LOG, OUTCOMES], ["acc", *args])
 
     def deliver(self, event: str, data: str = DATA, **bounds: int) -> None:
         """Emits and finishes it."""

@@ -59,6 +59,18 @@ def test_only_over_the_expected_record(client: Any, change: Change, told: Any) -
     assert told() == [KEY.encode()] * 2
 
 
+def test_what_goes_with_a_record(client: Any) -> None:
+    """It is written and removed with the record, and not when the record is another than expected."""
+    script, beside = client.register_script(Script("change").source), f"{TAG}:previous-secret:acc"
+    assert script([KEY, beside], ["changes", "same", "", "new", "old", 100]) == 1
+    assert client.get(beside) == b"old"
+    assert 0 < client.ttl(beside) <= 100
+    assert script([KEY, beside], ["changes", "same", "other", "newer", "", 100]) == 0
+    assert client.get(beside) == b"old"
+    assert script([KEY, beside], ["changes", "same", "new", "newer", "", 100]) == 1
+    assert (client.get(KEY), client.exists(beside)) == (b"newer", 0)
+
+
 def test_an_end_goes_with_the_old_record(client: Any, change: Change) -> None:
     """A record written over one that expired some day must not inherit its end."""
     client.set(KEY, "old", ex=5)

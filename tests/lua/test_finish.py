@@ -4,7 +4,7 @@ import re
 import time
 
 from tests.lua.deliveries import BODIES, DATA, GROUP, LOG, STREAM, Deliveries
-from tests.lua.scripts import source
+from tests.lua.scripts import TAG, source
 
 
 def test_finished_once(deliveries: Deliveries) -> None:
@@ -54,6 +54,17 @@ def test_the_log_has_a_bound_and_an_end(deliveries: Deliveries) -> None:
     assert 30 * 86400 - 60 < deliveries.client.ttl(LOG) <= 30 * 86400
     assert re.search(r"^local LOGGED = 1000\b", source("finish"), re.MULTILINE)
     assert re.search(r"^local WAITING = 100000\b", source("emit"), re.MULTILINE)
+
+
+def test_marks_follow_an_event(deliveries: Deliveries) -> None:
+    """A sample stays one however often it is sent again, and each time is counted."""
+    sample = [STREAM, LOG, f"{TAG}:outcomes", f"{TAG}:window:events:acc"]
+    deliveries.script("request_event")(sample, [1000, "evt_1", "acc", "shop", "app.crashed", DATA])
+    for _ in range(2):
+        deliveries.finish(deliveries.read()[0])
+        deliveries.request("evt_1")
+    deliveries.bury(deliveries.read()[0])
+    assert [(row["sample"], row.get("redelivery")) for row in deliveries.log()] == [("1", None), ("1", "1"), ("1", "2")]
 
 
 # The data of events is stored once

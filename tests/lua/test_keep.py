@@ -25,4 +25,4 @@ def test_what_is_given_back_is_anybodys(deliveries: Deliveries) -> None:
     deliveries.keep(entry, idle=150_000)
     _, claimed, *_ = deliveries.client.xautoclaim(STREAM, GROUP, "two", 15_000, "0-0")
     assert [i.decode() for i, _ in claimed] == [entry.id]
-    assert deliveries.begin(entry, "one") == (0, "", "")
+    assert deliveries.begin(entry, "one") == (0, "", "", 0)

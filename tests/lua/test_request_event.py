@@ -53,6 +53,7 @@ def test_a_sample(requests: Requests) -> None:
         "app": "shop",
         "type": "app.crashed",
         "at": str(NOON // 1000),
+        "sample": "1",
     }
     assert requests.window() == [NOON]
     assert 0 < requests.client.ttl(WINDOW) <= 60
@@ -64,7 +65,8 @@ def test_an_event_of_the_log(requests: Requests) -> None:
     requests.log("evt_2", data='{"new":true}', days_ago=1)
     assert requests.request("evt_2") == ("queued", 0)
     [event] = requests.queued()
-    assert (event["id"], event["app"]) == ("evt_2", "shop")
+    assert (event["id"], event["app"], event["redelivery"]) == ("evt_2", "shop", "1")
+    assert "sample" not in event
     assert requests.client.hget(BODIES, "evt_2") == b'{"new":true}'
 
 

@@ -12,6 +12,7 @@ from redis.exceptions import ResponseError
 
 from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Store
+from gateway.store.event_records import Ownership
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
@@ -187,7 +188,7 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     assert await events.pending(first) == 1, "and what is pending for it"
     entry = one.entries[0].id
     ownership = await scripts.begin(one.store, "{p03}", "x", "e", group="webhooks", consumer=one.name, entry=entry)
-    assert ownership == scripts.Ownership(False, "", "")
+    assert ownership == Ownership(False, "", "", "")
     (number,) = await events.add()
     await wait_until(lambda: number in one.taken, 10)
 

@@ -32,8 +32,9 @@ from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.store.event_records import Delivery, Ownership
 from gateway.store.faults import code_of
-from gateway.store.scripts import Delivery, Ownership, QueuedEvent
+from gateway.store.scripts import QueuedEvent
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
@@ -63,7 +64,15 @@ class Result(NamedTuple):
 def _read_event(entry: Entry) -> QueuedEvent:
     """The event of an entry, without its data. Raises KeyError or ValueError."""
     fields = entry.fields
-    event = QueuedEvent(fields["id"], fields["account"], fields["app"], fields["type"], "")
+    event = QueuedEvent(
+        id=fields["id"],
+        account=fields["account"],
+        app=fields["app"],
+        type=fields["type"],
+        data="",
+        sample="sample" in fields,
+        redelivery=int(fields.get("redelivery", 0)),
+    )
     int(fields["at"])
     require_partition(entry)
     return event
@@ -188,7 +197,7 @@ class Sender:
             receiver = msgspec.json.decode(ownership.receiver, type=Receiver)
             if trace is not None:
                 trace.enter("POST", Kind.CLIENT).attributes["capsule.attempt"] = ownership.attempt
-            result = await self._send(entry, data, receiver, began)
+            result = await self._send(entry, data, receiver, ownership.previous_secret, began)
             self._lanes.learn(lane, timed_out=result.reason == "timeout")
         if trace is not None:
             _describe_result(trace, result)
@@ -210,21 +219,21 @@ class Sender:
             self._store, entry.tag, account, event, group=GROUP, consumer=consumer, entry=entry.id
         )
 
-    async def _send(self, entry: Entry, data: str, receiver: Receiver, now: float) -> Result:
+    async def _send(self, entry: Entry, data: str, receiver: Receiver, previous_secret: str, now: float) -> Result:
         fields, url = entry.fields, receiver.url
         try:
-            secret = self._vault.open(receiver.secret)
+            secrets = [self._vault.open(receiver.secret), *self._open_previous(previous_secret)]
         except NoEncryptionKey as error:
             logger.error("delivery.sealed", account=fields["account"], error=str(error))
             return Result("failed", reason="secret", url=url)
-        body, headers = sign_event(secret, fields["id"], fields["type"], data, now)
+        signed = sign_event(secrets, fields["id"], fields["type"], data, now)
         try:
             answer = await self._http.send(
                 "POST",
                 url,
                 tenant=fields["account"],
-                headers=headers,
-                content=body,
+                headers=signed.headers,
+                content=signed.body,
                 budget=BUDGET,
                 drain=ANSWER_BYTES,
                 keep=READ_BODY,
@@ -234,11 +243,18 @@ class Sender:
         except Exception as error:  # must become an outcome: without one the event would be sent again
             logger.error("delivery.crashed", delivery=fields["id"], exc_info=error)
             return Result("failed", reason="internal", url=url)
-        hidden = (secret, headers["X-Service-Signature"][7:], headers["webhook-signature"][3:])
-        kept = describe_answer(answer.headers.items(), answer.body, hidden)
+        kept = describe_answer(answer.headers.items(), answer.body, [*secrets, *signed.signatures])
         if 200 <= answer.status < 300:
             return Result("delivered", answer.status, "", url, *kept)
         return Result("failed", answer.status, "status", url, *kept)
+
+    def _open_previous(self, sealed: str) -> list[str]:
+        """Nothing if it cannot be read: the current secret alone signs then."""
+        try:
+            return [self._vault.open(sealed)] if sealed else []
+        except NoEncryptionKey as error:
+            logger.warning("delivery.previous_secret_sealed", error=str(error))
+            return []
 
     async def _log_dropped(self, entry: Entry) -> None:
         try:

@@ -3,42 +3,52 @@
 import { h } from "/pages/dom.js";
 import { duration, moment } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { outcomeOf } from "./notifications.js";
-import { action, announce, card, facts, heading, refusal } from "./parts.js";
+import { marksOf, outcomeOf } from "./notifications.js";
+import { action, announce, card, copier, facts, heading, refusal } from "./parts.js";
 
 export const title = "Delivery";
 
 export async function draw(signal, id) {
   const delivery = await get(`/account/deliveries/${encodeURIComponent(id)}`, signal);
-  const { type, app, at, durationMs, url, request, response } = delivery;
+  const { type, app, at, eventAt, durationMs, url, redelivery, request, response } = delivery;
   const line = refusal();
   const again = action("Redeliver", { class: "main" }, line, async () => {
     await call("POST", `/account/deliveries/${encodeURIComponent(delivery.id)}/redeliver`);
     announce(`${type} is on its way again.`);
   });
+  const about = {
+    App: app,
+    Happened: moment(eventAt),
+    Sent: moment(at),
+    Took: duration(durationMs),
+    Attempt: String(redelivery + 1),
+    Marks: marksOf(delivery),
+  };
   return [
     h("p", { class: "small" }, h("a", { href: "#/notifications" }, "All deliveries")),
     heading(type, h("code", {}, delivery.id), h("div", {}, outcomeOf(delivery))),
-    h(
-      "section",
-      { class: "card" },
-      facts({ URL: url && h("code", { class: "cut" }, url), App: app, Sent: moment(at), Took: duration(durationMs) }),
-      again,
-      line,
-    ),
-    card("Request", message(request, "Its data is no longer stored.")),
-    card(
-      response ? `Response, status ${response.status}` : "Response",
-      response ? message(response, "") : h("p", { class: "quiet" }, "The receiver did not answer."),
-    ),
+    h("section", { class: "card" }, url && h("code", { class: "cut" }, url), facts(about), h("div", {}, again), line),
+    payload(request.body),
+    card("Request headers", headers(request.headers, "Nothing was sent.")),
+    response ? answer(response) : card("Response", h("p", { class: "quiet" }, "The receiver did not answer.")),
   ];
 }
 
-function message({ headers, body }, missing) {
-  const lines = Object.entries(headers).map(([name, value]) => `${name}: ${value}`);
-  const log = (text, label) => h("pre", { class: "log", tabindex: "0", "aria-label": label }, text);
-  return [
-    lines.length > 0 && log(lines.join("\n"), "Headers"),
-    body === null ? h("p", { class: "quiet" }, missing) : log(body || "No body.", "Body"),
-  ];
+const text = (content, label) => h("pre", { class: "log", tabindex: "0", "aria-label": label }, content);
+
+function headers(values, missing) {
+  const lines = Object.entries(values).map(([name, value]) => `${name}: ${value}`);
+  return lines.length ? text(lines.join("\n"), "Headers") : h("p", { class: "quiet" }, missing);
 }
+
+// Shown with line breaks. A copy has the exact bytes that were signed.
+function payload(body) {
+  if (body === null) return card("Payload", h("p", { class: "quiet" }, "Its data is no longer stored."));
+  const shown = text(JSON.stringify(JSON.parse(body), null, 2), "Payload");
+  const note = h("p", { class: "small quiet" }, "Copy takes it as it was sent and signed, in one line.");
+  const title = h("div", { class: "row apart" }, h("h2", {}, "Payload"), copier(body, shown));
+  return h("section", { class: "card" }, title, shown, note);
+}
+
+const answer = ({ status, headers: values, body }) =>
+  card(`Response, status ${status}`, headers(values, "No headers."), text(body || "No body.", "Body"));

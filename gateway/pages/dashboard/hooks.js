@@ -54,7 +54,7 @@ function creation(apps, created, refresh) {
     const body = { name: name.value };
     const hook = await call("POST", `/account/apps/${encodeURIComponent(app.value)}/hooks`, { body });
     name.value = "";
-    created.replaceChildren(urlPanel(hook));
+    created.prepend(urlPanel(hook));
     announce("The hook is created.");
     await refresh();
   };

@@ -1,7 +1,7 @@
-// Manages the account's webhook, and shows its deliveries.
+// Shows the account's webhook and the log of its deliveries.
 
 import { h } from "/pages/dom.js";
-import { capital, duration, moment } from "/pages/format.js";
+import { capital, duration, moment, plural } from "/pages/format.js";
 import { call, get, getIfThere } from "./api.js";
 import {
   action,
@@ -15,11 +15,11 @@ import {
   follow,
   form,
   heading,
-  once,
   redraw,
   refusal,
   table,
 } from "./parts.js";
+import { webhookPanel } from "./webhook.js";
 
 export const title = "Notifications";
 
@@ -35,97 +35,25 @@ const EVENTS = [
 const OUTCOMES = ["delivered", "failed", "dropped"];
 const TONES = { delivered: "good", failed: "bad" };
 const PAGE = 50;
+const LOGGED = 1000; // rows of the whole log
 
 export async function draw(signal) {
-  const receiver = h("div", { class: "view" });
   const log = new Log(signal);
   const [webhook, apps] = await Promise.all([
     getIfThere("/account/webhook", signal),
     get("/account/apps", signal),
     log.refresh(),
   ]);
-  show(receiver, webhook);
   follow(1500, signal, () => log.refresh());
+  const [test, again] = [tester(), redeliverer(log)];
+  // Without a webhook, events are dropped.
+  const changed = (webhook) => (test.hidden = again.hidden = !webhook);
   return [
     heading("Notifications", "Your apps’ events reach one URL of yours, as signed JSON."),
-    receiver,
-    card("Deliveries", tester(), log.filters(apps), log.panel),
+    webhookPanel(webhook, changed),
+    card("Deliveries", h("div", { class: "pair" }, test, again), log.filters(apps), log.panel),
   ];
 }
-
-// -- the webhook -----------------------------------------------------------------------------------------------
-
-function show(panel, webhook) {
-  panel.replaceChildren(webhook ? present(panel, webhook) : setting(panel));
-}
-
-function present(panel, webhook) {
-  const line = refusal();
-  const change = () => {
-    panel.replaceChildren(setting(panel, webhook));
-    panel.querySelector("input").focus();
-  };
-  const clear = async (button) => {
-    const loss = "The service stops sending events and deletes the signing secret. A new URL gets a new secret.";
-    if (!(await confirmed("Clear the webhook?", loss, "Clear"))) return button.focus();
-    await call("DELETE", "/account/webhook");
-    show(panel, null);
-    panel.querySelector("input").focus();
-    announce("The webhook is cleared.");
-  };
-  const set = h("p", { class: "small quiet" }, "Set ", moment(webhook.createdAt), ".");
-  const buttons = [
-    h("button", { type: "button", onclick: change }, "Change"),
-    action("Clear", { class: "danger" }, line, clear),
-  ];
-  return card(
-    "Webhook",
-    h(
-      "div",
-      { class: "row apart" },
-      h("div", { class: "cut" }, h("code", {}, webhook.url), set),
-      h("div", { class: "row" }, buttons),
-    ),
-    line,
-  );
-}
-
-function setting(panel, before) {
-  const url = h("input", {
-    id: "url",
-    type: "url",
-    required: true,
-    autocomplete: "off",
-    spellcheck: "false",
-    placeholder: "https://example.com/events",
-    value: before?.url,
-  });
-  const save = async () => {
-    const { secret, ...webhook } = await call("PUT", "/account/webhook", { body: { url: url.value.trim() } });
-    show(panel, webhook);
-    if (secret) panel.append(secretPanel(secret));
-    else document.querySelector("main h1").focus();
-    announce("The webhook is set.");
-  };
-  const cancel = () => {
-    show(panel, before);
-    panel.querySelector("button").focus();
-  };
-  const beside = before && h("button", { type: "button", onclick: cancel }, "Cancel");
-  return card(
-    "Webhook",
-    !before && empty("No webhook is set", "Without a webhook, events are dropped."),
-    form("with-button", field("URL", url), h("button", { class: "main" }, "Save"), save, beside),
-    before && h("p", { class: "small quiet" }, "A new URL gets a new signing secret, and the current secret becomes invalid."),
-  );
-}
-
-const secretPanel = (secret) =>
-  once(
-    "Your signing secret",
-    "It is shown only once. Your receiver needs it to verify events, usually as SERVICE_WEBHOOK_SECRET.",
-    secret,
-  );
 
 // -- deliveries -------------------------------------------------------------------------------------------------
 
@@ -136,6 +64,41 @@ function tester() {
     announce(`A sample of ${type.value} is on its way.`);
   };
   return form("with-button snug", field("Test event", type), h("button", {}, "Send"), send);
+}
+
+// Sends all events of a time again whose newest delivery failed.
+function redeliverer(log) {
+  const since = h("input", { id: "since", type: "datetime-local", required: true, value: localTime(Date.now() - 3_600_000) });
+  const result = h("p", { class: "small quiet", role: "status" });
+  const send = async (button) => {
+    result.textContent = "";
+    const from = new Date(since.value).toISOString();
+    const failed = await countFailed(from);
+    if (!failed) return (result.textContent = "No event since then has failed.");
+    const text = "They keep their ids, and get new timestamps and signatures. You can do this once per minute.";
+    const options = { keep: "Cancel", tone: "main" };
+    if (!(await confirmed(`Redeliver ${plural(failed, "event")}?`, text, "Redeliver", options))) return button.focus();
+    const { count } = await call("POST", "/account/deliveries/redeliver", { body: { since: from, outcome: "failed" } });
+    result.textContent = `${plural(count, "event is", "events are")} on the way again.`;
+    await log.refresh();
+  };
+  const button = h("button", {}, "Redeliver all …");
+  const fields = form("with-button", field("Failed events since", since), button, () => send(button));
+  return h("div", { class: "stack" }, fields, result);
+}
+
+// The rows are newest first, and the newest of an event decides, as it does for the service.
+async function countFailed(from) {
+  const newest = new Map();
+  for (const row of await get(`/account/deliveries?limit=${LOGGED}`)) if (!newest.has(row.id)) newest.set(row.id, row);
+  const failed = ({ outcome, eventAt }) => outcome === "failed" && Date.parse(eventAt) >= Date.parse(from);
+  return [...newest.values()].filter(failed).length;
+}
+
+// As an input of the type datetime-local wants it.
+function localTime(milliseconds) {
+  const offset = new Date(milliseconds).getTimezoneOffset() * 60_000;
+  return new Date(milliseconds - offset).toISOString().slice(0, 16);
 }
 
 // The newest deliveries, refreshed, and as many older pages as were asked for.
@@ -199,7 +162,7 @@ function compare(a, b) {
 
 function deliveries(rows, filtered, line) {
   if (!rows.length && filtered) return empty("No such deliveries", "Choose other events, apps or outcomes.");
-  if (!rows.length) return empty("Nothing was sent yet", "Every event appears here with its outcome, for 30 days.");
+  if (!rows.length) return empty("Nothing was sent yet", "Each event appears here with its outcome. The last 1,000 are kept, for up to 30 days.");
   const again = ({ id, type, at }) => {
     const named = { class: "plain", "data-focus": `${id} ${at}`, "aria-label": `Redeliver ${type} ${id}` };
     return action("Redeliver", named, line, async () => {
@@ -213,14 +176,27 @@ function deliveries(rows, filtered, line) {
     "aria-label": `${type}, delivery ${attempt}`,
   });
   const columns = {
-    Event: (row) => h("a", named(row), h("code", {}, row.type)),
+    Event: (row) => [
+      h("a", named(row), h("code", {}, row.type)),
+      h("div", { class: "small quiet whole" }, row.id),
+      h("div", { class: "small quiet" }, marksOf(row)),
+    ],
     App: ({ app }) => app,
-    Outcome: outcomeOf,
+    Address: ({ url }) => addressOf(url),
+    Outcome: (row) => [outcomeOf(row), h("span", { class: "small quiet" }, ` in ${duration(row.durationMs)}`)],
     Sent: ({ at }) => moment(at),
-    Took: ({ durationMs }) => duration(durationMs),
     "": again,
   };
   return table("Deliveries", columns, rows);
+}
+
+export const marksOf = ({ sample, redelivery }) =>
+  [sample && "Sample", redelivery > 0 && `Redelivery ${redelivery}`].filter(Boolean).join(", ");
+
+function addressOf(url) {
+  if (!url) return "–";
+  const text = url.replace(/^https?:\/\//, "");
+  return h("span", { class: "small", title: url }, text.length > 28 ? `${text.slice(0, 27)}…` : text);
 }
 
 export const outcomeOf = ({ outcome, status, error }) => [badge(capital(outcome), TONES[outcome]), reason(status, error)];

@@ -12,7 +12,7 @@ import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
 import * as notifications from "./notifications.js";
 import * as overview from "./overview.js";
-import { explained, loading, trouble, warning } from "./parts.js";
+import { explained, loading, mayLeave, trouble, warning } from "./parts.js";
 import * as requests from "./requests.js";
 import * as usage from "./usage.js";
 
@@ -71,6 +71,17 @@ async function show({ focus = true } = {}) {
   }
 }
 
+let asking = false;
+
+async function navigate({ oldURL }) {
+  if (!inside || asking) return;
+  asking = true;
+  const leaves = await mayLeave();
+  asking = false;
+  if (leaves) await show();
+  else history.replaceState(null, "", oldURL);
+}
+
 function mark(path) {
   for (const link of bar.querySelectorAll("nav a")) {
     const target = link.hash.slice(1);
@@ -112,6 +123,7 @@ async function enter({ focus = true } = {}) {
 }
 
 document.querySelector("#log-out").addEventListener("click", async () => {
+  if (!(await mayLeave())) return;
   try {
     await call("DELETE", "/dashboard/session");
   } catch (error) {
@@ -127,6 +139,6 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 
 addEventListener("session-ended", () => logIn("Your session has ended."));
-addEventListener("hashchange", () => inside && show());
+addEventListener("hashchange", navigate);
 setInterval(keepCurrent, 20_000);
 enter({ focus: false });

@@ -154,10 +154,10 @@ async function attempt(button, line, work) {
   }
 }
 
-// Asks before something is lost. Resolves with the answer.
-export function confirmed(title, text, action) {
-  const keep = h("button", { value: "", autofocus: true }, "Keep it");
-  const lose = h("button", { value: "yes", class: "danger" }, action);
+// Asks before something is lost, or sent. Resolves with the answer.
+export function confirmed(title, text, action, { keep: kept = "Keep it", tone = "danger" } = {}) {
+  const keep = h("button", { value: "", autofocus: true }, kept);
+  const lose = h("button", { value: "yes", class: tone }, action);
   const dialog = h(
     "dialog",
     { "aria-labelledby": "question", "aria-describedby": "consequence" },
@@ -179,30 +179,54 @@ export function confirmed(title, text, action) {
   );
 }
 
-// Shows a secret for the only time. The panel takes the focus, and stays until it is dismissed.
-export function once(title, warning, secret, ...more) {
-  const text = h("code", {}, secret);
+// A button that copies a text. Without access to the clipboard it selects `element`, which shows the text.
+export function copier(text, element, done = () => {}) {
   const copy = async () => {
     try {
-      await navigator.clipboard.writeText(secret);
-      copying.textContent = "Copied";
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
       announce("Copied");
+      done();
     } catch {
-      getSelection().selectAllChildren(text);
+      getSelection().selectAllChildren(element);
       announce("Selected; copy it with your keyboard");
     }
   };
+  const button = h("button", { type: "button", onclick: copy }, "Copy");
+  return button;
+}
+
+// Shows a secret for the only time. The panel takes the focus, and stays until it is dismissed. Until the secret was
+// copied, leaving the page or the view asks first.
+export function once(title, warning, secret, ...more) {
+  const text = h("code", {}, secret);
+  const copied = () => panel.removeAttribute("data-uncopied");
   const dismiss = () => {
     panel.remove();
     document.querySelector("main h1").focus();
   };
   const name = h("h2", { tabindex: "-1" }, title);
-  const copying = h("button", { type: "button", class: "main", onclick: copy }, "Copy");
+  const copying = copier(secret, text, copied);
+  copying.className = "main";
   const away = h("button", { type: "button", onclick: dismiss }, "I have stored it");
   const buttons = h("div", { class: "row" }, copying, away);
-  const panel = h("section", { class: "card once" }, name, h("p", {}, warning), h("pre", {}, text), buttons, more);
+  const properties = { class: "card once", "data-uncopied": true, oncopy: copied };
+  const panel = h("section", properties, name, h("p", {}, warning), h("pre", {}, text), buttons, more);
   queueMicrotask(() => name.focus());
   return panel;
+}
+
+const uncopied = () => document.querySelector("[data-uncopied]");
+
+addEventListener("beforeunload", (event) => uncopied() && event.preventDefault());
+
+// Resolves with whether this view may be replaced.
+export async function mayLeave() {
+  if (!uncopied()) return true;
+  const loss = "What is shown only once on this page was not copied yet. It cannot be shown again.";
+  const leaves = await confirmed("Leave without a copy?", loss, "Leave", { keep: "Stay" });
+  if (leaves) for (const panel of document.querySelectorAll("[data-uncopied]")) panel.removeAttribute("data-uncopied");
+  return leaves;
 }
 
 // -- refreshing -------------------------------------------------------------------------------------------------

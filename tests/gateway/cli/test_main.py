@@ -92,9 +92,17 @@ async def test_the_webhook(capsule: Tool, app: App) -> None:
     assert "is shown only once" in made.err
     again = await capsule("webhook", "set", "http://127.0.0.1:9/events")
     assert again.line == "Events already go to this URL. The signing secret is unchanged."
-    assert "http://127.0.0.1:9/events" in (await capsule("webhook", "show")).out
+    shown = (await capsule("webhook", "show")).out
+    assert "http://127.0.0.1:9/events" in shown
+    assert "two secrets" not in shown
+    rotated = await capsule("webhook", "rotate")
+    assert re.fullmatch(r"whsec_[\w+/]+=*", rotated.line)
+    assert rotated.line != made.line
+    app.gateway.confidential.add(rotated.line)
+    assert "For 24 hours" in rotated.err
+    assert "two secrets sign until" in (await capsule("webhook", "show")).out
     assert (await capsule("webhook", "clear")).line == "Cleared. Events are dropped until you set a webhook."
-    for command in (["webhook", "show"], ["webhook", "test", "app.crashed"]):
+    for command in (["webhook", "show"], ["webhook", "rotate"], ["webhook", "test", "app.crashed"]):
         assert "no webhook is set; set one with: capsule webhook set URL" in await capsule.refused(*command)
     assert "http" in await capsule.refused("webhook", "set", "ftp://example.com")
 
@@ -120,9 +128,9 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
 
             assert (await wait_until(lambda: in_json("deliveries", "list"), 10))[0]["id"] == first[0]
             headings, row = (await capsule("deliveries", "list")).rows
-            assert [cell.strip() for cell in headings] == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME"]
+            assert [cell.strip() for cell in headings] == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME", "MARKS"]
             assert [cell.strip() for cell in row[:3]] == [first[0], "deploy.failed", app.name]
-            assert row[-1].strip() == "delivered"
+            assert [cell.strip() for cell in row[-2:]] == ["delivered", "sample"]
             assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
             await wait_until(lambda: receiver.ids()[first[0]] == 2, 10)
             receiver.plays("/events", answer(500, b"why\x1b[31m\nand more"))
@@ -145,6 +153,13 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
                 first[0]
             ] * 2
             assert (await capsule("deliveries", "list", "--outcome", "dropped")).line == "No such deliveries."
+            receiver.plays("/events")
+            again = ("deliveries", "redeliver", "--failed", "--since")
+            queued = (await capsule(*again, "1h")).line
+            assert queued == "Queued 1 failed event again. See the outcome with: capsule deliveries list"
+            await wait_until(lambda: len(receiver.got()) == 4, 10)
+            assert "RATE_LIMITED, retry after" in await capsule.refused(*again, "2026-07-02T10:00:00Z")
+            assert "sample, redelivery 1" in (await capsule("deliveries", "list", "--limit", "1")).out
         finally:
             await worker.stop()
     for command in ("redeliver", "show"):
@@ -206,6 +221,10 @@ async def test_wrong_usage_is_one_line(capsule: Tool) -> None:
         (["hooks"], "No such command 'hooks'"),
         (["webhook", "test", "deploy.exploded"], "'deploy.exploded' is not one of"),
         (["deliveries", "list", "--limit", "0"], "0 is not in the range"),
+        (["deliveries", "redeliver"], "give either the ID of an event, or --failed and --since"),
+        (["deliveries", "redeliver", "evt_1", "--failed", "--since", "1h"], "give either the ID"),
+        (["deliveries", "redeliver", "--failed"], "give either the ID"),
+        (["deliveries", "redeliver", "--failed", "--since", "lately"], "'lately' is not a time"),
         (["deploys", "publish", "shop", "/nowhere/at/all"], "does not exist"),
         (["worker", "webhook"], "'webhook' is not one of 'webhooks', 'deploys', 'sites', 'monitors'"),
     ):

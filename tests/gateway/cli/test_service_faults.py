@@ -32,6 +32,8 @@ COMMANDS = [
     ["deliveries", "list"],
     ["deliveries", "show", "evt_1"],
     ["deliveries", "redeliver", "evt_1"],
+    ["deliveries", "redeliver", "--failed", "--since", "1h"],
+    ["webhook", "rotate"],
     ["keys", "list"],
     ["keys", "create", "ci"],
     ["keys", "revoke", "key_1"],

@@ -119,7 +119,8 @@ async def test_each_delivery_of_an_event(holder: Holder, worker: Worker, receive
 
 
 @pytest.mark.parametrize(
-    "unknown", ["evt_unknown", "1-1", "999999999999999-1", "99999999999999999999999-1", "%FF", "x" * 500]
+    "unknown",
+    ["evt_unknown", "1-1", "999999999999999-1", "99999999999999999999999-1", "%FF", "x" * 500, "evt%0D%0AX-Evil:%201"],
 )
 async def test_an_unknown_delivery(holder: Holder, unknown: str) -> None:
     refused(await holder.call("GET", f"{DELIVERIES}/{unknown}"), 404, "NOT_FOUND")

@@ -21,6 +21,11 @@ from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+ROW = {"id", "attempt", "type", "app", "url", "at", "eventAt", "durationMs", "outcome", "sample", "redelivery"}
+
+
+def when(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 # The receiver
@@ -217,7 +222,9 @@ async def test_newest_first(holder: Holder, worker: Worker, receiver: FakeReceiv
     assert [row["id"] for row in rows] == ids[::-1]
     assert [row["status"] for row in rows] == [503, 502, 501, 500]
     for row in rows:
-        assert row.keys() == {"id", "attempt", "type", "app", "at", "durationMs", "outcome", "status", "error"}
+        assert row.keys() == ROW | {"status", "error"}
+        assert (row["url"], row["sample"], row["redelivery"]) == (holder.url, True, 0)
+        assert abs(when(row["eventAt"]) - when(row["at"])) < 10
         assert (row["outcome"], row["error"]) == ("failed", "status")
         assert 0 <= row["durationMs"] < 5000
         assert row["at"][-1] == "Z"
@@ -242,6 +249,8 @@ async def test_redelivered(holder: Holder, worker: Worker, receiver: FakeReceive
     assert (response.status_code, response.json()) == (202, {"id": event_id})
     rows = await holder.logged(2)
     assert [(row["id"], row["outcome"]) for row in rows] == [(event_id, "delivered"), (event_id, "failed")]
+    assert [(row["sample"], row["redelivery"]) for row in rows] == [(True, 1), (True, 0)]
+    assert rows[0]["eventAt"] == rows[1]["eventAt"] <= rows[1]["at"] < rows[0]["at"]
     first, second = (verified(exchange, holder.secret) for exchange in receiver.got(holder.path))
     assert second["timestamp"] > first["timestamp"]
     assert {**second, "timestamp": 0} == {**first, "timestamp": 0}

@@ -125,5 +125,11 @@ async def test_a_redelivery_repeats_the_event(holder: Holder) -> None:
     assert (await holder.redeliver()).status_code == 202
     [event] = holder.queued()
     event.pop("at")
-    assert event == {"id": "evt_logged", "account": holder.id, "app": "shop", "type": "app.crashed"}
+    assert event == {
+        "id": "evt_logged",
+        "account": holder.id,
+        "app": "shop",
+        "type": "app.crashed",
+        "redelivery": "1",
+    }
     assert holder.data("evt_logged") == '{"n":1}'

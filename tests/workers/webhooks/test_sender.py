@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.accounts.vault import Vault
 from gateway.events.catalogue import SAMPLES
+from gateway.events.receivers import new_secret
 from gateway.store import keys
 from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
@@ -198,6 +200,19 @@ async def test_a_secret_that_cannot_be_read(own: Queue, receiver: FakeReceiver) 
     account = await own.account(receiver)
     assert await account.outcome(await account.emit()) == ("failed", "secret")
     assert receiver.exchanges == []
+
+
+async def test_a_previous_secret_that_cannot_be_read(shared: Queue, receiver: FakeReceiver) -> None:
+    """The operator took away the key that it was encrypted with: the new secret alone signs."""
+    account = await shared.account(receiver)
+    account.secret = await shared.webhooks.rotate(account.id)
+    shared.confidential.add(account.secret)
+    sealed = Vault("another key of 32 characters or more").seal(new_secret())
+    await shared.store.client.set(keys.previous_secret_key(account.id), sealed, ex=60)
+    assert await account.outcome(await account.emit()) == ("delivered", 204)
+    (exchange,) = receiver.got(f"/{account.id}")
+    verified(exchange, account.secret)
+    assert " " not in (exchange.header("webhook-signature") or "")
 
 
 # Dropped
