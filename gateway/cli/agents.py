@@ -1,4 +1,4 @@
-"""Serves the agent tools `service_hook` and `service_deploy` over standard input and output, for `capsule mcp`."""
+"""Serves the agent tools of `gateway/api/agents.py` over standard input and output, for `capsule mcp`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mcp.server.mcpserver.exceptions import ToolError
 
+from gateway.api.agent_apps import FINDINGS
 from gateway.api.agent_deploys import LISTED
 from gateway.api.agents import tool_server
 from gateway.cli.service import Refused, Service, path
@@ -54,6 +55,23 @@ class RemoteDeploys:
         return await _call(lambda: self._service.fields("POST", address, having="state"))
 
 
+class RemoteApps:
+    """The apps of the same account. Raises ToolError."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def list(self) -> list[dict[str, Any]]:
+        return await _call(lambda: self._service.rows("/account/apps"))
+
+    async def show(self, app: str) -> dict[str, Any]:
+        at = path("account", "apps", app)
+        shown = await _call(lambda: self._service.fields("GET", at))
+        findings = await _call(lambda: self._service.rows(f"{at}/findings", limit=FINDINGS))
+        crashes = await _call(lambda: self._service.rows(f"{at}/crashes"))
+        return {**shown, "findings": findings, "crashes": crashes}
+
+
 async def _call(request: Callable[[], T]) -> T:
     try:
         return await asyncio.to_thread(request)
@@ -63,5 +81,5 @@ async def _call(request: Callable[[], T]) -> T:
 
 def serve_stdio(service: Service) -> None:
     """Runs until standard input ends."""
-    hooks, deploys = RemoteHooks(service), RemoteDeploys(service)
-    tool_server(lambda _: hooks, lambda _: deploys).run("stdio")
+    hooks, deploys, apps = RemoteHooks(service), RemoteDeploys(service), RemoteApps(service)
+    tool_server(lambda _: hooks, lambda _: deploys, lambda _: apps).run("stdio")

@@ -129,7 +129,7 @@ def logout() -> None:
 
 @main.command()
 def mcp() -> None:
-    """Run the MCP tools 'service_hook' and 'service_deploy' over stdio.
+    """Run the MCP tools 'service_hook', 'service_deploy' and 'service_app' over stdio.
 
     An MCP client starts this command and talks to it over standard input and output.
     """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from functools import partial
 from typing import Self
 
 from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys.logs import stamp_line
 from gateway.deploys.states import LOG_BYTES, Deploy, Deploys
 from gateway.store.client import ATTEMPT, until_redis_answers
 
@@ -28,7 +30,7 @@ class DeployLog:
 
     def write_line(self, line: str) -> None:
         if self._size <= LOG_BYTES:
-            line = CONTROL.sub("", line) + "\n"
+            line = stamp_line(CONTROL.sub("", line), int(time.time() * 1000))
             self._size += len(line.encode())
             self._lines.append(line)
 

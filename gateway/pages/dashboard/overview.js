@@ -1,7 +1,7 @@
 // Shows the account at a glance: today's spend, the last day's requests, and its apps' health.
 
 import { h, link } from "/pages/dom.js";
-import { capital, count, moment, money, plural, since } from "/pages/format.js";
+import { bare, capital, count, moment, money, plural, since } from "/pages/format.js";
 import { get, getIfThere } from "./api.js";
 import { bars, key, share } from "./chart.js";
 import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
@@ -90,15 +90,15 @@ function appRow(app) {
   const { red = 0, yellow = 0 } = app.openFindings ?? {};
   const remarks = [
     app.certificateExpiresAt && h("span", {}, "Certificate ends ", moment(app.certificateExpiresAt)),
-    red > 0 && badge(plural(red, "red finding"), "bad"),
-    yellow > 0 && badge(plural(yellow, "yellow finding"), "warn"),
+    red > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(red, "red finding"), "bad")),
+    yellow > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(yellow, "yellow finding"), "warn")),
   ];
   return h(
     "li",
     {},
     h("h3", {}, h("a", { href: `#/apps/${app.name}` }, app.name)),
     h("p", { class: "end" }, condition(app)),
-    h("p", { class: "small" }, dotted(addresses.map((address) => link(address, address.replace("https://", ""))))),
+    h("p", { class: "small" }, dotted(addresses.map((address) => link(address, bare(address))))),
     h("p", { class: "small quiet row remarks" }, remarks),
   );
 }

@@ -23,6 +23,9 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
+// An address without its scheme.
+export const bare = (url) => url.replace(/^https?:\/\//, "");
+
 // Turns a word of the API into a label.
 export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("-", " ");
 
@@ -48,9 +51,10 @@ function lasting(milliseconds) {
 }
 
 // "3 minutes ago" and "for 3 minutes", with the exact time in the title. `keepCurrent` updates them.
-const WORDS = { relative, lasting };
+const WORDS = { relative, lasting, running: (milliseconds) => duration(Math.max(0, Date.now() - milliseconds)) };
 export const moment = (iso) => time(iso, "relative");
 export const since = (iso) => time(iso, "lasting");
+export const running = (iso) => time(iso, "running"); // a timer, such as "12 s"
 
 function time(iso, words) {
   const at = Date.parse(iso);
