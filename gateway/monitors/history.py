@@ -62,10 +62,10 @@ async def read(store: Store, account_id: str, app_id: str) -> list[HealthDay]:
     """90 days, oldest first; the last one is today."""
     tag = keys.tag(account_id)
     with backbone():
-        seconds, _micros = await store.client.time()
+        seconds, micros = await store.client.time()
         found = await store.client.hgetall(keys.health_days_key(tag, app_id))
         state = health.read(await store.client.hget(keys.health_key(tag, app_id), "state"))
-    now, counts = seconds * 1000, {name: int(value) for name, value in found.items()}
+    now, counts = seconds * 1000 + micros // 1000, {name: int(value) for name, value in found.items()}
     if state.status == "unhealthy":
         for name, value in outage(state.since, now).items():
             counts[name] = counts.get(name, 0) + value

@@ -216,7 +216,7 @@ export function redraw(element, data, draw) {
   if (drawn.get(element) === text) return;
   drawn.set(element, text);
   const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
-  element.replaceChildren(...[draw(data)].flat().filter(Boolean));
+  element.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
   if (focus) element.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
 }
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gateway.deploys.logs import split_times
 from gateway.deploys.states import Deploy
 from gateway.errors import BackboneUnavailable
 from tests.support.polling import wait_until
@@ -33,7 +34,9 @@ class Stored:
         if self.failures:
             self.failures -= 1
             raise BackboneUnavailable
-        self.texts.append(text)
+        lines, times = split_times(text)
+        assert None not in times
+        self.texts.append(lines)
 
 
 @pytest.fixture
@@ -76,7 +79,7 @@ async def test_a_cancelled_deploy_keeps_its_last_lines(stored: Stored) -> None:
 async def test_control_characters_are_dropped_and_so_is_what_exceeds_the_bound(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "LOG_BYTES", 10)
+    monkeypatch.setattr(log, "LOG_BYTES", 10 + 2 * len("1782979200000\x1f"))
     async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
         for line in ("\x1b[31mred\x1b[0m\x07", "\x1b]0;title\x07abcdefg", "beyond"):
             lines.write_line(line)
