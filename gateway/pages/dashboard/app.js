@@ -1,10 +1,11 @@
 // Shows one app: its address and health, findings, crashes, deploys, environment, output and hooks.
 
 import { h, link } from "/pages/dom.js";
-import { bare, capital, duration, moment, plural, since } from "/pages/format.js";
+import { bare, capital, moment, plural } from "/pages/format.js";
 import { call, get, stream } from "./api.js";
 import { deployTable } from "./deploys.js";
 import { LogView } from "./log.js";
+import { condition } from "./overview.js";
 import {
   action,
   announce,
@@ -25,7 +26,6 @@ import { healthDays } from "./uptime.js";
 
 export const title = "App";
 
-const HEALTH = { healthy: "good", unhealthy: "bad" };
 const TIERS = { red: "bad", yellow: "warn" };
 const DEPLOYS = 5;
 const TAIL = 1000; // lines of output
@@ -64,12 +64,6 @@ export async function draw(signal, name) {
   ];
 }
 
-// Only live apps on a plan with probes have a known health.
-function condition({ status, health, healthSince }) {
-  if (!(health in HEALTH)) return badge(status === "live" ? "Live" : "Never live");
-  return [badge(capital(health), HEALTH[health]), healthSince && h("span", { class: "quiet" }, " ", since(healthSince))];
-}
-
 function overview(app) {
   const { certificate, repository } = app;
   const domain = app.customDomain && link(`https://${app.customDomain}`, app.customDomain);
@@ -84,6 +78,7 @@ function overview(app) {
       moment(certificate.expiresAt),
     ],
     Repository: repository && `${bare(repository.url)} at ${repository.branch}`,
+    Usage: h("a", { href: "#/usage" }, "Requests and spend"),
     Created: moment(app.createdAt),
   });
 }

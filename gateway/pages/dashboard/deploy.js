@@ -1,7 +1,7 @@
 // Shows one deploy: its phases, its log, and what can be done with it.
 
 import { h, link } from "/pages/dom.js";
-import { bare, capital, duration, keepCurrent, moment, running } from "/pages/format.js";
+import { bare, capital, duration, keepCurrent, moment, running, sentence } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { stateOf } from "./deploys.js";
 import { LogView } from "./log.js";
@@ -101,11 +101,11 @@ function about(deploy) {
     Commit: deploy.commit && h("code", {}, deploy.commit.slice(0, 12)),
     Release: deploy.release && h("a", { href: `#/deploys/${deploy.release}` }, h("code", {}, deploy.release)),
     Queued: moment(deploy.createdAt),
-    "Waits for": deploy.waitsFor && capital(deploy.waitsFor),
+    "Waits for": deploy.waitsFor && sentence(deploy.waitsFor),
     Position: deploy.position,
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
-  const error = deploy.error && h("p", { class: "refusal cut" }, capital(deploy.error));
+  const error = deploy.error && h("p", { class: "refusal cut" }, sentence(deploy.error));
   return [phases(deploy.phases), error, details];
 }
 

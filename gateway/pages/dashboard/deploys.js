@@ -1,7 +1,7 @@
 // Lists the account's deploys, and starts new ones.
 
 import { h, link } from "/pages/dom.js";
-import { bare, capital, duration, moment } from "/pages/format.js";
+import { bare, capital, duration, moment, sentence } from "/pages/format.js";
 import { call, get } from "./api.js";
 import {
   action,
@@ -107,7 +107,7 @@ export function deployTable(deploys) {
 }
 
 function result({ url, error, waitsFor, position }) {
-  if (error) return h("span", { class: "reason" }, capital(error));
+  if (error) return h("span", { class: "reason" }, sentence(error));
   if (url) return link(url, bare(url));
   return waitsFor && h("span", { class: "quiet" }, `${position ? `Position ${position}, w` : "W"}aits for ${waitsFor}`);
 }

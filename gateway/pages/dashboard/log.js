@@ -2,6 +2,7 @@
 
 import { h } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
+import { announce } from "./parts.js";
 
 const MOST = 20_000; // lines; older ones leave the page
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -13,7 +14,7 @@ export class LogView {
     this.file = file;
     this.log = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": label }, missing);
     this.search = h("input", { type: "search", placeholder: "Filter lines", "aria-label": `Filter: ${label}` });
-    this.found = h("span", { class: "small quiet", role: "status" });
+    this.found = h("span", { class: "small quiet" });
     this.following = h("button", { type: "button", class: "plain", "aria-pressed": "true" }, "Follow");
     const save = h("button", { type: "button", class: "plain", onclick: () => this.save() }, "Download");
     this.search.addEventListener("input", () => this.filter());
@@ -78,7 +79,10 @@ export class LogView {
     const wanted = this.search.value.toLowerCase();
     for (const { text, row } of this.lines) row.hidden = !text.toLowerCase().includes(wanted);
     if (this.isFollowed) this.follow(true);
-    wanted ? this.count() : (this.found.textContent = "");
+    this.found.textContent = "";
+    if (!wanted) return;
+    this.count();
+    announce(this.found.textContent);
   }
 
   count() {

@@ -104,7 +104,7 @@ function appRow(app) {
 }
 
 // Only live apps on a plan with probes have a known health.
-function condition({ status, health, healthSince }) {
+export function condition({ status, health, healthSince }) {
   if (!(health in HEALTH)) return badge(status === "live" ? "Live" : "Never live");
   return [
     badge(capital(health), HEALTH[health]),

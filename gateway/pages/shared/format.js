@@ -26,8 +26,10 @@ export function plural(number, one, many = `${one}s`) {
 // An address without its scheme.
 export const bare = (url) => url.replace(/^https?:\/\//, "");
 
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 // Turns a word of the API into a label.
-export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("-", " ");
+export const capital = (word) => sentence(word).replaceAll("-", " ");
 
 const STEPS = [
   ["day", 86_400],
