@@ -33,7 +33,8 @@ def phases_of(deploy: Deploy) -> list[PhaseView]:
         view = PhaseView(phase=phase, state=_state(deploy, phase, current, phases))
         if start is not None:
             view.startedAt = start
-            if end := following or ended:
+            end = following or ended
+            if end is not None and end > start:  # an outside engine reports only that its build has ended
                 view.durationMs = _milliseconds(start, end)
         views.append(view)
     return views
@@ -66,4 +67,4 @@ def _state(deploy: Deploy, phase: Phase, current: str, phases: list[Phase]) -> P
 
 def _milliseconds(start: str, end: str) -> int:
     passed = datetime.datetime.fromisoformat(end) - datetime.datetime.fromisoformat(start)
-    return max(0, int(passed.total_seconds() * 1000))
+    return int(passed.total_seconds() * 1000)

@@ -406,8 +406,9 @@ class Deploys:
             state = "live"
         if state == "live":
             return await self._go_live(deploy)
-        began: dict[str, Any] = {f"{state}At": now_iso()}
-        return await self._move(deploy, state=state, startedAt=deploy.startedAt or now_iso(), **began)
+        now = now_iso()
+        began: dict[str, Any] = {f"{state}At": now}
+        return await self._move(deploy, state=state, startedAt=deploy.startedAt or now, **began)
 
     async def _go_live(self, deploy: Deploy) -> Deploy:
         account = await self._registry.account(deploy.account)

@@ -32,7 +32,7 @@ async def serve_front(listener: socket.socket, demo_port: int, apps_port: int) -
                     head = await reader.readuntil(b"\r\n\r\n")
                 await _splice(head, reader, writer, apps_port if _is_hosted(head) else demo_port)
         finally:
-            writer.transport.abort() if writer.transport.is_closing() else writer.close()
+            writer.close()
             running.discard(task)
 
     server = await asyncio.start_server(forward, sock=listener, limit=HEAD_BYTES)

@@ -171,7 +171,7 @@ async def test_addresses_that_the_service_shows_work(run: Run) -> None:
         assert urls["demo"] == run.demo
         nowhere = urls["demo"].replace("demo", "none")
         for url, words in ((urls["demo"], "<title>"), (urls["hello"], "Hello from a capsule."), (nowhere, "")):
-            headers = {"Host": url.removeprefix("http://")}
+            headers = {"Host": url.removeprefix("http://"), "Connection": "close"}
             page = await http.get(f"http://127.0.0.1:{run.port + 1}/", headers=headers)
             assert (page.status_code, words in page.text) == (404 if url == nowhere else 200, True), url
 

@@ -47,6 +47,8 @@ BUILT = {"startedAt": at(1), "checkingAt": at(11)}
             {**BUILT, "canaryAt": at(13), "finishedAt": at(43)},
             [("done", 10_000), ("done", 2_000), ("done", 30_000)],
         ),
+        # An outside engine reports that a build has ended, and not when it began.
+        ("checking", {"startedAt": at(1), "checkingAt": at(1)}, [("done", None), ("running", None), ("waiting", None)]),
         (
             "failed",
             {**BUILT, "finishedAt": at(12), "error": "health: no answer"},
