@@ -51,11 +51,18 @@ def stamp_line(line: str, milliseconds: int) -> str:
 
 
 def split_times(log: str) -> tuple[str, list[int | None]]:
-    """Returns the log as text, and the time of each of its lines, None for a line without one."""
-    lines, times = [], []
+    """Returns the log as text, and the time of each of its lines.
+
+    A line without a time has that of the line before; None before the first one, as in logs of earlier versions.
+    """
+    lines: list[str] = []
+    times: list[int | None] = []
+    latest: int | None = None
     for line in log.removesuffix("\n").split("\n") if log else []:
         time, mark, text = line.rpartition(MARK)
+        if mark and time.isdecimal():
+            latest = int(time)
         lines.append(text)
-        times.append(int(time) if mark and time.isdecimal() else None)
+        times.append(latest)
     ending = "\n" if log.endswith("\n") else ""
     return "\n".join(lines) + ending, times
