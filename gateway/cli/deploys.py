@@ -14,6 +14,7 @@ from rich.status import Status
 from rich.text import Text
 
 from gateway.cli.account import limit
+from gateway.cli.completion import app_argument, deploy_argument
 from gateway.cli.service import Refused, Service, open_service, path
 from gateway.cli.show import (
     Row,
@@ -109,7 +110,7 @@ def _short_commit(row: Row) -> str:
 
 
 @deploys.command("show")
-@click.argument("deploy_id", metavar="ID")
+@deploy_argument
 @follow_option
 @timeout_option
 @as_json
@@ -151,7 +152,7 @@ def _phases(deploy: Row) -> str:
 
 
 @deploys.command("publish")
-@click.argument("app")
+@app_argument
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @follow_option
 @timeout_option
@@ -173,7 +174,7 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json:
 
 
 @deploys.command("rollback")
-@click.argument("app")
+@app_argument
 @click.argument("deploy_id", metavar="[ID]", default="")
 @follow_option
 @timeout_option
@@ -189,7 +190,7 @@ def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_js
 
 
 @deploys.command("promote")
-@click.argument("deploy_id", metavar="ID")
+@deploy_argument
 @follow_option
 @timeout_option
 @as_json
@@ -201,7 +202,7 @@ def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -
 
 
 @deploys.command("redeploy")
-@click.argument("deploy_id", metavar="ID")
+@deploy_argument
 @follow_option
 @timeout_option
 @as_json
@@ -225,7 +226,7 @@ def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout
 
 
 @deploys.command("cancel")
-@click.argument("deploy_id", metavar="ID")
+@deploy_argument
 @as_json
 def deploys_cancel(deploy_id: str, as_json: bool) -> None:
     """End deploy ID, if it is queued or building."""

@@ -8,6 +8,7 @@ from typing import TextIO
 import click
 
 from gateway.cli.app_details import show_own_app
+from gateway.cli.completion import app_argument
 from gateway.cli.keys import show_created_key
 from gateway.cli.service import WrongUsage, open_service, path
 from gateway.cli.show import (
@@ -86,7 +87,7 @@ def apps_put(app: str, record: TextIO, as_json: bool) -> None:
 
 
 @apps.command("show")
-@click.argument("app")
+@app_argument
 @as_json
 def apps_show(app: str, as_json: bool) -> None:
     """Show APP: health, certificate, findings and crashes. For operators its record, without its secret."""

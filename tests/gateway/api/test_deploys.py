@@ -35,12 +35,10 @@ async def test_pages_of_deploys(hosted: App) -> None:
     refused = await listed(hosted, "before=dep_none")
     assert refused["error"]["message"].startswith("before: there is no deploy of this id")
     assert "limit: must be at least 1" in (await listed(hosted, "limit=0"))["error"]["message"]
+    await of_which_one_is_current(hosted)
 
 
-async def test_which_deploy_is_current(hosted: App) -> None:
-    body = {"account": hosted.account.id, "repository": {"url": "https://git.example/y.git", "branch": "main"}}
-    assert (await hosted.gateway.platform("PUT", f"apps/{hosted.name}", body)).is_success
-
+async def of_which_one_is_current(hosted: App) -> None:
     async def deployed(*phases: str) -> str:
         queued = await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "live"})
         deploy: str = queued.json()["deployId"]
@@ -50,7 +48,7 @@ async def test_which_deploy_is_current(hosted: App) -> None:
 
     first, second = [await deployed("build", "health", "canary") for _ in range(2)]
     waiting = await deployed()
-    current = {row["id"]: row["current"] for row in await listed(hosted, "")}
+    current = {row["id"]: row["current"] for row in await listed(hosted, "limit=3")}
     assert current == {waiting: False, second: True, first: False}
     shown = (await hosted.account.get(f"/account/deploys/{second}")).json()
     assert (shown["current"], [phase["state"] for phase in shown["phases"]]) == (True, ["done"] * 3)
