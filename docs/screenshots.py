@@ -190,6 +190,7 @@ async def take(browser: Browser, scene: Scene) -> None:
     await open_view(page, "Notifications", "Notifications")
     await shoot(page, "notifications")
     await open_view(page, "Hooks", "Deploy hooks")
+    await page.get_by_label("App", exact=True).select_option("notes")
     await page.get_by_label("Name").fill("Editorial calendar")
     await page.get_by_role("button", name="Create").click()
     await page.get_by_role("heading", name="Editorial calendar").wait_for()
