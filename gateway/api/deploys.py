@@ -46,7 +46,7 @@ class DeployView(msgspec.Struct, kw_only=True):
     state: DeployState
     trigger: Trigger
     createdAt: Time
-    current: bool = False  # the app serves this deploy's release at its address
+    current: bool | msgspec.UnsetType = msgspec.UNSET  # the app serves its release
     branch: str | msgspec.UnsetType | None = msgspec.UNSET
     commit: str | msgspec.UnsetType = msgspec.UNSET
     finishedAt: Time | msgspec.UnsetType = msgspec.UNSET

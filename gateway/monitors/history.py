@@ -63,8 +63,11 @@ async def read(store: Store, account_id: str, app_id: str) -> list[HealthDay]:
     tag = keys.tag(account_id)
     with backbone():
         seconds, micros = await store.client.time()
-        found = await store.client.hgetall(keys.health_days_key(tag, app_id))
-        state = health.read(await store.client.hget(keys.health_key(tag, app_id), "state"))
+        async with store.client.pipeline(transaction=False) as pipeline:
+            pipeline.hgetall(keys.health_days_key(tag, app_id))
+            pipeline.hget(keys.health_key(tag, app_id), "state")
+            found, text = await pipeline.execute()
+    state = health.read(text)
     now, counts = seconds * 1000 + micros // 1000, {name: int(value) for name, value in found.items()}
     if state.status == "unhealthy":
         for name, value in outage(state.since, now).items():
