@@ -17,7 +17,9 @@ from typing import Any
 import msgspec
 from playwright.async_api import Browser, Page
 
+from gateway.deploys.logs import stamp_line
 from gateway.ids import now_iso
+from gateway.monitors import history
 from gateway.store import keys
 from gateway.telemetry.usage import LoggedRequest
 from tests.browser.visitor import chromium
@@ -85,6 +87,7 @@ class Scene:
         await self.deployed("shop", *went)
         finding = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
         (await self.gw.platform("POST", "apps/shop/findings", {"findings": [finding]})).raise_for_status()
+        (await self.gw.platform("POST", "apps/shop/crashes", {"reason": "oom", "exitCode": 137})).raise_for_status()
         for app, name in (("notes", "Content system"), ("shop", "Nightly prices")):
             hook = await self.call("POST", f"/account/apps/{app}/hooks", {"name": name})
             if app == "shop":
@@ -117,6 +120,12 @@ class Scene:
                 client.hset(keys.health_key(keys.tag(self.account.id), app), mapping=seen)
             certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
             client.hset(keys.certificate_key(keys.tag(self.account.id), "notes"), mapping=certificate)
+            days = {f"{history.day_of(int(now * 1000) - ago * history.DAY)}:down": 0 for ago in range(1, 71)}
+            began = int((now - 700) * 1000) - 20 * history.DAY
+            days |= history.outage(began, began + 1_560_000)
+            health_days = keys.health_days_key(keys.tag(self.account.id), "shop")
+            client.hset(health_days, mapping=days)
+            client.expire(health_days, 3600)
             # The newest is under way; the others were a while ago, and took their time.
             deploys = client.zrevrange(keys.deploys_key(self.account.id), 0, -1)
             for n, deploy in enumerate(deploys):
@@ -136,7 +145,10 @@ class Scene:
                 client.hset(key, mapping=fields)
                 client.expire(key, 7200)
             log = keys.deploy_log_key(self.account.id, self.deploy)
-            client.set(log, LOG, ex=3600)
+            lines = enumerate(LOG.splitlines())
+            client.set(
+                log, "".join(stamp_line(line, int(now * 1000) - 30_000 + 1_700 * n) for n, line in lines), ex=3600
+            )
 
     def used_before(self, client: Any, now: float) -> None:
         """By hour and by day, for two apps and two models."""
@@ -228,6 +240,9 @@ async def take(browser: Browser, scene: Scene) -> None:
     await page.get_by_role("button", name="Create").click()
     await page.get_by_role("heading", name="Editorial calendar").wait_for()
     await shoot(page, "hooks")
+    await open_view(page, "Overview", "Overview")
+    await open_view(page, "shop", "shop")
+    await shoot(page, "app")
     await page.goto(f"{scene.gw.address}/")
     await shoot(page, "public", whole=False)
     await page.context.close()
@@ -239,7 +254,7 @@ async def take(browser: Browser, scene: Scene) -> None:
     await open_view(page, "Deploys", "Deploys")
     await shoot(page, "deploys-dark")
     await page.goto(f"{scene.gw.address}/dashboard#/deploys/{scene.deploy}")
-    await page.get_by_role("log").get_by_text("built in").wait_for()
+    await page.get_by_role("log").get_by_text("built in").first.wait_for()
     await shoot(page, "deploy-dark")
     await page.context.close()
 

@@ -21,6 +21,7 @@ from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, S
 from gateway import log
 from gateway.api import (
     account,
+    app_details,
     apps,
     deploys,
     engine,
@@ -44,6 +45,7 @@ from gateway.process import Gateway, Injected
 from gateway.server import TimedReceive
 from gateway.settings import BadSettings, Settings, load
 from gateway.telemetry import tracing
+from gateway.validation import explain
 
 logger = structlog.get_logger()
 
@@ -91,6 +93,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *apps.ROUTES,
     *engine.ROUTES,
     *account.ROUTES,
+    *app_details.ROUTES,
     *keys.ROUTES,
     *usage.ROUTES,
     *webhooks.ROUTES,
@@ -141,7 +144,7 @@ def name_fields(error: HTTPException) -> str:
     """Names each wrong field with its fault. Of the values, which may be secret, only a wrong choice is repeated."""
     extra = error.extra if isinstance(error.extra, list) else []
     faults = [
-        f"{'body' if e.get('key', 'data') == 'data' else e['key']}: {e.get('message')}"
+        f"{'body' if e.get('key', 'data') == 'data' else e['key']}: {explain(str(e.get('message')))}"
         for e in extra
         if isinstance(e, dict)
     ]

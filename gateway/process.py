@@ -32,6 +32,7 @@ from gateway.inference.handler import Inference
 from gateway.inference.permits import Permits
 from gateway.inference.provider import Provider
 from gateway.inference.users import Users
+from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
@@ -68,6 +69,7 @@ class Gateway:
         self.environments = Environments(self.store, self.vault)
         self.runtime_log = RuntimeLog(settings.data_dir)
         self.findings = Findings(settings, self.store)
+        self.crashes = Crashes(self.store, self.webhooks)
         self.provider = Provider(settings)
         self.permits = Permits(
             self.store,

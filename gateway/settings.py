@@ -47,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str = "http://localhost:8000"  # {base_url}: the public address of inference and the API
     api_url: str = ""  # {api_url}: the address in deploy hook URLs; empty: the base URL
     apps_domain: str = "apps.localhost"  # {apps_domain}
+    apps_url: str = "https://{host}"  # the address of an app as pages and tools show it
 
     inference: bool = False  # the runtime switch, until somebody sets it
     provider_url: str = "https://api.scaleway.ai/v1"
@@ -298,6 +299,13 @@ def _domain(text: str) -> str:
     return domain
 
 
+def _apps_url(text: str) -> str:
+    if "{host}" not in text:
+        raise ValueError(f"{text!r} must contain {{host}}, as in https://{{host}}")
+    _url(text.replace("{host}", "app.example.com"))
+    return text.rstrip("/")
+
+
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.lower() not in allowed:
@@ -344,6 +352,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "base_url": _url,
     "api_url": _url,
     "apps_domain": _domain,
+    "apps_url": _apps_url,
     "encryption_key": _encryption_key,
     "ca_file": _certificates,
     "provider_timeouts": lambda text: ProviderTimeouts(**_pairs(text, ("connect", "first", "idle", "total"), _seconds)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from litestar.datastructures import State
 from litestar.params import JSONBody
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.records import Account, App
 from gateway.api.authentication import (
     ACCOUNT_DEPENDENCY,
     ACCOUNT_SECURITY,
@@ -20,6 +22,7 @@ from gateway.api.authentication import (
     is_operator_token,
     require_account,
 )
+from gateway.deploys.addresses import live_url
 from gateway.errors import BackboneUnavailable, RegistrationsClosed, RequestMalformed
 from gateway.events.catalogue import Time
 from gateway.events.deliveries import SHARE
@@ -147,13 +150,17 @@ class AccountApp(msgspec.Struct):
 
 @get("/account/apps", summary="The account's apps, with their health")
 async def list_apps(account: Caller, gateway: Injected) -> list[AccountApp]:
-    apps = await gateway.registry.apps_of(account.id)
+    return await view_apps(account, await gateway.registry.apps_of(account.id), gateway)
+
+
+async def view_apps(account: Account, apps: Sequence[App], gateway: Gateway) -> list[AccountApp]:
+    """In the same order."""
     monitored = await health.of_apps(gateway.store, account, apps)
     return [
         AccountApp(
             id=app.id,
             name=app.name,
-            url=f"https://{app.name}.{gateway.settings.apps_domain}",
+            url=live_url(app.name, gateway.settings),
             customDomain=app.customDomain,
             customDomainVerified=app.customDomainVerified,
             **msgspec.structs.asdict(state),

@@ -57,6 +57,7 @@ async def perform(deploys: AccountDeploys, action: str, arguments: list[str]) ->
             return {"deploys": await deploys.list(*arguments)}
         case "show":
             deploy = await deploys.show(*arguments)
+            deploy.pop("logTimes", None)
             return {"deploy": {**deploy, "log": deploy.get("log", "")[-LOG_CHARACTERS:]}}
         case "rollback":
             note = "A new deploy serves the earlier release; 'show' it until its state is 'live' or 'failed'."

@@ -55,11 +55,11 @@ async def answer(performed: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         raise ToolError(f"{error.message} ({error.code})") from None
 
 
-def make_tool(function: Callable[..., Any], title: str) -> Tool:
+def make_tool(function: Callable[..., Any], title: str, *, read_only: bool = False) -> Tool:
     tool = Tool.from_function(
         function,
         title=title,
-        annotations=ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False),
+        annotations=ToolAnnotations(read_only_hint=read_only, destructive_hint=not read_only, open_world_hint=False),
         structured_output=True,
     )
     tool.parameters["required"] = ["action"]

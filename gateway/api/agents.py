@@ -19,6 +19,7 @@ from mcp.server.mcpserver import Context
 from mcp.server.transport_security import TransportSecuritySettings
 
 from gateway.api.agent_deliveries import AccountDeliveries, LocalDeliveries, delivery_tool
+from gateway.api.agent_apps import AccountApps, LocalApps, app_tool
 from gateway.api.agent_deploys import AccountDeploys, LocalDeploys, deploy_tool
 from gateway.api.agent_tools import ANYTHING, answer, make_tool, parse_arguments, text
 from gateway.api.authentication import require_account
@@ -81,6 +82,7 @@ async def perform(hooks: AccountHooks, action: str, arguments: list[str]) -> dic
 def tool_server(
     hooks_of: Callable[[Context[Any]], AccountHooks],
     deploys_of: Callable[[Context[Any]], AccountDeploys],
+    apps_of: Callable[[Context[Any]], AccountApps],
     deliveries_of: Callable[[Context[Any]], AccountDeliveries],
 ) -> MCPServer:
     """The functions return what belongs to the caller's account."""
@@ -97,7 +99,12 @@ def tool_server(
         title="Capsule",
         instructions=INSTRUCTIONS,
         version=version("capsule-gateway"),
-        tools=[make_tool(service_hook, "Deploy hooks"), deploy_tool(deploys_of), delivery_tool(deliveries_of)],
+        tools=[
+            make_tool(service_hook, "Deploy hooks"),
+            deploy_tool(deploys_of),
+            app_tool(apps_of),
+            delivery_tool(deliveries_of),
+        ],
         log_level="ERROR",
         subscriptions=False,
     )
@@ -128,7 +135,7 @@ class AgentEndpoint:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        server = tool_server(self._hooks_of, self._deploys_of, self._deliveries_of)
+        server = tool_server(self._hooks_of, self._deploys_of, self._apps_of, self._deliveries_of)
         # Plain JSON, because the SDK logs each chunk of a streamed answer, and a hook's URL is a secret.
         server.streamable_http_app(
             stateless_http=True,
@@ -152,6 +159,11 @@ class AgentEndpoint:
         request = context.request_context.request
         assert request is not None
         return LocalDeliveries(self._gateway, request.scope[ACCOUNT])
+
+    def _apps_of(self, context: Context[Any]) -> LocalApps:
+        request = context.request_context.request
+        assert request is not None
+        return LocalApps(self._gateway, request.scope[ACCOUNT])
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:

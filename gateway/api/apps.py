@@ -25,6 +25,7 @@ from gateway.accounts.records import (
 )
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
+from gateway.deploys.addresses import live_url
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalogue import Time
 from gateway.ids import now_iso
@@ -82,7 +83,7 @@ def app_view(app: App, gateway: Gateway) -> AppView:
         build=app.build,
         limits=app.allowedRates,
         createdAt=app.createdAt,
-        url=f"https://{app.name}.{gateway.settings.apps_domain}",
+        url=live_url(app.name, gateway.settings),
     )
 
 

@@ -17,6 +17,7 @@ from litestar.dto.data_structures import DTOFieldDefinition
 from litestar.typing import FieldDefinition
 
 from gateway.errors import RequestMalformed
+from gateway.validation import explain
 
 TARBALL = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -43,7 +44,7 @@ def _decode(decoder: msgspec.json.Decoder[T], value: bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         located = _LOCATION.fullmatch(str(error))
         fault, field = located.groups() if located else (str(error), "")
-        raise RequestMalformed(f"{field or 'body'}: {fault}.") from None
+        raise RequestMalformed(f"{field or 'body'}: {explain(fault)}.") from None
 
 
 class Body(AbstractDTO[Any]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
@@ -16,6 +17,8 @@ from gateway.accounts.records import Account, App
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.api.bodies import TARBALL, declared_size
 from gateway.deploys.hooks import CreatedHook, ListedHook
+from gateway.deploys.logs import split_times
+from gateway.deploys.phases import PhaseView, phases_of
 from gateway.deploys.states import Deploy, Trigger
 from gateway.deploys.states import State as DeployState
 from gateway.errors import (
@@ -43,6 +46,8 @@ class DeployView(msgspec.Struct, kw_only=True):
     state: DeployState
     trigger: Trigger
     createdAt: Time
+    current: bool | msgspec.UnsetType = msgspec.UNSET  # the app serves its release
+    branch: str | msgspec.UnsetType | None = msgspec.UNSET
     commit: str | msgspec.UnsetType = msgspec.UNSET
     finishedAt: Time | msgspec.UnsetType = msgspec.UNSET
     durationMs: int | msgspec.UnsetType = msgspec.UNSET
@@ -57,11 +62,13 @@ class DeployView(msgspec.Struct, kw_only=True):
     def of(cls, deploy: Deploy, **more: Any) -> Self:
         """Leaves out the fields that have no value yet. `more` are the fields of a subclass."""
         fields = {name: getattr(deploy, name, None) for name in DeployView.__struct_fields__}
-        return cls(**{name: value for name, value in fields.items() if value is not None}, **more)
+        return cls(**{**{name: value for name, value in fields.items() if value is not None}, **more})
 
 
 class DeployWithLog(DeployView, kw_only=True):
+    phases: list[PhaseView]
     log: str
+    logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
 
 
 class QueuedDeployId(msgspec.Struct):
@@ -93,14 +100,26 @@ async def require_deploy(deploy_id: str, account: Account, gateway: Gateway) -> 
 
 
 async def view_deploys(deploys: Sequence[Deploy], gateway: Gateway) -> list[DeployView]:
-    """With what the queued ones wait for."""
-    waits = await gateway.deploys.positions_of(deploys)
-    return [DeployView.of(deploy, **waits.get(deploy.id, {})) for deploy in deploys]
+    """With what the queued ones wait for. All are of one account."""
+    more = await _read_more(deploys, gateway)
+    return [DeployView.of(deploy, **fields) for deploy, fields in zip(deploys, more, strict=True)]
 
 
 async def view_with_log(deploy: Deploy, gateway: Gateway) -> DeployWithLog:
-    waits = await gateway.deploys.positions_of([deploy])
-    return DeployWithLog.of(deploy, log=await gateway.deploys.read_log(deploy), **waits.get(deploy.id, {}))
+    [fields] = await _read_more([deploy], gateway)
+    log, times = split_times(await gateway.deploys.read_log(deploy))
+    queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
+    after = [None if time is None else max(0, time - queued) for time in times]
+    return DeployWithLog.of(deploy, phases=phases_of(deploy), log=log, logTimes=after, **fields)
+
+
+async def _read_more(deploys: Sequence[Deploy], gateway: Gateway) -> list[dict[str, Any]]:
+    """What is not in a deploy's own record."""
+    if not deploys:
+        return []
+    waits = await gateway.deploys.positions_of(deploys)
+    live = await gateway.deploys.live_ids(deploys[0].account, {deploy.appId for deploy in deploys})
+    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in deploys]
 
 
 @post("/account/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
@@ -132,12 +151,13 @@ async def list_deploys(
     gateway: Injected,
     app: FromQuery[str | None] = None,
     limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
+    before: FromQuery[str] = "",
 ) -> list[DeployView]:
     """The account's deploys, newest first.
 
-    The list keeps the last 1,000 deploys for 90 days.
+    The list keeps the last 1,000 deploys for 90 days. `before` is the `id` of the last row of the page before.
     """
-    return await view_deploys(await gateway.deploys.list(account.id, app, limit), gateway)
+    return await view_deploys(await gateway.deploys.list(account.id, app, limit, before), gateway)
 
 
 @get("/account/deploys/{deploy_id:str}", summary="One deploy, with its log", errors=[NotFound])

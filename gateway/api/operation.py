@@ -16,7 +16,7 @@ JSON = "application/json"
 
 # Examples for the errors whose message depends on the request.
 MESSAGES: dict[type[errors.ServiceError], str] = {
-    errors.RequestMalformed: "name: Expected `str`, got `int`.",
+    errors.RequestMalformed: "name: must be text, not a whole number.",
     errors.ModelNotAllowed: "model: choose one of gpt-oss-120b, qwen3.6-35b-a3b, llama-3.3-70b-instruct.",
 }
 

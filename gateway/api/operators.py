@@ -88,7 +88,7 @@ async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injec
     For a watchdog that saw the app end, or run out of memory.
     """
     crash = AppCrashed(reason=data.reason, exitCode=data.exitCode, at=now_iso())
-    return EventId(await gateway.webhooks.emit(await require_app(app, gateway), crash))
+    return EventId(await gateway.crashes.report(await require_app(app, gateway), crash))
 
 
 @post(

@@ -1,4 +1,4 @@
-"""The account API: go back to a release, promote a preview, cancel a deploy."""
+"""The account API: go back to a release, promote a preview, build again, cancel a deploy."""
 
 from __future__ import annotations
 
@@ -56,6 +56,17 @@ async def promote(account: Caller, deploy_id: FromPath[str], gateway: Injected) 
     return QueuedDeployId(await gateway.steering.promote(deploy, app))
 
 
+@post("/account/deploys/{deploy_id:str}/redeploy", status_code=202, errors=REUSE_ERRORS)
+async def redeploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> QueuedDeployId:
+    """Build again.
+
+    Queues a deploy of the same source at the same address; of a repository, the latest commit of the branch.
+    """
+    deploy = await require_deploy(deploy_id, account, gateway)
+    app = await require_own_app(deploy.appId, account, gateway)
+    return QueuedDeployId(await gateway.steering.redeploy(deploy, app))
+
+
 @post("/account/deploys/{deploy_id:str}/cancel", status_code=202, errors=[RequestMalformed, NotFound])
 async def cancel(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> DeployView:
     """Cancel a deploy that is queued or building.
@@ -69,7 +80,7 @@ async def cancel(account: Caller, deploy_id: FromPath[str], gateway: Injected) -
 ROUTES: list[ControllerRouterHandler] = [
     Router(
         "/",
-        route_handlers=[roll_back, promote, cancel],
+        route_handlers=[roll_back, promote, redeploy, cancel],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],

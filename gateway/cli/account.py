@@ -8,6 +8,7 @@ import time
 
 import click
 
+from gateway.cli.completion import app_argument, hook_argument
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from gateway.cli.show import (
     Cell,
@@ -75,7 +76,7 @@ def hook() -> None:
 
 
 @hook.command("create")
-@click.argument("app")
+@app_argument
 @click.option("--name", required=True, help="What the hook is for, as shown in the list.")
 @as_json
 def hook_create(app: str, name: str, as_json: bool) -> None:
@@ -111,7 +112,7 @@ def hook_list(as_json: bool) -> None:
 
 
 @hook.command("revoke")
-@click.argument("hook_id", metavar="ID")
+@hook_argument
 @as_json
 def hook_revoke(hook_id: str, as_json: bool) -> None:
     """Revoke a hook. Its URL stops working at once."""

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from mcp.server.mcpserver.exceptions import ToolError
 
 from gateway.api import agent_deliveries, agent_deploys
+from gateway.api.agent_apps import FINDINGS
+from gateway.api.agent_deploys import LISTED
 from gateway.api.agents import tool_server
 from gateway.cli.service import Refused, Service, path
 
@@ -54,6 +56,23 @@ class RemoteDeploys:
         return await _call(lambda: self._service.fields("POST", address, having="state"))
 
 
+class RemoteApps:
+    """The apps of the same account. Raises ToolError."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def list(self) -> list[dict[str, Any]]:
+        return await _call(lambda: self._service.rows("/account/apps"))
+
+    async def show(self, app: str) -> dict[str, Any]:
+        at = path("account", "apps", app)
+        shown = await _call(lambda: self._service.fields("GET", at))
+        findings = await _call(lambda: self._service.rows(f"{at}/findings", limit=FINDINGS))
+        crashes = await _call(lambda: self._service.rows(f"{at}/crashes"))
+        return {**shown, "findings": findings, "crashes": crashes}
+
+
 class RemoteDeliveries:
     """The deliveries of the same account. Raises ToolError."""
 
@@ -86,5 +105,6 @@ async def _call(request: Callable[[], T]) -> T:
 
 def serve_stdio(service: Service) -> None:
     """Runs until standard input ends."""
-    hooks, deploys, deliveries = RemoteHooks(service), RemoteDeploys(service), RemoteDeliveries(service)
-    tool_server(lambda _: hooks, lambda _: deploys, lambda _: deliveries).run("stdio")
+    hooks, deploys = RemoteHooks(service), RemoteDeploys(service)
+    apps, deliveries = RemoteApps(service), RemoteDeliveries(service)
+    tool_server(lambda _: hooks, lambda _: deploys, lambda _: apps, lambda _: deliveries).run("stdio")

@@ -14,6 +14,7 @@ from rich.status import Status
 from rich.text import Text
 
 from gateway.cli.account import limit
+from gateway.cli.completion import app_argument, deploy_argument
 from gateway.cli.service import Refused, Service, open_service, path
 from gateway.cli.show import (
     Row,
@@ -56,11 +57,12 @@ def deploys() -> None:
 @deploys.command("list")
 @click.option("--app", help="List only the deploys of this app.")
 @limit
+@click.option("--before", metavar="ID", help="Only deploys older than this one: the next page.")
 @as_json
-def deploys_list(app: str | None, limit: int, as_json: bool) -> None:
+def deploys_list(app: str | None, limit: int, before: str | None, as_json: bool) -> None:
     """List deploys, newest first."""
     service = open_service()
-    rows = service.rows("/account/deploys", app=app, limit=limit)
+    rows = service.rows("/account/deploys", app=app, limit=limit, before=before)
     if app and not rows:
         _require_app(service, app)
     if as_json:
@@ -71,6 +73,7 @@ def deploys_list(app: str | None, limit: int, as_json: bool) -> None:
             "id": text_of("id"),
             "app": text_of("app"),
             "state": state_of("state"),
+            "now": lambda row: "current" if row.get("current") else "",
             "kind": text_of("kind"),
             "by": text_of("trigger"),
             "commit": _short_commit,
@@ -79,8 +82,13 @@ def deploys_list(app: str | None, limit: int, as_json: bool) -> None:
             "result": lambda row: text_of("error")(row) or text_of("url")(row) or _waiting(row),
         },
         prose="result",
-        empty="No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
+        empty="No older deploys."
+        if before
+        else "No deploys yet. Publish a folder with: capsule deploys publish APP DIR",
     )
+    if len(rows) == limit:
+        only = f" --app {app}" if app else ""
+        print_note(strip_controls(f"More: capsule deploys list{only} --before {text_of('id')(rows[-1])}"))
 
 
 def _require_app(service: Service, name: str) -> None:
@@ -92,8 +100,9 @@ def _require_app(service: Service, name: str) -> None:
 
 def _waiting(row: Row) -> str:
     """What a queued deploy waits for."""
-    reason = text_of("waitsFor")(row)
-    return f"waits for {reason}" if reason else ""
+    reason, position = text_of("waitsFor")(row), text_of("position")(row)
+    place = f"position {position}, " if position else ""
+    return f"{place}waits for {reason}" if reason else ""
 
 
 def _short_commit(row: Row) -> str:
@@ -101,7 +110,7 @@ def _short_commit(row: Row) -> str:
 
 
 @deploys.command("show")
-@click.argument("deploy_id", metavar="ID")
+@deploy_argument
 @follow_option
 @timeout_option
 @as_json
@@ -117,6 +126,7 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> N
             "deploy": text_of("id")(deploy),
             "app": text_of("app")(deploy),
             "state": colour_state(deploy.get("state")),
+            "current": "yes, the app serves it" if deploy.get("current") else "",
             "kind": text_of("kind")(deploy),
             "by": text_of("trigger")(deploy),
             "commit": text_of("commit")(deploy),
@@ -125,6 +135,7 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> N
             "position": text_of("position")(deploy),
             "waits for": text_of("waitsFor")(deploy),
             "took": duration_of("durationMs")(deploy),
+            "phases": _phases(deploy),
             "address": text_of("url")(deploy),
             "error": text_of("error")(deploy),
         }
@@ -133,8 +144,15 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> N
     click.echo("\n" + "\n".join(lines) if lines else "\nNo log yet.")
 
 
+def _phases(deploy: Row) -> str:
+    """Those that have ended, with their durations."""
+    phases = deploy.get("phases")
+    ended = [phase for phase in phases if phase.get("durationMs") is not None] if isinstance(phases, list) else []
+    return ", ".join(f"{text_of('phase')(phase)} {duration_of('durationMs')(phase)}" for phase in ended)
+
+
 @deploys.command("publish")
-@click.argument("app")
+@app_argument
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @follow_option
 @timeout_option
@@ -156,7 +174,7 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json:
 
 
 @deploys.command("rollback")
-@click.argument("app")
+@app_argument
 @click.argument("deploy_id", metavar="[ID]", default="")
 @follow_option
 @timeout_option
@@ -172,7 +190,7 @@ def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_js
 
 
 @deploys.command("promote")
-@click.argument("deploy_id", metavar="ID")
+@deploy_argument
 @follow_option
 @timeout_option
 @as_json
@@ -180,6 +198,18 @@ def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -
     """Make the release of preview ID live, without building it."""
     service = open_service()
     queued = service.fields("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
+    _show_queued(service, queued, "Queued", follow, timeout, as_json)
+
+
+@deploys.command("redeploy")
+@deploy_argument
+@follow_option
+@timeout_option
+@as_json
+def deploys_redeploy(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
+    """Build again what deploy ID built; of a repository, the latest commit of the branch."""
+    service = open_service()
+    queued = service.fields("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
     _show_queued(service, queued, "Queued", follow, timeout, as_json)
 
 
@@ -196,7 +226,7 @@ def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout
 
 
 @deploys.command("cancel")
-@click.argument("deploy_id", metavar="ID")
+@deploy_argument
 @as_json
 def deploys_cancel(deploy_id: str, as_json: bool) -> None:
     """End deploy ID, if it is queued or building."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from gateway.cli.completion import app_argument
 from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from gateway.cli.show import age_of, as_json, show_json, show_table, strip_controls, text_of
 
@@ -30,7 +31,7 @@ def env() -> None:
 
 
 @env.command("list")
-@click.argument("app")
+@app_argument
 @as_json
 def env_list(app: str, as_json: bool) -> None:
     """List the names of APP's variables. No value is ever shown."""
@@ -42,7 +43,7 @@ def env_list(app: str, as_json: bool) -> None:
 
 
 @env.command("set")
-@click.argument("app")
+@app_argument
 @click.argument("name", metavar="[NAME]", default="")
 @click.option(
     "--file",
@@ -66,7 +67,7 @@ def env_set(app: str, name: str, source: Path | None) -> None:
 
 
 @env.command("unset")
-@click.argument("app")
+@app_argument
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def env_unset(app: str, names: tuple[str, ...]) -> None:
     """Remove variables from APP."""
@@ -107,7 +108,7 @@ def _read_file(source: Path) -> dict[str, str | None]:
 
 
 @click.command()
-@click.argument("app")
+@app_argument
 @click.option("--tail", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Number of last lines.")
 @click.option("--follow", is_flag=True, help="Go on with new lines until you press Ctrl-C.")
 def logs(app: str, tail: int, follow: bool) -> None:

@@ -134,7 +134,7 @@ def logout() -> None:
 
 @main.command()
 def mcp() -> None:
-    """Run the MCP tools 'service_hook', 'service_deploy' and 'service_delivery' over stdio.
+    """Run the MCP tools 'service_hook', 'service_deploy', 'service_app' and 'service_delivery'.
 
     An MCP client starts this command and talks to it over standard input and output.
     """

@@ -7,6 +7,8 @@ from typing import TextIO
 
 import click
 
+from gateway.cli.app_details import show_own_app
+from gateway.cli.completion import app_argument
 from gateway.cli.keys import show_created_key
 from gateway.cli.service import WrongUsage, open_service, path
 from gateway.cli.show import (
@@ -29,7 +31,7 @@ plans = click.Choice(PLANS)
 
 @click.group()
 def apps() -> None:
-    """List your apps; operators put, show and delete any."""
+    """List and show your apps; operators put, show and delete any."""
 
 
 @apps.command("list")
@@ -85,11 +87,14 @@ def apps_put(app: str, record: TextIO, as_json: bool) -> None:
 
 
 @apps.command("show")
-@click.argument("app")
+@app_argument
 @as_json
 def apps_show(app: str, as_json: bool) -> None:
-    """Operators: show APP, without its secret."""
-    _show_app(open_service().fields("GET", path("platform", "apps", app)), as_json)
+    """Show APP: health, certificate, findings and crashes. For operators its record, without its secret."""
+    service = open_service()
+    if service.is_account:
+        return show_own_app(service, app, as_json)
+    _show_app(service.fields("GET", path("platform", "apps", app)), as_json)
 
 
 def _show_app(app: Row, as_json: bool) -> None:

@@ -19,6 +19,7 @@ import click
 import httpx
 
 LOCAL = "http://localhost:8000"
+ACCOUNT_KEY = "csk_"  # with which every API key begins
 TIMEOUT = 15.0  # seconds that each step of a call may take
 SILENCE_TIMEOUT = 60.0  # seconds without a byte of a stream; the service sends one every 15
 UPLOAD_TIMEOUT = 120.0  # seconds from the last byte of an upload to the answer
@@ -114,10 +115,11 @@ def path(*parts: str) -> str:
 
 
 class Service:
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, timeout: float = TIMEOUT) -> None:
         self.url = url
+        self.is_account = key.startswith(ACCOUNT_KEY)  # otherwise the key is the operator token
         try:
-            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=TIMEOUT)
+            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=timeout)
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise WrongUsage(f"the proxy set in the environment cannot be used: {error}") from None
 

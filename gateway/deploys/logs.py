@@ -2,7 +2,8 @@
 
     logs/<day on which the deploy was queued>/<deploy id>.gz
 
-Redis holds a log only while its deploy is in progress (`states.py`). This module knows objects only.
+Redis holds a log only while its deploy is in progress (`states.py`). This module knows objects only, and how a line
+carries its time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gzip
 from gateway.storage import Storage, read
 
 KEPT_DAYS = 90
+MARK = "\x1f"  # between the time of a line, in ms, and its text; no line of a build contains it
 PACKED_BYTES = 1_048_576  # more than the longest log
 
 
@@ -42,3 +44,25 @@ class DeployLogs:
 
 def _key(deploy_id: str, day: str) -> str:
     return f"logs/{day}/{deploy_id}.gz"
+
+
+def stamp_line(line: str, milliseconds: int) -> str:
+    return f"{milliseconds}{MARK}{line}\n"
+
+
+def split_times(log: str) -> tuple[str, list[int | None]]:
+    """Returns the log as text, and the time of each of its lines.
+
+    A line without a time has that of the line before; None before the first one, as in logs of earlier versions.
+    """
+    lines: list[str] = []
+    times: list[int | None] = []
+    latest: int | None = None
+    for line in log.removesuffix("\n").split("\n") if log else []:
+        time, mark, text = line.rpartition(MARK)
+        if mark and time.isdecimal():
+            latest = int(time)
+        lines.append(text)
+        times.append(latest)
+    ending = "\n" if log.endswith("\n") else ""
+    return "\n".join(lines) + ending, times

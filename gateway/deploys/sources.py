@@ -27,6 +27,7 @@ RETRY_SECONDS = 10.0
 KEPT_SOURCES = 10  # of one app, besides those that are still needed
 GZIP_MAGIC = b"\x1f\x8b"
 SUFFIX = ".tar.gz"
+HOW_TO_PACK = "pack the folder of the app's source with: tar -czf source.tar.gz -C FOLDER ."
 
 
 class Sources:
@@ -103,13 +104,13 @@ async def _write(body: AsyncIterable[bytes], path: Path) -> None:
     with path.open("xb") as file:
         async for part in body:
             if not size and len(part) > 1 and not part.startswith(GZIP_MAGIC):
-                raise RequestMalformed("The body must be a tar.gz of the app's source.")
+                raise RequestMalformed(f"This is not a tar.gz file; {HOW_TO_PACK}")
             size += len(part)
             if size > SOURCE_BYTES:
                 raise _too_large()
             file.write(part)
     if not size:
-        raise RequestMalformed("The body is empty; send a tar.gz of the app's source.")
+        raise RequestMalformed(f"The file is empty; {HOW_TO_PACK}")
 
 
 def _too_large() -> RequestTooLarge:

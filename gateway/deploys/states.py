@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
-import re
 import time
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +28,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys import positions
+from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
 from gateway.deploys.logs import DeployLogs
 from gateway.deploys.sources import Sources
@@ -57,14 +56,12 @@ logger = structlog.get_logger()
 STREAM, GROUP = "builds", "deploys"
 LOG_BYTES = 262_144  # of one deploy
 LOG_SECONDS = 2 * 86_400  # in Redis after the last line; at the deploy's end the log becomes a file
-SLUG_LENGTH = 19
-LABEL_LENGTH, DIGEST_LENGTH = 63, 8  # of a host name's label; of the digest in an app's name that is too long for it
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
 BATCH = 100  # records read in one round trip
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500
 
-Trigger = Literal["hook", "upload", "operator", "rollback", "promote"]
+Trigger = Literal["hook", "upload", "operator", "rollback", "promote", "redeploy"]
 State = Literal["queued", "building", "checking", "canary", "live", "failed", "canceled"]
 FINAL: tuple[State, ...] = ("live", "failed", "canceled")
 
@@ -97,31 +94,12 @@ class Deploy(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None  # SHA-256 of the archive of its release, hexadecimal
     size: int | None = None  # bytes of the archive
     startedAt: str | None = None
+    checkingAt: str | None = None  # when the build ended, as the next is of the health check
+    canaryAt: str | None = None
     finishedAt: str | None = None
     durationMs: int | None = None
     url: str | None = None
     error: str | None = None
-
-
-def slug(branch: str) -> str:
-    """The interface defines this rule. Branches that differ only in punctuation share a slug."""
-    return re.sub(r"[^a-z0-9]+", "-", branch.lower()).strip("-")[:SLUG_LENGTH].rstrip("-") or "preview"
-
-
-def host(app: str, kind: Kind, branch: str | None, domain: str) -> str:
-    """A name that is too long for a preview's label is shortened, and a digest keeps it apart from others."""
-    if kind == "live":
-        return f"{app}.{domain}"
-    suffix = "-preview" if branch is None else f"--p-{slug(branch)}"
-    if len(app) + len(suffix) > LABEL_LENGTH:
-        digest = hashlib.sha256(app.encode()).hexdigest()[:DIGEST_LENGTH]
-        app = f"{app[: LABEL_LENGTH - len(suffix) - DIGEST_LENGTH - 1].rstrip('-')}-{digest}"
-    return f"{app}{suffix}.{domain}"
-
-
-def address(kind: Kind, branch: str | None) -> str:
-    """Which of its app's addresses a deploy is for. The folders of releases have these names."""
-    return kind if kind == "live" or branch is None else f"p-{slug(branch)}"
 
 
 class Deploys:
@@ -231,7 +209,7 @@ class Deploys:
         """Raises StorageUnavailable."""
         return await self._sources.open(deploy.appId, deploy.source) if deploy.source else None
 
-    async def _has_source(self, deploy: Deploy) -> bool:
+    async def has_source(self, deploy: Deploy) -> bool:
         """Assumes so while the storage is away: a hook that finds the source gone says so."""
         try:
             return bool(deploy.source) and await self._sources.exists(deploy.appId, deploy.source)
@@ -287,12 +265,30 @@ class Deploys:
             live: str | None = await self._store.client.hget(keys.site_key(app.account, app.id), "live")
             return live
 
-    async def list(self, account_id: str, app: str | None, limit: int) -> Sequence[Deploy]:
-        """Newest first."""
+    async def live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
+        """The ids of the deploys that these apps serve."""
         with backbone():
-            ids = await self._store.client.zrevrange(keys.deploys_key(account_id), 0, -1 if app else limit - 1)
-        deploys = await self._get_all([keys.deploy_key(account_id, deploy_id) for deploy_id in ids])
-        return [deploy for deploy in deploys if app in (None, deploy.app, deploy.appId)][:limit]
+            async with self._store.client.pipeline(transaction=False) as pipeline:
+                for app_id in app_ids:
+                    pipeline.hget(keys.site_key(account_id, app_id), "live")
+                return {live for live in await pipeline.execute() if live} if app_ids else set()
+
+    async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
+        """Newest first; `before` is the last deploy of the page before. Raises RequestMalformed."""
+        last = -1 if app or before else limit - 1
+        with backbone():
+            ids: Sequence[str] = await self._store.client.zrevrange(keys.deploys_key(account_id), 0, last)
+        if before:
+            if before not in ids:
+                raise RequestMalformed("before: there is no deploy of this id; leave it out to begin with the newest.")
+            ids = ids[ids.index(before) + 1 :]
+        found: Sequence[Deploy] = []
+        for first in range(0, len(ids), BATCH):
+            deploys = await self._get_all([keys.deploy_key(account_id, name) for name in ids[first : first + BATCH]])
+            found = [*found, *(deploy for deploy in deploys if app in (None, deploy.app, deploy.appId))]
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
     async def positions_of(self, deploys: Sequence[Deploy]) -> dict[str, dict[str, int | str]]:
         """Position and reason of those that are queued, by id."""
@@ -410,19 +406,22 @@ class Deploys:
             state = "live"
         if state == "live":
             return await self._go_live(deploy)
-        return await self._move(deploy, state=state, startedAt=deploy.startedAt or now_iso())
+        now = now_iso()
+        began: dict[str, Any] = {f"{state}At": now}
+        return await self._move(deploy, state=state, startedAt=deploy.startedAt or now, **began)
 
     async def _go_live(self, deploy: Deploy) -> Deploy:
         account = await self._registry.account(deploy.account)
-        url = f"https://{host(deploy.app, deploy.kind, deploy.branch, self._settings.apps_domain)}"
+        name = host(deploy.app, deploy.kind, deploy.branch, self._settings.apps_domain)
         timing = self._final_timing(deploy)
         event = DeploySucceeded(
             deployId=deploy.id,
-            url=url,
+            url=f"https://{name}",
             durationMs=int(timing["durationMs"]),
             kind=deploy.kind,
             plan=account.plan if account else None,
         )
+        url = url_of(name, self._settings)
         return await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
 
     async def fail_abandoned(
@@ -475,7 +474,7 @@ class Deploys:
             and (self._settings.deploy_engine == "external" or deploy.state == "queued"),
             live=live,
             # A source that was cleaned up in the meantime does not come back.
-            source=deploy.source if live and await self._has_source(deploy) else "",
+            source=deploy.source if live and await self.has_source(deploy) else "",
         )
         if not await scripts.advance(self._store, move):
             raise StaleDeploy

@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 
 from gateway.accounts.records import App
-from gateway.deploys.states import Deploy, Deploys, StaleDeploy, Trigger, address
+from gateway.deploys.addresses import address
+from gateway.deploys.states import Deploy, Deploys, StaleDeploy, Trigger
 from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMalformed, TarballGone
 from gateway.settings import Settings
 
@@ -75,6 +76,15 @@ class Steering:
             )
         self._require_release(deploy)
         return await self._serve_again(app, "promote", deploy)
+
+    async def redeploy(self, deploy: Deploy, app: App) -> str:
+        """Queues a deploy that builds once more what this one built, and returns its id. Raises a ServiceError.
+
+        With a repository, it is the latest commit of the branch.
+        """
+        if deploy.source and not await self._deploys.has_source(deploy):
+            raise TarballGone
+        return await self._deploys.queue(app, "redeploy", kind=deploy.kind, branch=deploy.branch, source=deploy.source)
 
     async def _serve_again(self, app: App, trigger: Trigger, release: Deploy) -> str:
         """Queues the deploy, and ends an older build of the live address.

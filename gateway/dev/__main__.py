@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -19,6 +20,7 @@ from gateway.dev import keys, report, valkey
 from gateway.dev.account import register_demo
 from gateway.dev.children import Child, StartFailed, run_child
 from gateway.dev.demo import demo_app
+from gateway.dev.front import serve_front
 from gateway.dev.layout import DRAIN, Layout
 from gateway.dev.model import model_app
 from gateway.dev.serving import claim_port, serve_app
@@ -54,7 +56,8 @@ async def run(layout: Layout) -> None:
 async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     # All ports are claimed before anything starts.
     model_listener = stack.enter_context(claim_port(layout.model_port, "model stand-in"))
-    demo_listener = stack.enter_context(claim_port(layout.demo_port, "demo app"))
+    apps_listener = stack.enter_context(claim_port(layout.demo_port, "demo app"))
+    demo_listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     claim_port(layout.port, "gateway").close()
     claim_port(layout.valkey_port, "database").close()
     claim_port(layout.apps_port, "hosted apps").close()
@@ -69,7 +72,9 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     await database.wait_until_ready(lambda: valkey.is_ready(layout.redis))
 
     await enter(serve_app(model_app(run_keys.provider_key), model_listener))
-    await enter(serve_app(demo_app(run_keys.signing_key, layout.ai, layout.demo), demo_listener))
+    demo = demo_app(run_keys.signing_key, layout.ai, layout.demo, layout.hosted)
+    await enter(serve_app(demo, demo_listener))
+    await enter(serve_front(apps_listener, demo_listener.getsockname()[1], layout.apps_port))
 
     command = [sys.executable, "-m", "workers"]
     workers = await enter(run_child("workers", *command, log=layout.log("workers"), grace=10, settings=settings))
@@ -78,7 +83,7 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     gateway = await enter(run_child("gateway", *command, log=layout.log("gateway"), grace=DRAIN + 5, settings=settings))
     await gateway.wait_until_ready(lambda: is_ready(f"{layout.gateway}/ready"))
 
-    run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks)
+    run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks, layout.ai)
     keys.save(run_keys, layout.keys)
     report.print_running(layout, run_keys.api_key)
     return [database, workers, gateway]

@@ -1,26 +1,30 @@
-"""Registers the demo account and its apps as an operator would, and deploys one of the apps."""
+"""Registers the demo account and its apps as an operator would, and deploys them."""
 
 from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
 
 from gateway.dev.children import StartFailed
+from gateway.dev.demo import template_files
 from gateway.dev.keys import Keys
 
 HELLO = Path(__file__).parent / "hello"
 
 
-async def register_demo(gateway: str, keys: Keys, jwks_url: str) -> str:
+async def register_demo(gateway: str, keys: Keys, jwks_url: str, ai_url: str) -> str:
     """Returns the account's API key: the saved one, unless the database does not know it."""
     async with httpx.AsyncClient(base_url=gateway, trust_env=False, timeout=10) as http:
         try:
             account_id, api_key = await _register_account(http, keys)
             await _put_apps(http, keys.operator_token, account_id, jwks_url)
-            await _deploy_hello(http, api_key)
+            hello = {path.name: path.read_bytes() for path in HELLO.iterdir()}
+            for app, files in (("demo", template_files(ai_url)), ("hello", hello)):
+                await _deploy(http, api_key, app, files)
         except httpx.HTTPError as error:
             raise StartFailed(f"The demo app could not be registered: {error}") from None
         return api_key
@@ -47,11 +51,12 @@ async def _put_apps(http: httpx.AsyncClient, operator_token: str, account_id: st
         answer.raise_for_status()
 
 
-async def _deploy_hello(http: httpx.AsyncClient, api_key: str) -> None:
+async def _deploy(http: httpx.AsyncClient, api_key: str, app: str, files: Mapping[str, bytes]) -> None:
+    """Unless it was deployed before."""
     headers = _bearer(api_key)
-    deploys = await http.get("/account/deploys", params={"app": "hello"}, headers=headers)
+    deploys = await http.get("/account/deploys", params={"app": app}, headers=headers)
     if not deploys.raise_for_status().json():
-        answer = await http.put("/account/apps/hello/source", content=_pack(HELLO), headers=headers)
+        answer = await http.put(f"/account/apps/{app}/source", content=_pack(files), headers=headers)
         answer.raise_for_status()
 
 
@@ -59,8 +64,11 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _pack(folder: Path) -> bytes:
+def _pack(files: Mapping[str, bytes]) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        tar.add(folder, ".")
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            tar.addfile(member, io.BytesIO(content))
     return archive.getvalue()

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import mimetypes
 import secrets
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jwt
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from jwt.algorithms import ECAlgorithm
 from litestar import Litestar, Request, Response, get, post
-from litestar.datastructures import CacheControlHeader, Cookie
+from litestar.datastructures import Cookie
+from litestar.exceptions import NotFoundException
 from litestar.response import Redirect
-from litestar.static_files import create_static_files_router
 
 TEMPLATE = Path(__file__).parents[2] / "capsule"
 TOKEN_SECONDS = 600
 SESSION_SECONDS = 30 * 86_400
-REVALIDATE = CacheControlHeader(no_cache=True)
+NOT_STORED = {"Cache-Control": "no-cache"}
 
 
 class Signer:
@@ -38,8 +41,19 @@ class Signer:
         return jwt.encode(claims, self._key, "ES256", {"kid": self._kid})  # type: ignore[arg-type]
 
 
-def demo_app(signing_key: str, ai_url: str, address: str) -> Litestar:
-    signer = Signer(signing_key)
+def template_files(ai_url: str) -> dict[str, bytes]:
+    """The template as a build would leave it, by path."""
+    found = [TEMPLATE / "index.html", *(TEMPLATE / "demo").iterdir(), *(TEMPLATE / "lib").glob("*.js")]
+    files = {str(path.relative_to(TEMPLATE)): path.read_bytes() for path in found}
+    # Sets what a build by Vite would set; on the first line, so that line numbers stay the same.
+    env = json.dumps({"VITE_SERVICE_AI_URL": ai_url})
+    return {**files, "lib/ai.js": f"import.meta.env = {env}; ".encode() + files["lib/ai.js"]}
+
+
+def demo_app(signing_key: str, ai_url: str, address: str, hosted: str) -> Litestar:
+    """Its pages are those of its live deploy, which `hosted` serves; until there is one, those of the template."""
+    signer, host = Signer(signing_key), address.partition("//")[2]
+    http = httpx.AsyncClient(base_url=hosted, headers={"Host": host}, trust_env=False, timeout=5)
 
     @post("/session", status_code=200, sync_to_thread=False)
     def session(request: Request[Any, Any, Any]) -> Response[Any]:
@@ -59,21 +73,19 @@ def demo_app(signing_key: str, ai_url: str, address: str) -> Litestar:
     def keys() -> dict[str, Any]:
         return signer.jwks
 
-    @get("/lib/ai.js", media_type="text/javascript", cache_control=REVALIDATE, sync_to_thread=False)
-    def ai_module() -> str:
-        # Sets what a build by Vite would set; on the first line, so that line numbers stay the same.
-        env = json.dumps({"VITE_SERVICE_AI_URL": ai_url})
-        return f"import.meta.env = {env}; " + (TEMPLATE / "lib/ai.js").read_text()
-
-    @get("/", sync_to_thread=False)
-    def page(request: Request[Any, Any, Any]) -> Response[Any]:
+    @get(["/", "/{path:path}"])
+    async def page(request: Request[Any, Any, Any], path: str = "/") -> Response[Any]:
         # The gateway accepts requests only from the app's own origin, so the page would not work on `localhost`.
         if str(request.base_url).rstrip("/") != address:
             return Redirect(address)
-        return Response((TEMPLATE / "index.html").read_text(), media_type="text/html")
+        with contextlib.suppress(httpx.TransportError):
+            answer = await http.get(request.url.path)
+            if answer.is_success:
+                return Response(answer.content, media_type=answer.headers["content-type"], headers=NOT_STORED)
+        name = path.strip("/") or "index.html"
+        content = template_files(ai_url).get(name)
+        if content is None:
+            raise NotFoundException
+        return Response(content, media_type=mimetypes.guess_type(name)[0], headers=NOT_STORED)
 
-    static = [
-        create_static_files_router(f"/{folder}", [TEMPLATE / folder], cache_control=REVALIDATE)
-        for folder in ("demo", "lib")
-    ]
-    return Litestar([session, keys, ai_module, page, *static], openapi_config=None, logging_config=None)
+    return Litestar([session, keys, page], openapi_config=None, logging_config=None)

@@ -12,7 +12,7 @@ DRAIN = 5  # seconds that running answers get after Ctrl-C
 
 
 class Layout(msgspec.Struct, frozen=True):
-    port: int  # of the gateway; then follow demo app, model, database and hosted apps
+    port: int  # of the gateway; then follow the pages of all apps, model, database, and the server of hosted apps
     folder: Path
     provider_url: str | None = None  # a real provider instead of the stand-in; its key is in the environment
 
@@ -34,7 +34,12 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def hello(self) -> str:
-        return f"http://hello.apps.localhost:{self.apps_port}"
+        return f"http://hello.apps.localhost:{self.demo_port}"
+
+    @property
+    def hosted(self) -> str:
+        """Where the workers serve the releases of all apps."""
+        return f"http://127.0.0.1:{self.apps_port}"
 
     @property
     def gateway(self) -> str:
@@ -69,6 +74,7 @@ class Layout(msgspec.Struct, frozen=True):
             "GATEWAY_REDIS_URL": self.redis,
             "GATEWAY_BASE_URL": self.gateway,
             "GATEWAY_APPS_DOMAIN": "apps.localhost",
+            "GATEWAY_APPS_URL": f"http://{{host}}:{self.demo_port}",
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
@@ -79,7 +85,7 @@ class Layout(msgspec.Struct, frozen=True):
             "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}",
             "GATEWAY_APPS_SERVER": "embedded",
             "GATEWAY_CANARY": "3",
-            "GATEWAY_PROBE_URL": f"http://{{app}}.{{apps_domain}}:{self.apps_port}/",
+            "GATEWAY_PROBE_URL": f"http://{{app}}.{{apps_domain}}:{self.demo_port}/",
             "GATEWAY_DRAIN": str(DRAIN),
             "GATEWAY_LOG_FORMAT": "text",
             "PYTHONUNBUFFERED": "1",

@@ -18,7 +18,7 @@ def print_running(layout: Layout, api_key: str) -> None:
     dashboard = f"{layout.gateway}/dashboard"
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
     _print_row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
-    _print_row("Hosted app", f"{layout.hello} (the dashboard shows it as https://…)")
+    _print_row("Hosted app", layout.hello, f"cyan link {layout.hello}")
     _print_row("Dashboard", dashboard, f"cyan link {dashboard}")
     _print_row("API key", api_key)
     _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")

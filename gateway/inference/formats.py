@@ -9,6 +9,7 @@ import msgspec
 from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
 from gateway.inference.prices import PRICES, Usage
 from gateway.inference.sse import Delta
+from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -62,10 +63,12 @@ def malformed(error: Exception) -> RequestMalformed:
     """The error for a body that msgspec refused. It names the field and the expected type, never the value."""
     if not isinstance(error, msgspec.ValidationError):
         return invalid_json()
-    fault = str(error)
+    fault, _, location = str(error).partition(" - at `$")
     # Of msgspec's messages, these two repeat the request.
     if fault.startswith("Object contains unknown field"):
-        fault = "The body holds a field that is not known here"
-    elif fault.startswith("Invalid enum value"):
-        fault = f"Expected one of the allowed values - at {fault.rpartition(' - at ')[2]}"
-    return RequestMalformed(fault.rstrip(".") + ".")
+        words = "holds a field that is not known here"
+    elif fault.startswith("Invalid"):
+        words = "is not one of the allowed values"
+    else:
+        words = explain(fault)
+    return RequestMalformed(f"{location.strip('`.') or 'body'}: {words}.")

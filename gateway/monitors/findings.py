@@ -106,6 +106,13 @@ class Findings:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._deadlines, self._store = settings.finding_deadlines, store
 
+    async def find_open(self, app: App) -> list[Finding]:
+        """The most urgent first: red ones, then by deadline."""
+        with backbone():
+            text = await self._store.client.hget(keys.findings_key(keys.tag(app.account), app.id), "open")
+        found = msgspec.json.decode(text or "[]", type=list[Finding])
+        return sorted(found, key=lambda each: (each.tier != "red", each.deadlineAt or "", each.cve, each.component))
+
     async def take_in(self, app: App, scan: Scan) -> Counts:
         """Replaces the open findings of an app. Raises RequestMalformed or BackboneUnavailable, without any change."""
         key = keys.findings_key(keys.tag(app.account), app.id)

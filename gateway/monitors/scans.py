@@ -15,6 +15,7 @@ import msgspec
 
 from gateway.errors import RequestMalformed
 from gateway.ids import now_iso
+from gateway.validation import explain
 
 Severity = Literal["critical", "high", "medium", "low", "negligible", "unknown"]
 Tier = Literal["red", "yellow"]
@@ -78,9 +79,9 @@ def _decode(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
-        raise RequestMalformed(f"{path.strip('`').lstrip('.') or 'body'}: {problem}") from None
+        raise RequestMalformed(f"{path.strip('`').lstrip('.') or 'body'}: {explain(problem)}.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestMalformed(f"body: {error}") from None
+        raise RequestMalformed(f"body: {explain(str(error))}.") from None
 
 
 def _cut(field: str, text: str) -> str:

@@ -67,8 +67,10 @@
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
-| `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `fingerprint`, `expiresAt`, `told` | with its domain |
+| `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `issuer`, `expiresAt`, `fingerprint`, … | with its domain |
 | `{pNN}:findings:<app id>` | hash | `version`; `open`: the last scan, JSON, 5,000; `red`, `yellow` | with the app |
+| `{pNN}:health-days:<app id>` | hash | `<day>:down`, ms, and `<day>:outages` of the days it was probed; 91 | 91 days |
+| `{pNN}:crashes:<app id>` | stream | the last 20 crashes, each with its last lines of output | 30 days |
 | `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
 | `{ops}:spend:<day>` | zset | accounts by the nano-euro they spent, and `total` | 2 days |
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
@@ -341,9 +343,18 @@ def findings_key(tag: str, app_id: str) -> str:
     return f"{tag}:findings:{app_id}"
 
 
+def health_days_key(tag: str, app_id: str) -> str:
+    return f"{tag}:health-days:{app_id}"
+
+
+def crashes_key(tag: str, app_id: str) -> str:
+    return f"{tag}:crashes:{app_id}"
+
+
 def monitored_keys(tag: str, app_id: str) -> list[str]:
     """All that the monitors know of an app."""
-    return [health_key(tag, app_id), certificate_key(tag, app_id), findings_key(tag, app_id)]
+    kinds = (health_key, health_days_key, certificate_key, findings_key, crashes_key)
+    return [kind(tag, app_id) for kind in kinds]
 
 
 def emitted_key(account_id: str, event_id: str) -> str:

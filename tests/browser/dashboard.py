@@ -1,12 +1,16 @@
 """An account holder in front of the dashboard, in a real browser, and what goes on behind it."""
 
+import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from playwright.async_api import Browser, Locator, Page, expect
 
+from gateway.ids import now_iso
+from gateway.monitors import history
 from gateway.store import keys
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
@@ -71,6 +75,19 @@ class Holder:
     async def report(self, deploy: str, phase: str, ok: bool = True, reason: str = "") -> None:
         body = {"phase": phase, "ok": ok, "reason": reason}
         assert (await self.gateway.platform("POST", f"deploys/{deploy}/phases", body)).status_code == 200
+
+    async def suffer(self, app: str) -> None:
+        """A finding, a crash with its last output, and an outage three days ago."""
+        tag, now = keys.tag(self.account.id), int(time.time() * 1000)
+        found = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
+        assert (await self.gateway.platform("POST", f"apps/{app}/findings", {"findings": [found]})).is_success
+        crash = {"at": now_iso(), "reason": "exit", "exitCode": 7, "lines": ["GET / 200", "about to end"]}
+        days = history.outage(now - 3 * history.DAY, now - 3 * history.DAY + 60_000)
+        with self.gateway.redis.client() as client:
+            client.xadd(keys.crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
+            client.hset(keys.health_days_key(tag, app), mapping={**days, f"{history.day_of(now)}:down": 0})
+            for key in (keys.crashes_key(tag, app), keys.health_days_key(tag, app)):
+                client.expire(key, 600)
 
     def log(self, deploy: str, text: str) -> None:
         with self.gateway.redis.client() as client:

@@ -50,6 +50,8 @@ async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) 
     await gw.http.post(f"/account/apps/{app.name}/hooks", json={"name": "Nightly"}, headers=headers)
     failed, queued = await holder.deploy(app.name), await holder.deploy(app.name, "preview")
     await holder.report(failed, "build", ok=False, reason="exit status 1")
+    holder.log(queued, "1782979200000\x1fnpm run build\n")
+    await holder.suffer(app.name)
     secret = (await gw.http.put("/account/webhook", json={"url": receiver.url()}, headers=headers)).json()["secret"]
     gw.confidential.add(secret)
     worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()

@@ -159,6 +159,23 @@ async def test_the_page_streams(browser: Browser, run: Run, scheme, width: int, 
         await shoot("limited")
 
 
+async def test_addresses_that_the_service_shows_work(run: Run) -> None:
+    bearer = {"Authorization": f"Bearer {run.api_key}"}
+    async with httpx.AsyncClient(base_url=f"http://localhost:{run.port}", headers=bearer, trust_env=False) as http:
+
+        async def live() -> dict[str, str] | None:
+            apps = [app for app in (await http.get("/account/apps")).json() if app["status"] == "live"]
+            return {app["name"]: app["url"] for app in apps} if len(apps) == 2 else None
+
+        urls = await wait_until(live, 60)
+        assert urls["demo"] == run.demo
+        nowhere = urls["demo"].replace("demo", "none")
+        for url, words in ((urls["demo"], "<title>"), (urls["hello"], "Hello from a capsule."), (nowhere, "")):
+            headers = {"Host": url.removeprefix("http://"), "Connection": "close"}
+            page = await http.get(f"http://127.0.0.1:{run.port + 1}/", headers=headers)
+            assert (page.status_code, words in page.text) == (404 if url == nowhere else 200, True), url
+
+
 def played(*tokens: str, finish: str = "stop") -> str:
     """A whole answer of the gateway, in one piece."""
     end = {"model": "m", "finishReason": finish, "usage": {"inputTokens": 1, "outputTokens": len(tokens)}}

@@ -28,6 +28,7 @@ BAD = {
     "GATEWAY_LOG_LEVEL": "loud",
     "GATEWAY_LOG_FORMAT": "xml",
     "GATEWAY_ENCRYPTION_KEY": "short",
+    "GATEWAY_APPS_URL": "https://example.com",
     "GATEWAY_PROBE_CHECK_URL": "example.com",
     "GATEWAY_CERTIFICATE_ADDRESS": "edge.example.com",
     "GATEWAY_FINDING_DEADLINES": "orange=7",

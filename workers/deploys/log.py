@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from functools import partial
 from typing import Self
 
 from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys.logs import stamp_line
 from gateway.deploys.states import LOG_BYTES, Deploy, Deploys
 from gateway.store.client import ATTEMPT, until_redis_answers
 
 FLUSH_INTERVAL = 0.5  # seconds
+RESOLUTION = 100  # ms between two times in the log
 # Terminal escapes in a build's output could move the cursor of a terminal that follows the log.
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -23,14 +26,23 @@ class DeployLog:
     def __init__(self, deploys: Deploys, deploy: Deploy) -> None:
         self._deploys, self._deploy = deploys, deploy
         self._lines: list[str] = []
+        self._stamped = 0  # when the last line with a time was written, ms
         self._size = 0  # bytes of all lines so far; lines beyond the log's bound are dropped at once
         self._lock = asyncio.Lock()
 
     def write_line(self, line: str) -> None:
         if self._size <= LOG_BYTES:
-            line = CONTROL.sub("", line) + "\n"
+            line = self._stamp(CONTROL.sub("", line))
             self._size += len(line.encode())
             self._lines.append(line)
+
+    def _stamp(self, line: str) -> str:
+        """Lines that come together share the time of the first one, which leaves more room for their text."""
+        now = int(time.time() * 1000)
+        if now - self._stamped < RESOLUTION:
+            return line + "\n"
+        self._stamped = now
+        return stamp_line(line, now)
 
     async def flush(self) -> None:
         async with self._lock:

@@ -18,7 +18,8 @@ import msgspec
 import structlog
 
 from gateway.accounts.records import App
-from gateway.deploys.states import Deploy, StaleDeploy, address
+from gateway.deploys.addresses import address
+from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.settings import Settings
 from gateway.storage import read, until_storage_answers

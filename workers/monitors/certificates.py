@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 from cryptography import x509
+from cryptography.x509.oid import NameOID
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
@@ -40,12 +41,14 @@ INSPECTIONS = 100  # at a time, per worker
 AFTER_START = 600.0  # seconds after a start within which every certificate is inspected once
 AFTER_FAILURE = 3_600.0  # seconds at most until a domain that could not be reached is inspected again
 REMEMBERED = 8  # fingerprints per domain: each of the servers behind it may have its own certificate
+ISSUER_LENGTH = 100
 BATCH = 1_000  # inspections brought forward per request
 
 
 class Certificate(NamedTuple):
     fingerprint: str  # SHA-256, hexadecimal
     expires: int  # ms
+    issuer: str = ""
 
 
 class Certificates:
@@ -143,8 +146,17 @@ class Certificates:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-        expires = x509.load_der_x509_certificate(encoded).not_valid_after_utc
-        return Certificate(hashlib.sha256(encoded).hexdigest(), int(expires.timestamp() * 1000))
+        certificate = x509.load_der_x509_certificate(encoded)
+        expires = int(certificate.not_valid_after_utc.timestamp() * 1000)
+        return Certificate(hashlib.sha256(encoded).hexdigest(), expires, _name(certificate.issuer))
+
+
+def _name(issuer: x509.Name) -> str:
+    """The organization or, without one, the common name."""
+    for kind in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME):
+        for attribute in issuer.get_attributes_for_oid(kind):
+            return str(attribute.value)[:ISSUER_LENGTH]
+    return ""
 
 
 def step(
@@ -158,4 +170,4 @@ def step(
         days = max(0, (certificate.expires - now) // DAY)
         event = DomainExpiring(domain=domain, expiresAt=now_iso(certificate.expires / 1000), daysLeft=days)
     record = {"domain": domain, "fingerprint": certificate.fingerprint, "expiresAt": str(certificate.expires)}
-    return {**record, "told": msgspec.json.encode(notified).decode()}, event
+    return {**record, "issuer": certificate.issuer, "told": msgspec.json.encode(notified).decode()}, event

@@ -54,6 +54,7 @@ class Observation(NamedTuple):
     known: dict[str, str]  # replaces what is stored, unless it is empty
     events: Sequence[tuple[str, Event]]  # by their ids
     again: float  # seconds until the next inspection
+    then: Callable[[], Awaitable[None]] | None = None  # called by the one worker that recorded this
 
 
 class Rounds:
@@ -196,6 +197,8 @@ class Rounds:
         ):
             for event_id, event in observation.events:
                 logger.info("monitor.told", id=event_id, type=event.type, app=app.id, account=app.account)
+            if observation.then is not None:
+                await observation.then()
 
     @staticmethod
     def _jittered(seconds: float) -> float:

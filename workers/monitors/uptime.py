@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import msgspec
 import structlog
@@ -19,7 +20,7 @@ import structlog
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.ids import new_id
-from gateway.monitors import health
+from gateway.monitors import health, history
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
@@ -48,6 +49,7 @@ class Uptime:
             own=True,
         )
         self._network = Network(settings, self._http)
+        self._today, self._seen = "", set[str]()  # ids of the apps whose record has a mark of this day
         self._rounds = Rounds(
             registry,
             keys.probes_key,
@@ -95,7 +97,19 @@ class Uptime:
         if reason:
             logger.info("probe.failed", app=app.id, reason=reason, failures=after.failures)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
-        return Observation(changed, events, again)
+        counts = self._mark_of_today(claim) | history.changes(before, after, claim.now())
+        then = partial(history.add, self._store, claim.tag, app.id, counts, claim.now()) if counts else None
+        return Observation(changed, events, again, then)
+
+    def _mark_of_today(self, claim: Claim) -> dict[str, int]:
+        """Once a day for each app, what marks the day as one on which it was probed."""
+        today = history.day_of(claim.now())
+        if today != self._today:
+            self._today, self._seen = today, set()
+        if claim.app.id in self._seen:
+            return {}
+        self._seen.add(claim.app.id)
+        return {f"{today}:down": 0}
 
 
 async def probe(http: Client, url: str, budget: float) -> health.Reason:

@@ -20,7 +20,8 @@ from typing import Literal
 import msgspec
 import structlog
 
-from gateway.deploys.states import Deploy, StaleDeploy, address
+from gateway.deploys.addresses import address
+from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from workers.sites.archives import Archive

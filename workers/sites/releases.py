@@ -31,7 +31,8 @@ from pathlib import Path
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys.states import Deploy, address
+from gateway.deploys.addresses import address
+from gateway.deploys.states import Deploy
 
 logger = structlog.get_logger()
 

@@ -20,7 +20,8 @@ import structlog
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys.states import Deploy, host
+from gateway.deploys.addresses import host
+from gateway.deploys.states import Deploy
 from gateway.settings import Settings
 from gateway.store.client import until_redis_answers
 from workers.sites import web

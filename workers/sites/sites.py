@@ -25,6 +25,7 @@ from gateway.errors import ServiceError
 from gateway.events.catalogue import AppCrashed
 from gateway.events.receivers import Webhooks
 from gateway.ids import new_id, now_iso
+from gateway.monitors.crashes import Crashes
 from gateway.settings import Settings
 from gateway.store.client import Store
 from workers.heartbeat import keep_heartbeat
@@ -139,23 +140,26 @@ async def _find_port(settings: Settings) -> tuple[str, int]:
 
 
 class CrashReporter:
-    """Sends `app.crashed` events."""
+    """Sends `app.crashed` events, and keeps what happened for the app's page."""
 
     def __init__(self, settings: Settings) -> None:
         self.store = Store(settings.redis_url, ca_file=settings.ca_file)
         vault = Vault(settings.encryption_key)
         self._registry = Registry(self.store, vault)
-        self._webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
+        webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
+        self._crashes = Crashes(self.store, webhooks)
         self._reporting: set[asyncio.Task[None]] = set()
 
-    async def report(self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None) -> None:
-        """Returns at once; the app restarts while the event is being queued."""
+    async def report(
+        self, app_id: str, reason: Literal["exit", "oom"], exit_code: int | None, lines: list[str]
+    ) -> None:
+        """Returns at once; the app restarts while the event is being queued. `lines`: the last ones of its output."""
         crash = AppCrashed(reason=reason, exitCode=exit_code, at=now_iso())
-        task = asyncio.create_task(self._emit(app_id, crash))
+        task = asyncio.create_task(self._report(app_id, crash, lines))
         self._reporting.add(task)
         task.add_done_callback(self._reporting.discard)
 
-    async def _emit(self, app_id: str, crash: AppCrashed) -> None:
+    async def _report(self, app_id: str, crash: AppCrashed, lines: list[str]) -> None:
         event_id = new_id("evt")
         try:
             async with asyncio.timeout(REPORT_SECONDS):
@@ -163,7 +167,7 @@ class CrashReporter:
                     try:
                         app = await self._registry.find(app_id)
                         if app is not None:
-                            await self._webhooks.emit(app, crash, event_id)
+                            await self._crashes.report(app, crash, event_id, lines)
                     except ServiceError:
                         await asyncio.sleep(RETRY_INTERVAL)
                     else:

@@ -22,6 +22,8 @@ import structlog
 
 from gateway.accounts.vault import Vault
 from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys.runtime_log import RuntimeLog
+from gateway.monitors.crashes import LINES
 from workers.sandbox.sandbox import MIB, Command, Detached, Limits, Outcome, Sandbox, read_outcome
 from workers.sites.environment import read_environment
 from workers.sites.releases import Releases, Site, remove_folder
@@ -29,7 +31,8 @@ from workers.sites.web import AppState, read_state, state_path
 
 logger = structlog.get_logger()
 
-ReportCrash = Callable[[str, Literal["exit", "oom"], int | None], Awaitable[None]]  # app id, reason, exit code
+# App id, reason, exit code, the last lines of its output.
+ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str]], Awaitable[None]]
 
 CHECK_INTERVAL = 0.2  # seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
@@ -50,7 +53,7 @@ class Watchdog:
         vault: Vault | None = None,  # opens the variables of releases
     ) -> None:
         self._vault = vault or Vault("")
-        self._folder, self._releases = folder, Releases(folder)
+        self._folder, self._releases, self._output = folder, Releases(folder), RuntimeLog(str(folder))
         self._sandbox, self._report, self._limits = sandbox, report_crash, limits
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -187,8 +190,9 @@ class Watchdog:
         # While a release is being checked, its end fails the deploy instead. Previews are not reported.
         if site.variant == "live" and site.current == release.name:
             reason: Literal["exit", "oom"] = "oom" if outcome.why == "memory" else "exit"
+            code = outcome.code if outcome.code >= 0 else 128 - outcome.code
             try:
-                await self._report(site.app_id, reason, outcome.code if outcome.code >= 0 else 128 - outcome.code)
+                await self._report(site.app_id, reason, code, await self._output.tail(release.name, LINES))
             except Exception as error:  # the app is restarted in any case
                 logger.error("app.crash_not_told", app=site.app_id, exc_info=error)
 

@@ -2,6 +2,7 @@
 
 const DEADLINE = 6_000; // ms for an answer
 const UPLOAD_DEADLINE = 600_000;
+const SILENCE = 45_000; // of a stream
 
 export class Refused extends Error {
   constructor(status, { code = "", message = "", requestId = "" } = {}, retryAfter = null) {
@@ -29,8 +30,37 @@ async function send(method, path, { body, accept, signal: left } = {}) {
     throw left?.aborted ? error : new Refused(0);
   }
   if (response.ok) return text;
-  throw new Refused(response.status, parsed(text)?.error, Number(response.headers.get("Retry-After")) || null);
+  throw refused(response, text);
 }
+
+// Calls `take` with the new lines of a stream of events, until it ends. The service sends something every 15 seconds.
+export async function stream(path, left, take) {
+  const silent = new AbortController();
+  let timer = setTimeout(() => silent.abort(), SILENCE);
+  try {
+    const signal = AbortSignal.any([left, silent.signal]);
+    const response = await fetch(path, { headers: { Accept: "text/event-stream" }, signal, cache: "no-store" });
+    if (!response.ok) throw refused(response, await response.text());
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      clearTimeout(timer);
+      timer = setTimeout(() => silent.abort(), SILENCE);
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      take(lines.filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)));
+    }
+  } catch (error) {
+    throw left.aborted || error instanceof Refused ? error : new Refused(0);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+const refused = (response, text) =>
+  new Refused(response.status, parsed(text)?.error, Number(response.headers.get("Retry-After")) || null);
 
 function parsed(text) {
   try {

@@ -1,16 +1,20 @@
-// Shows one app: its environment variables, and the output of its start command.
+// Shows one app: its address and health, findings, crashes, deploys, environment, output and hooks.
 
-import { h } from "/pages/dom.js";
-import { moment } from "/pages/format.js";
-import { call, get, getText } from "./api.js";
+import { h, link } from "/pages/dom.js";
+import { bare, capital, moment, plural } from "/pages/format.js";
+import { call, get, stream } from "./api.js";
+import { deployTable } from "./deploys.js";
 import { limitsCard } from "./limits.js";
+import { LogView } from "./log.js";
+import { condition } from "./overview.js";
 import {
   action,
   announce,
+  badge,
   card,
   confirmed,
   empty,
-  extend,
+  facts,
   field,
   follow,
   form,
@@ -19,22 +23,117 @@ import {
   refusal,
   table,
 } from "./parts.js";
+import { healthDays } from "./uptime.js";
 
 export const title = "App";
 
+const TIERS = { red: "bad", yellow: "warn" };
+const DEPLOYS = 5;
+const TAIL = 1000; // lines of output
+
 export async function draw(signal, name) {
   const at = `/account/apps/${encodeURIComponent(name)}`;
-  const list = h("div");
-  const show = (variables) => redraw(list, variables, (rows) => listed(rows, at, show));
-  show(await get(`${at}/env`, signal));
-  const output = await outputCard(at, signal);
+  const [state, about, health] = [h("div"), h("section", { class: "card" }), h("section", { class: "card" })];
+  const [findings, crashes, deploys, hooks, variables] = Array.from({ length: 5 }, () => h("div", { class: "stack" }));
+  let app;
+  const refresh = async () => {
+    const parts = [`${at}/findings`, `${at}/crashes`, `/account/deploys?app=${name}&limit=${DEPLOYS}`, "/account/hooks"];
+    const [found, ...lists] = await Promise.all([at, ...parts].map((path) => get(path, signal)));
+    app = found;
+    redraw(state, app, condition);
+    redraw(about, app, overview);
+    redraw(health, [app.health, app.healthDays], () => [h("h2", {}, "Health"), healthDays(app.healthDays)]);
+    redraw(findings, [lists[0], app.openFindings], () => findingList(lists[0], app.openFindings));
+    redraw(crashes, lists[1], crashList);
+    redraw(deploys, lists[2], (rows) => deployList(rows, app.name));
+    redraw(hooks, lists[3].filter((hook) => hook.app === app.name), hookList);
+  };
+  const show = (rows) => redraw(variables, rows, (list) => variableList(list, at, show));
+  await Promise.all([refresh(), get(`${at}/env`, signal).then(show)]);
+  follow(5000, signal, refresh);
   return [
-    heading(name, "Changes of the environment apply from the next deploy on."),
-    card("Environment", setting(at, show), list),
+    heading(app.name, "", state),
+    about,
+    health,
+    card("Deploys", deploys),
+    card("Security findings", findings),
+    card("Crashes", crashes),
+    app.build?.start && card("Output of the start command", output(at, app.name, signal)),
+    card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy on."), setting(at, show), variables),
     await limitsCard(name, signal),
-    output,
+    card("Deploy hooks", hooks),
   ];
 }
+
+function overview(app) {
+  const { certificate, repository } = app;
+  const domain = app.customDomain && link(`https://${app.customDomain}`, app.customDomain);
+  return facts({
+    Address: link(app.url, bare(app.url)),
+    "Custom domain": domain && [domain, !app.customDomainVerified && " (not verified)"].filter(Boolean),
+    "Live deploy": app.liveDeploy
+      ? h("a", { href: `#/deploys/${app.liveDeploy}` }, h("code", {}, app.liveDeploy))
+      : "None yet",
+    Certificate: certificate && [
+      `${certificate.domain}${certificate.issuer ? `, from ${certificate.issuer}` : ""}, ends `,
+      moment(certificate.expiresAt),
+    ],
+    Repository: repository && `${bare(repository.url)} at ${repository.branch}`,
+    Usage: h("a", { href: "#/usage" }, "Requests and spend"),
+    Created: moment(app.createdAt),
+  });
+}
+
+function findingList(findings, { red, yellow }) {
+  if (!findings.length) return empty("No open findings", "What security scans of this app find appears here.");
+  const columns = {
+    Finding: ({ cve }) => h("code", {}, cve),
+    Package: ({ component }) => component,
+    Severity: ({ severity, tier }) => badge(capital(severity), TIERS[tier]),
+    "Fixed in": ({ fixedIn }) => fixedIn ?? "No fix yet",
+    Deadline: ({ deadlineAt }) => moment(deadlineAt),
+  };
+  const total = red + yellow;
+  const rest = total > findings.length && `The ${findings.length} most urgent of ${plural(total, "finding")}.`;
+  return [table("Security findings", columns, findings), rest && h("p", { class: "small quiet" }, rest)];
+}
+
+function crashList(crashes) {
+  if (!crashes.length) return empty("No crashes", "The last 20 of 30 days appear here, each with its last output.");
+  const one = ({ at, reason, exitCode, lines }) =>
+    h(
+      "li",
+      {},
+      h("h3", {}, reason === "oom" ? "Out of memory" : "Ended by itself"),
+      h("p", { class: "end small quiet" }, exitCode !== null && `Exit code ${exitCode} · `, moment(at)),
+      lines.length > 0 &&
+        h(
+          "details",
+          { class: "whole" },
+          h("summary", { class: "small" }, "Last output"),
+          h("pre", { class: "log", tabindex: "0", "aria-label": "Last output" }, lines.join("\n")),
+        ),
+    );
+  return h("ul", { class: "list" }, crashes.map(one));
+}
+
+function deployList(deploys, name) {
+  if (!deploys.length) return empty("No deploys yet", "Publish the app, or trigger one of its hooks.");
+  return [deployTable(deploys), h("p", {}, h("a", { href: `#/deploys/app/${name}` }, `All deploys of ${name}`))];
+}
+
+function hookList(hooks) {
+  const all = h("p", {}, h("a", { href: "#/hooks" }, "Manage hooks"));
+  if (!hooks.length) return [empty("No hooks yet", "A hook is a secret URL that rebuilds this app."), all];
+  const columns = {
+    Name: ({ name }) => name,
+    Created: ({ createdAt }) => moment(createdAt),
+    "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : h("span", { class: "quiet" }, "Never")),
+  };
+  return [table("Deploy hooks", columns, hooks), all];
+}
+
+// -- environment ------------------------------------------------------------------------------------------------
 
 function setting(at, show) {
   const name = h("input", { id: "variable", required: true, autocomplete: "off", placeholder: "e.g. DATABASE_URL" });
@@ -49,7 +148,7 @@ function setting(at, show) {
   return form("with-button two", [field("Name", name), field("Value", value)], button, set);
 }
 
-function listed(variables, at, show) {
+function variableList(variables, at, show) {
   if (!variables.length) return empty("No variables yet", "Builds and the start command see those that you set.");
   const line = refusal();
   const remove = ({ name }) => {
@@ -68,16 +167,16 @@ function listed(variables, at, show) {
   return [table("Environment variables", columns, variables), line];
 }
 
-// Nothing for an app without a start command.
-async function outputCard(at, signal) {
-  const log = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": "Output" });
-  const refresh = async () => extend(log, (await getText(`${at}/logs`, signal)) || "There is no output yet.");
-  try {
-    await refresh();
-  } catch (error) {
-    if (error.status === 404) return null;
-    throw error;
-  }
-  follow(2000, signal, refresh);
-  return card("Output of the start command", log);
+// -- output -----------------------------------------------------------------------------------------------------
+
+// The last lines, and then new ones as they come. A stream that ends begins again with its last lines.
+function output(at, name, signal) {
+  const none = "There is no output yet.";
+  const log = new LogView("Output", `${name}.log`, none);
+  follow(500, signal, async () => {
+    log.clear();
+    log.say(none);
+    await stream(`${at}/logs?tail=${TAIL}`, signal, (lines) => log.add(lines.map((text) => ({ text, at: null }))));
+  });
+  return log.panel;
 }

@@ -1,10 +1,11 @@
-// Shows one deploy and follows its log.
+// Shows one deploy: its phases, its log, and what can be done with it.
 
 import { h, link } from "/pages/dom.js";
-import { capital, duration, moment } from "/pages/format.js";
+import { bare, capital, duration, keepCurrent, moment, running, sentence } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { stateOf } from "./deploys.js";
-import { action, announce, badge, card, confirmed, extend, facts, follow, heading, redraw, refusal } from "./parts.js";
+import { LogView } from "./log.js";
+import { action, announce, badge, card, confirmed, facts, follow, heading, redraw, refusal } from "./parts.js";
 
 export const title = "Deploy";
 export const titled = true; // by itself, with the state
@@ -12,89 +13,113 @@ export const titled = true; // by itself, with the state
 const OVER = ["live", "failed", "canceled"];
 const CANCELABLE = ["queued", "building"];
 const PHASES = { build: "Build", health: "Health check", canary: "Canary" };
-const AT = { building: "build", checking: "health", canary: "canary" };
+const PROGRESS = {
+  done: ["done", "good"],
+  running: ["under way", "busy"],
+  failed: ["failed", "bad"],
+  canceled: ["canceled", ""],
+  waiting: ["to come", ""],
+};
 
 export async function draw(signal, id) {
-  const log = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": "Build log" });
+  const log = new LogView("Build log", `${id}.log`, "Nothing is logged yet.");
   const [state, details, line] = [h("div"), h("section", { class: "card" }), refusal()];
   const buttons = h("div", { class: "row" });
   let deploy;
   const over = () => OVER.includes(deploy.state);
   const refresh = async () => {
     const before = deploy?.state;
-    const { log: text, ...rest } = await get(`/account/deploys/${encodeURIComponent(id)}`, signal);
+    const { log: text, logTimes, ...rest } = await get(`/account/deploys/${encodeURIComponent(id)}`, signal);
     deploy = rest;
     if (before && before !== deploy.state) announce(`The deploy is ${deploy.state}.`);
     if (before !== deploy.state) document.title = `${capital(deploy.state)}: deploy of ${deploy.app} · Capsule`;
     redraw(state, deploy, stateOf);
     redraw(details, deploy, about);
-    redraw(buttons, [deploy.state, deploy.kind], () => steering(deploy, line, refresh));
-    extend(log, text || (over() ? "Nothing was logged." : "Nothing is logged yet."));
+    redraw(buttons, [deploy.state, deploy.kind, deploy.current], () => steering(deploy, line, refresh));
+    log.show(lines(text, logTimes, Date.parse(deploy.createdAt)));
+    log.say(over() ? "Nothing was logged." : "Nothing is logged yet.");
     return over() ? "done" : "";
   };
-  if ((await refresh()) !== "done") follow(1000, signal, refresh);
+  if ((await refresh()) !== "done") {
+    follow(1000, signal, refresh);
+    const timer = setInterval(keepCurrent, 1000);
+    signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+  }
   return [
     h("p", { class: "small" }, h("a", { href: "#/deploys" }, "All deploys")),
     heading(`Deploy of ${deploy.app}`, h("code", {}, deploy.id), state),
     details,
     buttons,
     line,
-    card("Log", log),
+    card("Log", log.panel),
   ];
 }
 
+function lines(text, times, queued) {
+  const texts = text ? text.replace(/\n$/, "").split("\n") : [];
+  return texts.map((text, n) => ({ text, at: typeof times?.[n] === "number" ? queued + times[n] : null }));
+}
+
 // What can be done with the deploy in its state.
-function steering({ id, app, kind, state }, line, refresh) {
+function steering({ id, app, kind, state, current }, line, refresh) {
   const at = (path) => `/account/${path.map(encodeURIComponent).join("/")}`;
   const steer = (label, tone, question, path, body) =>
     action(label, { class: tone, "data-focus": label }, line, async (button) => {
-      if (!(await confirmed(...question, label))) return button.focus();
+      if (!(await confirmed(...question, label, { keep: "Not now" }))) return button.focus();
       const { deployId } = await call("POST", at(path), { body });
       if (deployId) location.hash = `#/deploys/${deployId}`;
       else await refresh();
     });
+  const once = "It counts against today’s deploys.";
+  const buttons = [];
   if (CANCELABLE.includes(state)) {
     const question = ["Cancel this deploy?", "It ends without a release. What is served now stays."];
-    return [steer("Cancel", "plain danger", question, ["deploys", id, "cancel"])];
+    buttons.push(steer("Cancel", "plain danger", question, ["deploys", id, "cancel"]));
   }
-  if (state !== "live") return [];
-  if (kind === "preview") {
-    const question = [`Make this preview of ${app} live?`, "Its release is checked, and then replaces the live one."];
-    return [steer("Promote", "main", question, ["deploys", id, "promote"])];
+  if (state === "live" && kind === "preview") {
+    const question = [`Make this preview of ${app} live?`, `Its release is checked, and then replaces the live one. ${once}`];
+    buttons.push(steer("Promote", "main", question, ["deploys", id, "promote"]));
   }
-  const question = [`Go back to this release of ${app}?`, "It is checked, and then replaces the live one."];
-  return [steer("Roll back to this", "plain", question, ["apps", app, "rollback"], { deployId: id })];
+  if (state === "live" && kind === "live" && !current) {
+    const question = [`Go back to this release of ${app}?`, `It is checked, and then replaces the live one. ${once}`];
+    buttons.push(steer("Roll back to this", "plain", question, ["apps", app, "rollback"], { deployId: id }));
+  }
+  if (OVER.includes(state)) {
+    const what = `A new deploy builds the same source, or the latest commit of the branch. ${once}`;
+    buttons.push(steer("Redeploy", "plain", [`Build ${app} again?`, what], ["deploys", id, "redeploy"]));
+  }
+  return buttons;
 }
 
 function about(deploy) {
   const details = facts({
-    Address: deploy.url && link(deploy.url, deploy.url.replace("https://", "")),
+    App: h("a", { href: `#/apps/${deploy.app}` }, deploy.app),
+    Address: deploy.url && link(deploy.url, bare(deploy.url)),
     Kind: capital(deploy.kind),
     Trigger: capital(deploy.trigger),
+    Branch: deploy.branch,
     Commit: deploy.commit && h("code", {}, deploy.commit.slice(0, 12)),
     Release: deploy.release && h("a", { href: `#/deploys/${deploy.release}` }, h("code", {}, deploy.release)),
     Queued: moment(deploy.createdAt),
-    "Waits for": deploy.waitsFor && capital(deploy.waitsFor),
+    "Waits for": deploy.waitsFor && sentence(deploy.waitsFor),
     Position: deploy.position,
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
-  const error = deploy.error && h("p", { class: "refusal cut" }, capital(deploy.error));
-  return error ? [phases(deploy), error, details] : [phases(deploy), details];
+  const error = deploy.error && h("p", { class: "refusal cut" }, sentence(deploy.error));
+  return [phases(deploy.phases), error, details];
 }
 
-function phases({ kind, state, error }) {
-  const names = Object.keys(PHASES).slice(0, kind === "preview" ? 2 : 3);
-  const at = names.indexOf(state === "failed" ? error?.split(":")[0] : AT[state]);
-  const progress = (n) => {
-    if (state === "live" || n < at) return ["done", "good"];
-    if (state === "canceled") return ["canceled", ""];
-    if (n > at) return ["to come", ""];
-    return state === "failed" ? ["failed", "bad"] : ["under way", "busy"];
+function phases(phases) {
+  const item = ({ phase, state, startedAt, durationMs }) => {
+    const [word, tone] = PROGRESS[state];
+    const time = state === "running" && startedAt ? running(startedAt) : durationMs !== undefined && duration(durationMs);
+    return h(
+      "li",
+      { class: tone ? null : "quiet" },
+      badge(PHASES[phase], tone),
+      h("span", { class: "unseen" }, `: ${word}`),
+      time && h("span", { class: "small quiet" }, " ", time),
+    );
   };
-  const item = (name, n) => {
-    const [word, tone] = progress(n);
-    const spoken = h("span", { class: "unseen" }, `: ${word}`);
-    return h("li", { class: tone ? null : "quiet" }, badge(PHASES[name], tone), spoken);
-  };
-  return h("ol", { class: "phases", "aria-label": "Phases" }, names.map(item));
+  return h("ol", { class: "phases", "aria-label": "Phases" }, phases.map(item));
 }

@@ -1,49 +1,115 @@
 // Lists the account's deploys, and starts new ones.
 
-import { h } from "/pages/dom.js";
-import { capital, duration, moment } from "/pages/format.js";
+import { h, link } from "/pages/dom.js";
+import { bare, capital, duration, moment, sentence } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { badge, card, choice, empty, field, follow, form, heading, redraw, table } from "./parts.js";
+import {
+  action,
+  badge,
+  card,
+  choice,
+  empty,
+  field,
+  follow,
+  form,
+  heading,
+  redraw,
+  refusal,
+  table,
+} from "./parts.js";
 
 export const title = "Deploys";
 
 const TONES = { live: "good", failed: "bad", canceled: "", building: "busy", checking: "busy", canary: "busy" };
+const PAGE = 50;
 
-export const stateOf = ({ state }) => badge(capital(state), TONES[state]);
+export const stateOf = ({ state, current }) => [
+  badge(capital(state), TONES[state]),
+  current && h("strong", { class: "current" }, "Current"),
+];
 
-export async function draw(signal) {
-  const list = h("div");
+// `chosen` is the name of an app, or undefined for all.
+export async function draw(signal, chosen = "") {
+  const log = new Log(signal, chosen);
   const only = h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps"));
-  const refresh = async () => {
-    const app = only.value;
-    const rows = await get(`/account/deploys?limit=50${app && `&app=${encodeURIComponent(app)}`}`, signal);
-    if (app === only.value) redraw(list, rows, listed);
-  };
-  const [apps] = await Promise.all([get("/account/apps", signal), refresh()]);
+  const [apps] = await Promise.all([get("/account/apps", signal), log.refresh()]);
   only.append(...apps.map(({ name }) => h("option", {}, name)));
-  // The next refresh, seconds away, reports a failure.
-  only.addEventListener("change", () => refresh().catch(() => {}));
-  follow(3000, signal, refresh);
+  only.value = chosen;
+  only.addEventListener("change", () => log.choose(only.value));
+  follow(3000, signal, log.refresh);
   const title = h("div", { class: "row apart" }, h("h2", {}, "History"), apps.length > 1 && h("div", {}, only));
   return [
-    heading("Deploys", "Every build of your apps, newest first, for 90 days."),
+    heading("Deploys", "The last 1,000 deploys of your apps, of 90 days, newest first."),
     apps.length > 0 && card("Publish", publishing(apps)),
-    card(title, list),
+    card(title, log.panel),
   ];
 }
 
-function listed(deploys) {
-  if (!deploys.length) return empty("No deploys yet", "Publish an app, or trigger one of its hooks.");
+// The newest deploys, refreshed, and as many older pages as were asked for.
+class Log {
+  constructor(signal, app) {
+    this.signal = signal;
+    this.app = app;
+    this.panel = h("div", { class: "stack" });
+    this.rows = new Map(); // by id
+    this.more = false;
+  }
+
+  choose(app) {
+    this.app = app;
+    this.rows.clear();
+    this.more = false;
+    // The next refresh, seconds away, reports a failure.
+    this.refresh().catch(() => {});
+  }
+
+  refresh = () => this.load();
+
+  async load(before) {
+    const app = this.app;
+    const query = new URLSearchParams({ limit: PAGE });
+    for (const [name, value] of Object.entries({ app, before })) if (value) query.set(name, value);
+    const page = await get(`/account/deploys?${query}`, this.signal);
+    if (app !== this.app) return; // another app was chosen meanwhile
+    if (before || !this.rows.size) this.more = page.length === PAGE;
+    // What is current changes with the newest deploys, and an older page is not read again.
+    if (page.some(({ current }) => current)) {
+      const apps = new Set(page.filter(({ current }) => current).map(({ app }) => app));
+      for (const row of this.rows.values()) if (apps.has(row.app)) row.current = false;
+    }
+    for (const row of page) this.rows.set(row.id, row);
+    const rows = [...this.rows.values()].sort((a, b) => (a.id < b.id ? 1 : -1)); // ids sort by time
+    redraw(this.panel, { rows, more: this.more }, (data) => this.draw(data));
+  }
+
+  draw({ rows, more }) {
+    if (!rows.length) return empty("No deploys yet", "Publish an app, or trigger one of its hooks.");
+    const line = refusal();
+    const older = () => this.load(rows.at(-1).id);
+    return [deployTable(rows), more && action("Older", { "data-focus": "older" }, line, older), line];
+  }
+}
+
+export function deployTable(deploys) {
   const named = ({ id, app }) => ({ href: `#/deploys/${id}`, "data-focus": id, "aria-label": `${app}, deploy ${id}` });
   const columns = {
     App: (deploy) => h("a", named(deploy), deploy.app),
     State: stateOf,
-    Kind: ({ kind }) => capital(kind),
-    Trigger: ({ trigger }) => capital(trigger),
-    Queued: ({ createdAt }) => moment(createdAt),
-    Took: ({ durationMs }) => duration(durationMs),
+    From: ({ kind, trigger, branch, commit }) =>
+      h("span", { class: "quiet" }, [capital(kind), trigger, branch, commit?.slice(0, 7)].filter(Boolean).join(" · ")),
+    Result: result,
+    Queued: ({ createdAt, durationMs }) => [
+      moment(createdAt),
+      durationMs !== undefined && h("span", { class: "quiet" }, ` · ${duration(durationMs)}`),
+    ],
   };
-  return table("Deploys", columns, deploys);
+  return table("Deploys", columns, deploys, "deploys");
+}
+
+function result({ url, error, waitsFor, position }) {
+  if (error) return h("span", { class: "reason" }, sentence(error));
+  if (url) return link(url, bare(url));
+  return waitsFor && h("span", { class: "quiet" }, `${position ? `Position ${position}, w` : "W"}aits for ${waitsFor}`);
 }
 
 function publishing(apps) {

@@ -1,8 +1,8 @@
 // Shows the account at a glance: today's spend, the last day's requests, and its apps' health.
 
 import { h, link } from "/pages/dom.js";
-import { capital, count, moment, money, plural, since } from "/pages/format.js";
-import { get } from "./api.js";
+import { bare, capital, count, moment, money, plural, since } from "/pages/format.js";
+import { get, getIfThere } from "./api.js";
 import { bars, key, share } from "./chart.js";
 import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
 import { RANGES, addUp, answered, fetchUsage, fill, scale } from "./periods.js";
@@ -94,21 +94,21 @@ function appRow(app) {
   const { red = 0, yellow = 0 } = app.openFindings ?? {};
   const remarks = [
     app.certificateExpiresAt && h("span", {}, "Certificate ends ", moment(app.certificateExpiresAt)),
-    red > 0 && badge(plural(red, "red finding"), "bad"),
-    yellow > 0 && badge(plural(yellow, "yellow finding"), "warn"),
+    red > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(red, "red finding"), "bad")),
+    yellow > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(yellow, "yellow finding"), "warn")),
   ];
   return h(
     "li",
     {},
     h("h3", {}, h("a", { href: `#/apps/${app.name}` }, app.name)),
     h("p", { class: "end" }, condition(app)),
-    h("p", { class: "small" }, dotted(addresses.map((address) => link(address, address.replace("https://", ""))))),
+    h("p", { class: "small" }, dotted(addresses.map((address) => link(address, bare(address))))),
     h("p", { class: "small quiet row remarks" }, remarks),
   );
 }
 
 // Only live apps on a plan with probes have a known health.
-function condition({ status, health, healthSince }) {
+export function condition({ status, health, healthSince }) {
   if (!(health in HEALTH)) return badge(status === "live" ? "Live" : "Never live");
   return [
     badge(capital(health), HEALTH[health]),

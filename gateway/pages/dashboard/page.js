@@ -25,6 +25,7 @@ const ROUTES = [
   [/^\/notifications\/([\w-]+)$/, delivery],
   [/^\/hooks$/, hooks],
   [/^\/deploys$/, deploys],
+  [/^\/deploys\/app\/([\w-]+)$/, deploys],
   [/^\/deploys\/([\w-]+)$/, deploy],
   [/^\/apps\/([\w-]+)$/, app],
   [/^\/usage$/, usage],

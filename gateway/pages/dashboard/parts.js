@@ -33,7 +33,8 @@ export function loading(title) {
 }
 
 // `columns`: heading → a function from a row to the cell's content. The column of buttons has an empty heading.
-export function table(label, columns, rows) {
+// `layout` is a CSS class: what becomes of the table on a phone.
+export function table(label, columns, rows, layout = "stacked") {
   const head = (name) => h("th", { scope: "col" }, name || h("span", { class: "unseen" }, "Actions"));
   const cell = (row, [name, show], n) => {
     if (!name) return h("td", { class: "act end" }, show(row));
@@ -47,7 +48,7 @@ export function table(label, columns, rows) {
     );
   return h(
     "table",
-    { class: "stacked" },
+    { class: layout },
     h("caption", { class: "unseen" }, label),
     h("thead", {}, h("tr", {}, Object.keys(columns).map(head))),
     h("tbody", {}, rows.map(line)),
@@ -239,7 +240,7 @@ export function redraw(element, data, draw) {
   if (drawn.get(element) === text) return;
   drawn.set(element, text);
   const focus = element.contains(document.activeElement) && document.activeElement.dataset.focus;
-  element.replaceChildren(...[draw(data)].flat().filter(Boolean));
+  element.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
   if (focus) element.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus();
 }
 
@@ -266,14 +267,4 @@ export async function follow(milliseconds, signal, work) {
   } finally {
     late.remove();
   }
-}
-
-// Appends only the new text, which keeps a selection. A log that is scrolled to its end stays there.
-export function extend(log, text) {
-  const before = log.textContent;
-  if (text === before) return;
-  const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 8;
-  if (before && text.startsWith(before)) log.append(text.slice(before.length));
-  else log.textContent = text;
-  if (atEnd) log.scrollTop = log.scrollHeight;
 }

@@ -23,8 +23,13 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
+// An address without its scheme.
+export const bare = (url) => url.replace(/^https?:\/\//, "");
+
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 // Turns a word of the API into a label.
-export const capital = (word) => word.charAt(0).toUpperCase() + word.slice(1).replaceAll("-", " ");
+export const capital = (word) => sentence(word).replaceAll("-", " ");
 
 const STEPS = [
   ["day", 86_400],
@@ -48,9 +53,10 @@ function lasting(milliseconds) {
 }
 
 // "3 minutes ago" and "for 3 minutes", with the exact time in the title. `keepCurrent` updates them.
-const WORDS = { relative, lasting };
+const WORDS = { relative, lasting, running: (milliseconds) => duration(Math.max(0, Date.now() - milliseconds)) };
 export const moment = (iso) => time(iso, "relative");
 export const since = (iso) => time(iso, "lasting");
+export const running = (iso) => time(iso, "running"); // a timer, such as "12 s"
 
 function time(iso, words) {
   const at = Date.parse(iso);
@@ -69,5 +75,6 @@ export function duration(milliseconds) {
   if (milliseconds < 1000) return `${Math.round(milliseconds)} ms`;
   const seconds = milliseconds / 1000;
   if (seconds < 60) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
-  return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  if (seconds >= 3600) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
 }

@@ -120,7 +120,7 @@ async def test_refusals_over_stdio(app: App) -> None:
 async def test_what_an_agent_reads(connect: Connect, app: App) -> None:
     async with connect(app.gateway.address, app.account.key) as client:
         tools = (await client.list_tools()).tools
-    assert [tool.name for tool in tools] == ["service_hook", "service_deploy", "service_delivery"]
+    assert [tool.name for tool in tools] == ["service_hook", "service_deploy", "service_app", "service_delivery"]
     tool = tools[0]
     assert tool.input_schema["required"] == ["action"]
     properties = tool.input_schema["properties"]

@@ -62,3 +62,20 @@ async def test_what_is_refused_is_one_line(capsule: Tool, hosted: App) -> None:
         assert run.code == 1
         assert code in run.err
         assert run.err.count("\n") == 1
+
+
+async def test_pages_of_deploys_and_a_redeploy(capsule: Tool, hosted: App, tmp_path: Path) -> None:
+    first = await published(capsule, hosted, tmp_path)
+    await report(hosted, first, "build", "health", "canary")
+    queued = (await capsule("deploys", "redeploy", first)).out.split()[2].rstrip(".")
+    page = await capsule("deploys", "list", "--limit", "1", "--app", hosted.name)
+    assert queued in page.out
+    assert page.err == f"More: capsule deploys list --app {hosted.name} --before {queued}\n"
+    older = (await capsule("deploys", "list", "--before", queued)).out
+    assert first in older
+    assert "current" in older
+    assert (await capsule("deploys", "list", "--before", first)).out == "No older deploys.\n"
+    assert "there is no deploy of this id" in await capsule.refused("deploys", "list", "--before", "dep_none")
+    shown = (await capsule("deploys", "show", first)).out
+    assert "yes, the app serves it" in shown
+    assert "canary " in shown

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.deploys.logs import DeployLogs
+from gateway.deploys.logs import DeployLogs, split_times, stamp_line
 from gateway.errors import StorageUnavailable
 from gateway.storage import FolderStorage
 
@@ -69,3 +69,10 @@ async def test_nothing_is_written_through_a_link(logs: DeployLogs, tmp_path: Pat
     await logs.write("dep_1", DAY, LOG)
     assert other.read_text() == "precious"
     assert await logs.read("dep_1", DAY) == LOG
+
+
+def test_the_times_of_lines() -> None:
+    stored = "of an earlier version\n" + stamp_line("one", 5) + "with it\n" + stamp_line("", 7) + "cut"
+    assert split_times(stored) == ("of an earlier version\none\nwith it\n\ncut", [None, 5, 5, 7, 7])
+    assert split_times("") == ("", [])
+    assert split_times("\n") == ("\n", [None])

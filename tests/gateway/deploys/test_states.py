@@ -11,7 +11,8 @@ import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.deploys.states import Deploys, host, slug
+from gateway.deploys.addresses import host, slug
+from gateway.deploys.states import Deploys
 from gateway.settings import Settings
 from gateway.store.client import Store
 from gateway.store.keys import bodies_key, deploy_key, stream_key, tag

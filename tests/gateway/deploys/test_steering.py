@@ -144,3 +144,22 @@ async def test_the_quota_counts_rollbacks(gw: Gateway) -> None:
     await live(gw, account, app)
     await call(account, "POST", f"/account/apps/{app}/rollback")
     assert (await call(account, "GET", "/account")).json()["deploysToday"] == 3
+
+
+async def test_a_redeploy_builds_the_same_source_at_the_same_address(gw: Gateway) -> None:
+    account, stranger = await gw.account("max"), await gw.account("max")
+    app = await an_app(account)
+    first = await live(gw, account, app)
+    failed = (await publish(account, app)).json()["deployId"]
+    await phase(gw, failed, "build", ok=False)
+    for deploy, source in ((first, 0), (failed, 1)):
+        again = (await call(account, "POST", f"/account/deploys/{deploy}/redeploy")).json()["deployId"]
+        record = await shown(account, again)
+        assert (record["kind"], record["trigger"], record["state"]) == ("live", "redeploy", "queued")
+        stored = sorted(file.name.removesuffix(".tar.gz") for file in gw.data_folder.rglob("*.tar.gz"))
+        with gw.redis.client() as client:
+            [key] = client.keys(f"*:deploy:{again}")
+            assert client.hget(key, "source").decode() == stored[source]
+    await gw.platform("DELETE", f"apps/{app}/source")
+    assert (await refused(account, f"/account/deploys/{first}/redeploy"))[:2] == (410, "TARBALL_GONE")
+    assert (await refused(stranger, f"/account/deploys/{first}/redeploy"))[:2] == (404, "NOT_FOUND")

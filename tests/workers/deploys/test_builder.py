@@ -317,7 +317,7 @@ async def test_redis_away_in_the_middle_of_a_build(host: Host) -> None:
 async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
     app = await host.app(build=START)
     await host.worker("deploys", "webhooks")
-    stops = server("up", "setTimeout(() => process.exit(7), 4000)")
+    stops = server("up", "console.log('about to end'); setTimeout(() => process.exit(7), 4000)")
     assert (await host.over(await host.publish(app, stops)))["state"] == "live"
 
     def crashes() -> list[dict[str, Any]]:
@@ -325,6 +325,8 @@ async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
 
     await wait_until(crashes, 15)
     assert (crashes()[0]["reason"], crashes()[0]["exitCode"], crashes()[0]["appName"]) == ("exit", 7, app)
+    kept = (await host.call("GET", f"/account/apps/{app}/crashes"))[-1]
+    assert (kept["at"], kept["exitCode"], kept["lines"]) == (crashes()[0]["at"], 7, ["about to end"])
     await wait_until(lambda: _is(host, app, "up"), 10)
 
 

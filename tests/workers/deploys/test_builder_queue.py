@@ -30,7 +30,17 @@ async def test_a_log_leaves_redis_when_its_deploy_ends(host: Host, state: str, c
     with host.gateway.redis.client() as client:
         await wait_until(lambda: not client.exists(keys.deploy_log_key(host.account.id, deploy_id)))
     shown = await host.deploy(deploy_id)
-    assert "to the log" in shown["log"]
+    lines = shown["log"].splitlines()
+    assert "to the log" in lines
+    assert len(shown["logTimes"]) == len(lines)
+    assert shown["logTimes"] == sorted(shown["logTimes"])
+    assert shown["current"] == (state == "live")
+    phases = [(phase["phase"], phase["state"], "durationMs" in phase) for phase in shown["phases"]]
+    if state == "live":
+        assert phases == [("build", "done", True), ("health", "done", True), ("canary", "done", True)]
+        assert sum(phase["durationMs"] for phase in shown["phases"]) <= shown["durationMs"]
+    else:
+        assert phases == [("build", "failed", True), ("health", "waiting", False), ("canary", "waiting", False)]
     (file,) = (host.gateway.data_folder / "logs").glob(f"*/{deploy_id}.gz")
     assert file.parent.name == shown["createdAt"][:10]
 

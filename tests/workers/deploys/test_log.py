@@ -1,9 +1,11 @@
 """The log of a deploy, with Redis replaced by a list."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from gateway.deploys.logs import split_times
 from gateway.deploys.states import Deploy
 from gateway.errors import BackboneUnavailable
 from tests.support.polling import wait_until
@@ -33,7 +35,7 @@ class Stored:
         if self.failures:
             self.failures -= 1
             raise BackboneUnavailable
-        self.texts.append(text)
+        self.texts.append(split_times(text)[0])
 
 
 @pytest.fixture
@@ -49,6 +51,15 @@ async def test_lines_are_flushed_regularly_and_at_the_end(stored: Stored) -> Non
         lines.write_line("two")
         lines.write_line("three")
     assert "".join(stored.texts) == "one\ntwo\nthree\n"
+
+
+async def test_each_line_has_a_time(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 100.05, 101.5])
+    monkeypatch.setattr(log, "time", SimpleNamespace(time=lambda: next(clock)))
+    lines = DeployLog(stored, DEPLOY)  # type: ignore[arg-type]
+    for line in ("one", "two", "three"):
+        lines.write_line(line)
+    assert split_times("".join(lines._lines)) == ("one\ntwo\nthree\n", [100_000, 100_000, 101_500])
 
 
 async def test_lines_wait_for_redis_in_order(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +87,7 @@ async def test_a_cancelled_deploy_keeps_its_last_lines(stored: Stored) -> None:
 async def test_control_characters_are_dropped_and_so_is_what_exceeds_the_bound(
     stored: Stored, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "LOG_BYTES", 10)
+    monkeypatch.setattr(log, "LOG_BYTES", 10 + len("1782979200000\x1f"))
     async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
         for line in ("\x1b[31mred\x1b[0m\x07", "\x1b]0;title\x07abcdefg", "beyond"):
             lines.write_line(line)

@@ -133,6 +133,7 @@ async def test_told_once_for_each_certificate_within_seven_days(own: Fleet, edge
     assert near.types() == over.types() == free.types() == ["domain.expiring"]
     assert await known(never) == await known(plain) == {}
     assert (await known(far))["expiresAt"] == str(ends[far])
+    assert (await known(far))["issuer"] == far.app.customDomain  # it signed itself
     # Renewed: nothing to say; and the renewed one is told of when its own end is near.
     ends[near] = edge.shows("near.example.com", 90)
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gateway.accounts.records import App
 from gateway.ids import now_iso
+from gateway.monitors import history
 from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import keys, scripts
@@ -64,6 +65,10 @@ async def test_an_incident(shared: Fleet) -> None:
     assert up == {**same, "downSince": up["downSince"], "downMs": up["downMs"]}
     assert now_iso(began) <= up["downSince"] <= now_iso()
     assert 200 < up["downMs"] < (time.time() - began) * 1000
+    days = await history.read(shared.queue.store, app.account.id, app.app.id)
+    assert [day.downMs for day in days[:-2]] == [None] * 88
+    assert sum(day.downMs or 0 for day in days) == up["downMs"]
+    assert max(day.outages for day in days) == 1
 
 
 async def test_two_failures_are_none(shared: Fleet) -> None:

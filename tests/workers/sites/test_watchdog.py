@@ -67,12 +67,14 @@ class Watch:
     def __init__(self, hosting: Hosting) -> None:
         self.hosting = hosting
         self.crashes: list[tuple[str, str, int | None]] = []
+        self.last_lines: list[str] = []  # of the output before the last crash
         self.limits = LIMITS
         self.vault: Vault | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def crashed(self, *what: object) -> None:
-        self.crashes.append(what)  # type: ignore[arg-type]
+    async def crashed(self, app: str, reason: str, code: int | None, lines: list[str]) -> None:
+        self.crashes.append((app, reason, code))
+        self.last_lines = lines
 
     def start(self) -> None:
         if self._task is not None:

@@ -1,0 +1,105 @@
+"""`capsule apps show APP` for account holders: all that the app's page of the dashboard shows, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gateway.cli.service import Service, path
+from gateway.cli.show import (
+    Cell,
+    Row,
+    age_of,
+    colour_state,
+    format_duration,
+    show_fields,
+    show_json,
+    show_table,
+    strip_controls,
+    text_of,
+)
+
+SHOWN = 20  # findings
+
+
+def show_own_app(service: Service, name: str, as_json: bool) -> None:
+    at = path("account", "apps", name)
+    app = service.fields("GET", at)
+    findings, crashes = service.rows(f"{at}/findings", limit=SHOWN), service.rows(f"{at}/crashes")
+    if as_json:
+        return show_json({**app, "findings": findings, "crashes": crashes})
+    show_fields(_fields(app))
+    if findings:
+        _show_findings(findings, app)
+    if crashes:
+        _show_crashes(crashes)
+    click.echo(f"\nIts deploys: capsule deploys list --app {strip_controls(name)}")
+
+
+def _fields(app: Row) -> dict[str, Cell | None]:
+    certificate, repository = _object(app, "certificate"), _object(app, "repository")
+    issuer = text_of("issuer")(certificate)
+    domain = text_of("customDomain")(app)
+    return {
+        "app": text_of("name")(app),
+        "address": text_of("url")(app),
+        "custom domain": domain if not domain or app.get("customDomainVerified") else f"{domain} (not verified)",
+        "status": colour_state(app.get("status")),
+        "live deploy": text_of("liveDeploy")(app),
+        "health": "" if app.get("health") == "unknown" else colour_state(app.get("health")),
+        "since": age_of("healthSince")(app),
+        "90 days": _uptime(app.get("healthDays")),
+        "certificate": f"until {text_of('expiresAt')(certificate)}{f', of {issuer}' if issuer else ''}"
+        if certificate
+        else None,
+        "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else None,
+        "created": age_of("createdAt")(app),
+    }
+
+
+def _uptime(days: Any) -> str:
+    probed = [day for day in days if isinstance(day, dict) and day.get("downMs") is not None] if days else []
+    if not probed:
+        return ""
+    down, outages = sum(day["downMs"] for day in probed), sum(day["outages"] for day in probed)
+    watched = f"{len(probed)} day{'s' if len(probed) > 1 else ''} watched"
+    return (
+        f"{watched}, down {format_duration(down)} in {outages} outage{'s' if outages > 1 else ''}" if down else watched
+    )
+
+
+def _show_findings(findings: list[dict[str, Any]], app: Row) -> None:
+    total = sum(count for count in _object(app, "openFindings").values() if isinstance(count, int))
+    more = f", the {len(findings)} most urgent" if total > len(findings) else ""
+    click.echo(f"\n{total} open security finding{'s' if total > 1 else ''}{more}:")
+    columns = {
+        "tier": text_of("tier"),
+        "cve": text_of("cve"),
+        "package": text_of("component"),
+        "severity": text_of("severity"),
+        "fixed in": text_of("fixedIn"),
+        "deadline": lambda row: text_of("deadlineAt")(row)[:10],
+    }
+    show_table(findings, columns, empty="")
+
+
+def _show_crashes(crashes: list[dict[str, Any]]) -> None:
+    click.echo("\nCrashes, newest first:")
+    show_table(crashes, {"at": text_of("at"), "ended": _ending}, empty="")
+    last = crashes[0].get("lines")
+    if isinstance(last, list) and last:
+        click.echo("\nLast output before the newest one:")
+        for line in last:
+            click.echo(f"  {strip_controls(str(line))}")
+
+
+def _ending(crash: Row) -> str:
+    code = crash.get("exitCode")
+    reason = "out of memory" if crash.get("reason") == "oom" else "ended by itself"
+    return reason if code is None else f"{reason}, exit code {code}"
+
+
+def _object(row: Row, name: str) -> Row:
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,70 @@
+"""The phases of a deploy, with the time that each took."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Literal
+
+import msgspec
+
+from gateway.deploys.states import FINAL, Deploy
+from gateway.events.catalogue import Phase, Time
+
+PhaseState = Literal["waiting", "running", "done", "failed", "canceled"]
+STATES: dict[str, Phase] = {"building": "build", "checking": "health", "canary": "canary"}
+
+
+class PhaseView(msgspec.Struct, kw_only=True):
+    phase: Phase
+    state: PhaseState
+    startedAt: Time | msgspec.UnsetType = msgspec.UNSET
+    durationMs: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def phases_of(deploy: Deploy) -> list[PhaseView]:
+    """In their order. A preview has no canary."""
+    phases: list[Phase] = ["build", "health", "canary"] if deploy.kind == "live" else ["build", "health"]
+    starts = _starts(deploy)
+    ended = deploy.finishedAt if deploy.state in FINAL else None
+    current = _current(deploy, starts)
+    views = []
+    for number, phase in enumerate(phases):
+        start, following = starts.get(phase), starts.get(phases[number + 1]) if number + 1 < len(phases) else None
+        view = PhaseView(phase=phase, state=_state(deploy, phase, current, phases))
+        if start is not None:
+            view.startedAt = start
+            end = following or ended
+            if end is not None and end > start:  # an outside engine reports only that its build has ended
+                view.durationMs = _milliseconds(start, end)
+        views.append(view)
+    return views
+
+
+def _starts(deploy: Deploy) -> dict[str, str]:
+    """By phase. A deploy that was queued again has times of its first run, which no longer count."""
+    began = deploy.startedAt if deploy.state != "queued" else None
+    starts = {"build": began, "health": deploy.checkingAt, "canary": deploy.canaryAt}
+    return {phase: start for phase, start in starts.items() if began and start and start >= began}
+
+
+def _current(deploy: Deploy, starts: dict[str, str]) -> str:
+    """The phase in which the deploy is, or ended; empty for one that has not begun."""
+    if deploy.state == "failed" and deploy.error:
+        return deploy.error.partition(":")[0]
+    return STATES.get(deploy.state) or next(reversed(starts), "")
+
+
+def _state(deploy: Deploy, phase: Phase, current: str, phases: list[Phase]) -> PhaseState:
+    if deploy.state == "live":
+        return "done"
+    if current not in phases or phases.index(phase) > phases.index(current):
+        return "canceled" if deploy.state == "canceled" else "waiting"
+    if phase != current:
+        return "done"
+    ends: dict[str, PhaseState] = {"failed": "failed", "canceled": "canceled"}
+    return ends.get(deploy.state, "running")
+
+
+def _milliseconds(start: str, end: str) -> int:
+    passed = datetime.datetime.fromisoformat(end) - datetime.datetime.fromisoformat(start)
+    return int(passed.total_seconds() * 1000)

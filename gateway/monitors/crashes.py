@@ -1,0 +1,59 @@
+"""The crashes of an app: each one is an event for its account, and is kept with the last lines of the app's output.
+
+The last 20 of an app are kept for 30 days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from gateway.accounts.records import App
+from gateway.events.catalogue import AppCrashed, Time
+from gateway.events.receivers import Webhooks
+from gateway.store import keys
+from gateway.store.client import Store, backbone
+
+KEPT = 20
+KEPT_SECONDS = 30 * 86_400
+LINES = 20
+LINES_LENGTH = 4_096  # characters of all lines of a crash
+
+
+class Crash(msgspec.Struct):
+    at: Time
+    reason: Literal["exit", "oom"]
+    exitCode: int | None
+    lines: list[str]  # the last ones of the output; empty if they are not known
+
+
+class Crashes:
+    def __init__(self, store: Store, webhooks: Webhooks) -> None:
+        self._store, self._webhooks = store, webhooks
+
+    async def report(self, app: App, crash: AppCrashed, event_id: str = "", lines: Sequence[str] = ()) -> str:
+        """Queues the event, keeps the crash, and returns the event's id. Raises BackboneUnavailable.
+
+        With an `event_id` the call can be repeated.
+        """
+        queued = await self._webhooks.emit(app, crash, event_id)
+        text = "\n".join(lines[-LINES:])[-LINES_LENGTH:]
+        kept = Crash(crash.at, crash.reason, crash.exitCode, text.split("\n") if text else [])
+        key = keys.crashes_key(keys.tag(app.account), app.id)
+        fields = {"event": queued, "crash": msgspec.json.encode(kept).decode()}
+        with backbone():
+            async with self._store.client.pipeline(transaction=False) as pipeline:
+                pipeline.xadd(key, fields, maxlen=KEPT, approximate=False)
+                pipeline.expire(key, KEPT_SECONDS)
+                await pipeline.execute()
+        return queued
+
+    async def list(self, app: App) -> list[Crash]:
+        """Newest first."""
+        with backbone():
+            entries = await self._store.client.xrevrange(keys.crashes_key(keys.tag(app.account), app.id))
+        # A report that was repeated is one crash.
+        by_event = {fields["event"]: fields["crash"] for _, fields in entries}
+        return [msgspec.json.decode(text, type=Crash) for text in by_event.values()]

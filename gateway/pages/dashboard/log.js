@@ -1,0 +1,104 @@
+// Shows a log: each line with its time, a filter, and the newest line in view while it is followed.
+
+import { h } from "/pages/dom.js";
+import { plural } from "/pages/format.js";
+import { announce } from "./parts.js";
+
+const MOST = 20_000; // lines; older ones leave the page
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+export class LogView {
+  // `file` is the name of what is downloaded, `missing` what is shown without lines.
+  constructor(label, file, missing) {
+    this.lines = []; // { text, at, row }; `at` in ms, or null
+    this.file = file;
+    this.log = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": label }, missing);
+    this.search = h("input", { type: "search", placeholder: "Filter lines", "aria-label": `Filter: ${label}` });
+    this.found = h("span", { class: "small quiet" });
+    this.following = h("button", { type: "button", class: "plain", "aria-pressed": "true" }, "Follow");
+    const save = h("button", { type: "button", class: "plain", onclick: () => this.save() }, "Download");
+    this.search.addEventListener("input", () => this.filter());
+    this.following.addEventListener("click", () => this.follow(!this.isFollowed));
+    this.log.addEventListener("scroll", () => this.press(this.isAtEnd));
+    this.panel = h(
+      "div",
+      { class: "stack" },
+      h("div", { class: "row tools" }, this.search, this.found, h("span", { class: "row" }, this.following, save)),
+      this.log,
+    );
+  }
+
+  get isFollowed() {
+    return this.following.getAttribute("aria-pressed") === "true";
+  }
+
+  get isAtEnd() {
+    return this.log.scrollTop + this.log.clientHeight >= this.log.scrollHeight - 8;
+  }
+
+  press(on) {
+    this.following.setAttribute("aria-pressed", on);
+  }
+
+  follow(on) {
+    this.press(on);
+    if (on) this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  say(text) {
+    if (!this.lines.length && this.log.textContent !== text) this.log.textContent = text;
+  }
+
+  // All lines of the log. Those that are shown already stay as they are, and so does a selection in them.
+  show(lines) {
+    const shown = this.lines.length;
+    const grown = lines.length >= shown && (!shown || lines[shown - 1].text === this.lines[shown - 1].text);
+    if (!grown) this.clear();
+    this.add(lines.slice(this.lines.length));
+  }
+
+  add(lines) {
+    if (!lines.length) return;
+    if (!this.lines.length) this.log.textContent = "";
+    const wanted = this.search.value.toLowerCase();
+    const added = lines.map(({ text, at }) => ({ text, at, row: row(text, at) }));
+    for (const line of added) line.row.hidden = !line.text.toLowerCase().includes(wanted);
+    this.log.append(...added.map((line) => line.row));
+    this.lines.push(...added);
+    for (const line of this.lines.splice(0, this.lines.length - MOST)) line.row.remove();
+    if (this.isFollowed) this.follow(true);
+    if (wanted) this.count();
+  }
+
+  clear() {
+    this.lines = [];
+    this.log.textContent = "";
+  }
+
+  filter() {
+    const wanted = this.search.value.toLowerCase();
+    for (const { text, row } of this.lines) row.hidden = !text.toLowerCase().includes(wanted);
+    if (this.isFollowed) this.follow(true);
+    this.found.textContent = "";
+    if (!wanted) return;
+    this.count();
+    announce(this.found.textContent);
+  }
+
+  count() {
+    const matches = this.lines.filter(({ row }) => !row.hidden).length;
+    this.found.textContent = `${plural(matches, "match", "matches")} in ${plural(this.lines.length, "line")}`;
+  }
+
+  save() {
+    const text = this.lines.map(({ text, at }) => (at === null ? text : `${new Date(at).toISOString()} ${text}`));
+    const url = URL.createObjectURL(new Blob([`${text.join("\n")}\n`], { type: "text/plain" }));
+    h("a", { href: url, download: this.file }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }
+}
+
+function row(text, at) {
+  const time = at !== null && h("time", { datetime: new Date(at).toISOString() }, clock.format(at));
+  return h("span", { class: "line" }, time, `${text}\n`);
+}

@@ -1,0 +1,152 @@
+"""An app's page and the deploys, each walked once: what the pages say is what the gateway has and does."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from gateway.store import keys
+from tests.browser.dashboard import Holder, visiting
+from tests.fakes import FakeProvider
+from tests.support.gateway_process import Gateway, gateway_with_redis
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+PHONE = {"width": 390, "height": 780}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("dashboard")
+    async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
+    async with visiting(browser, gw) as holder:
+        yield holder
+
+
+async def live(holder: Holder, app: str) -> str:
+    deploy = await holder.deploy(app)
+    for phase in ("build", "health", "canary"):
+        await holder.report(deploy, phase)
+    return deploy
+
+
+async def test_the_page_of_an_app(holder: Holder) -> None:
+    page, gw = holder.page, holder.gateway
+    await holder.hurry()
+    app = await holder.app(build={"start": "exec node server.js"}, customDomain="a.example", customDomainVerified=True)
+    deploy = await live(holder, app)
+    await holder.suffer(app)
+    certificate = {"version": 1, "domain": "a.example", "issuer": "An Authority"}
+    with gw.redis.client() as client:
+        key = keys.certificate_key(keys.tag(holder.account.id), app)
+        client.hset(key, mapping={**certificate, "expiresAt": int((time.time() + 6 * 86_400) * 1000)})
+    output = gw.data_folder / "running" / f"{deploy}.output"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text("listening\nGET /one 200\n")
+    bearer = {"Authorization": f"Bearer {holder.account.key}"}
+    hook = (await gw.http.post(f"/account/apps/{app}/hooks", json={"name": "Nightly"}, headers=bearer)).json()
+    gw.confidential.add(hook["url"].rpartition("/")[2])
+
+    await holder.log_in()
+    await page.get_by_role("link", name="1 red finding").click()
+    await expect(holder.heading(app)).to_be_focused()
+    for words in ("from An Authority, ends in 6 days", "Down for 1 min 0 s in 1 outage in", "Ended by itself"):
+        await expect(page.get_by_text(words)).to_be_visible()
+    await expect(page.get_by_role("link", name="a.example")).to_have_attribute("href", "https://a.example")
+    days = page.get_by_role("list", name="Health, day by day").get_by_role("listitem")
+    await expect(days).to_have_count(90)
+    await expect(days.last).to_contain_text("no outage")
+    await expect(days.first).to_contain_text("not probed")
+    for words in ("CVE-2026-31337", "example@1.0.0", "1.0.1", "in 7 days"):
+        await expect(holder.row("CVE-2026")).to_contain_text(words)
+    await page.get_by_text("Last output").click()
+    await expect(page.get_by_label("Last output")).to_have_text("GET / 200\nabout to end")
+    await expect(holder.row("Nightly")).to_contain_text("Never")
+    await expect(holder.row("Live · operator")).to_contain_text("Current")
+
+    log = page.get_by_role("log", name="Output")
+    await expect(log).to_contain_text("GET /one 200")
+    with output.open("a") as file:
+        file.write("GET /two 500\n")
+    await expect(log).to_contain_text("GET /two 500")
+    await page.get_by_label("Filter: Output").fill("two")
+    await expect(page.get_by_role("status")).to_have_text("1 match in 3 lines")
+    await expect(log.get_by_text("GET /one 200")).to_be_hidden()
+    await page.get_by_role("link", name=f"All deploys of {app}").click()
+    await expect(holder.heading("Deploys")).to_be_focused()
+    await expect(holder.row(app)).to_have_count(1)
+
+
+async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) -> None:
+    page, app, other = holder.page, await holder.app(), await holder.app()
+    await holder.hurry()
+    first, second = await live(holder, app), await live(holder, app)
+    failed = await holder.deploy(other)
+    await holder.report(failed, "build", ok=False, reason="exit status 1 of npm-run")
+    with holder.gateway.redis.client() as client:  # a year of deploys, of which the newest are the real ones
+        older = {f"dep_0{n:03}": n for n in range(60)}
+        fields = {"app": other, "appId": other, "account": holder.account.id, "kind": "live", "trigger": "hook"}
+        for name in older:
+            key = keys.deploy_key(holder.account.id, name)
+            client.hset(
+                key, mapping={**fields, "id": name, "state": "canceled", "createdAt": "2026-01-01T00:00:00.000Z"}
+            )
+            client.expire(key, 600)
+        client.zadd(keys.deploys_key(holder.account.id), older)
+    await holder.log_in("deploys")
+    await expect(holder.row("Current")).to_have_count(1)
+    await expect(holder.row("Build: exit status 1 of npm-run")).to_have_count(1)
+    await expect(page.locator("tbody tr")).to_have_count(50)
+    await holder.button("Older").click()
+    await expect(page.locator("tbody tr")).to_have_count(63)
+    await expect(holder.button("Older")).to_have_count(0)
+    await page.set_viewport_size(PHONE)
+    heights = "(rows) => Math.max(...rows.map((row) => row.getBoundingClientRect().height))"
+    assert await page.locator("tbody tr").evaluate_all(heights) <= 96
+    links = "(links) => Math.min(...links.map((link) => link.getBoundingClientRect().height))"
+    assert await page.locator("main a").evaluate_all(links) >= 24
+    await page.get_by_label("Show").select_option(app)
+    await expect(page.locator("tbody tr")).to_have_count(2)
+
+    await page.get_by_role("link", name=f"{app}, deploy {second}").click()
+    await expect(page.get_by_text("Current")).to_be_visible()
+    await expect(holder.button("Roll back to this")).to_have_count(0)
+    await holder.button("Redeploy").click()
+    await holder.button("Not now").click()
+    await expect(holder.button("Redeploy")).to_be_focused()
+    await holder.button("Redeploy").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Redeploy").click()
+    await expect(page.get_by_role("definition").filter(has_text="Redeploy")).to_be_visible()
+    again = page.url.rpartition("/")[2]
+    assert again not in (first, second)
+
+    stamped = "".join(
+        f"{int(time.time() * 1000)}\x1f{line}\n" for line in ("npm run build", "built in 3 s", "all done")
+    )
+    holder.log(again, stamped)
+    await holder.report(again, "build")
+    log = page.get_by_role("log")
+    await expect(log.get_by_role("time")).to_have_count(3)
+    await page.get_by_label("Filter: Build log").fill("BUIL")
+    await expect(page.get_by_role("status")).to_have_text("2 matches in 3 lines")
+    await expect(log.get_by_text("all done")).to_be_hidden()
+    timer = page.get_by_role("list", name="Phases").get_by_role("time")
+    before = await timer.inner_text()
+    await expect(timer).not_to_have_text(before)
+    async with page.expect_download() as download:
+        await holder.button("Download").click()
+    await (await download.value).save_as(tmp_path / "log")
+    assert [line.partition(" ")[2] for line in (tmp_path / "log").read_text().splitlines()] == [
+        "npm run build",
+        "built in 3 s",
+        "all done",
+    ]
+    await expect(page).to_have_title(f"Checking: deploy of {app} · Capsule")

@@ -1,0 +1,35 @@
+"""What a shell is offered, with a running gateway and without one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.accounts import App
+from tests.support.command_line import Tool
+from tests.support.redis_servers import free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def offered(capsule: Tool, *words: str) -> list[str]:
+    """As bash asks for it: each line is a type and a value."""
+    line = " ".join(["capsule", *words])
+    asked = {"_CAPSULE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    run = await capsule(**asked)
+    assert not run.err
+    return [value.partition(",")[2] for value in run.out.splitlines() if value]
+
+
+async def test_names_and_ids(app: App, tmp_path: Path) -> None:
+    capsule = Tool(app.gateway.address, app.account.key, tmp_path)
+    hook = (await capsule("hook", "create", app.name, "--name", "ci", "--json")).json
+    app.gateway.confidential.add(hook["url"].rpartition("/")[2])
+    assert await offered(capsule, "deploys", "publish", app.name[:5]) == [app.name]
+    assert await offered(capsule, "apps", "show", "nobodys") == []
+    assert await offered(capsule, "hook", "revoke", "hook_") == [hook["id"]]
+    assert await offered(capsule, "deploys", "show", "dep_") == []
+
+
+async def test_without_a_service_or_a_key(app: App, tmp_path: Path) -> None:
+    for url, key in ((f"http://127.0.0.1:{free_port()}", app.account.key), (app.gateway.address, "")):
+        assert await offered(Tool(url, key, tmp_path), "apps", "show", "a") == []

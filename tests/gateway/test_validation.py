@@ -1,0 +1,49 @@
+"""What is said of wrong values, in the words of people."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from gateway.validation import explain
+
+
+class Thing(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=2, max_length=3, pattern="^a")] = "ab"
+    kind: Literal["a", "b"] = "a"
+    size: Annotated[int, msgspec.Meta(ge=1, lt=10)] = 1
+    tags: Annotated[list[str], msgspec.Meta(max_length=1)] = []
+    maybe: bool | None = None
+
+
+class Needed(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "words"),
+    [
+        (Needed, '{"name": ""}', "must not be empty"),
+        (Needed, "{}", "the field name is missing"),
+        (Needed, "[]", "must be an object, not a list"),
+        (Thing, '{"name": "a"}', "must have at least 2 characters"),
+        (Thing, '{"name": "aaaa"}', "must have at most 3 characters"),
+        (Thing, '{"name": "bbb"}', "is not written as it has to be"),
+        (Thing, '{"name": 1}', "must be text, not a whole number"),
+        (Thing, '{"kind": "c"}', "'c' is not one of the choices"),
+        (Thing, '{"size": 0}', "must be at least 1"),
+        (Thing, '{"size": 10}', "must be at most 9"),
+        (Thing, '{"tags": ["a", "b"]}', "must have at most 1 entry"),
+        (Thing, '{"maybe": "yes"}', "must be true or false or null, not text"),
+        (Thing, '{"other": 1}', "there is no field called other"),
+        (Thing, "{", "is not valid JSON: it ends too early"),
+    ],
+)
+def test_no_message_of_a_machine(kind: Any, body: str, words: str) -> None:
+    with pytest.raises(msgspec.DecodeError) as caught:
+        msgspec.json.decode(body, type=kind)
+    assert explain(str(caught.value).partition(" - at `")[0]) == words
+
+
+def test_what_it_does_not_know_it_repeats() -> None:
+    assert explain("Something new") == "something new"
