@@ -18,8 +18,8 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.transport_security import TransportSecuritySettings
 
-from gateway.api.agent_deliveries import AccountDeliveries, LocalDeliveries, delivery_tool
 from gateway.api.agent_apps import AccountApps, LocalApps, app_tool
+from gateway.api.agent_deliveries import AccountDeliveries, LocalDeliveries, delivery_tool
 from gateway.api.agent_deploys import AccountDeploys, LocalDeploys, deploy_tool
 from gateway.api.agent_tools import ANYTHING, answer, make_tool, parse_arguments, text
 from gateway.api.authentication import require_account

@@ -10,7 +10,6 @@ from mcp.server.mcpserver.exceptions import ToolError
 
 from gateway.api import agent_deliveries, agent_deploys
 from gateway.api.agent_apps import FINDINGS
-from gateway.api.agent_deploys import LISTED
 from gateway.api.agents import tool_server
 from gateway.cli.service import Refused, Service, path
 
