@@ -19,10 +19,11 @@ local REQUESTS_SECONDS = 2592000
 
 local first = tonumber(ARGV[1]) + 2
 for k, seconds in ipairs(SECONDS) do
-  local full = redis.call('HLEN', KEYS[k]) >= FIELDS
   for n = first, #ARGV, 2 do
     local name = ARGV[n]
-    if full and redis.call('HEXISTS', KEYS[k], name) == 0 then name = string.gsub(name, '^[^/]*', '*', 1) end
+    if redis.call('HLEN', KEYS[k]) >= FIELDS and redis.call('HEXISTS', KEYS[k], name) == 0 then
+      name = string.gsub(name, '^[^/]*', '*', 1)
+    end
     redis.call('HINCRBY', KEYS[k], name, ARGV[n + 1])
   end
   redis.call('EXPIRE', KEYS[k], seconds)

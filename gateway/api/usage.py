@@ -119,7 +119,7 @@ async def list_requests(
     `outcome` and `code` select rows. An answer is interrupted if the client left, or if it cost something although it
     failed.
     """
-    return await read_requests(gateway.store, account.id, RequestFilter(app, model, outcome, code), limit)
+    return await read_requests(gateway.store, account.id, RequestFilter(app or None, model, outcome, code), limit)
 
 
 ROUTES: list[ControllerRouterHandler] = [

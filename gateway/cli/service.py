@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -130,9 +130,10 @@ class Service:
         self._http.close()
 
     def fields(
-        self, method: str, path: str, body: Any = None, *, having: str = "id", query: Mapping[str, str] | None = None
+        self, method: str, path: str, body: Any = None, *, having: str = "id", query: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Returns the answer, an object that has at least the field `having` ('': any object). Raises Refused."""
+        query = {name: value for name, value in (query or {}).items() if value is not None}
         return self._read_object(self._call(method, path, json=body, params=query), having)
 
     def rows(self, path: str, **query: Any) -> list[dict[str, Any]]:

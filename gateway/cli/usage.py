@@ -40,8 +40,7 @@ def usage(days: int | None, group: str | None, as_json: bool) -> None:
     """
     query = {"by": "hour" if days is None else "day", "group": group or "none"}
     if days is not None:
-        today = datetime.datetime.now(datetime.UTC).date()
-        query["from"] = (today - datetime.timedelta(days=days - 1)).isoformat()
+        query["from"] = (datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=days - 1)).isoformat()
     record = open_service().fields("GET", "/account/usage", having="rows", query=query)
     if as_json:
         return show_json(record)

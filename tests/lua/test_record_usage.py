@@ -35,15 +35,12 @@ def test_an_hour_counts_in_its_day(client: Any, record: Record) -> None:
 
 
 def test_beyond_the_bound_further_apps_count_together(client: Any, record: Record) -> None:
-    record(a_m_requests=1, b_m_requests=1, c_m_requests=1, d_m_requests=1)
+    record(a_m_requests=1, b_m_requests=1, c_m_requests=1)
     for _ in range(2):
         record(a_m_requests=1, e_m_requests=1, f_m_requests=1, g_n_requests=1)
-    expected = {b"a/m/requests": b"3", b"*/m/requests": b"4", b"*/n/requests": b"2"}
+    expected = {"a/m": 3, "b/m": 1, "c/m": 1, "e/m": 2, "*/m": 2, "*/n": 2}
     for key in (HOUR, DAY):
-        counted = client.hgetall(key)
-        assert expected.items() <= counted.items()
-        assert sum(map(int, counted.values())) == 12
-        assert len(counted) == 6
+        assert client.hgetall(key) == {f"{name}/requests".encode(): b"%d" % n for name, n in expected.items()}
 
 
 def test_the_last_requests_stay(client: Any, record: Record) -> None:

@@ -71,7 +71,8 @@ export const nameOf = ({ by }, start) => (by === "day" ? day : hour).format(Date
 export function scale({ by, span, to }, rows) {
   const short = by === "hour" && rows.length <= 24 ? clock : by === "hour" ? date : day;
   const tick = (n) => short.format(Date.parse(rows[Math.floor(n)].start));
+  const ticks = new Set([0, 1, 2, 3].map((n) => tick((n * rows.length) / 4)));
   const last = to ? tick(rows.length - 1) : by === "hour" ? "now" : "today";
   const of = ({ start }) => (short === clock ? clock : by === "hour" ? hour : day).format(Date.parse(start));
-  return { of, span, ticks: [...[0, 1, 2, 3].map((n) => tick((n * rows.length) / 4)), last] };
+  return { of, span, ticks: [...ticks, last] };
 }
