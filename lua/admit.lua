@@ -39,10 +39,11 @@ local spend = KEYS[3] .. ':' .. day
 local user_spend = user and KEYS[6] .. ':' .. day
 
 local verdict, settled = 'ok', '0'
+local kept = {}  -- the spend hashes that have money reserved, and so an expiry
 
-local function passes(key, suffix, cap)
+local function fits(key, suffix, cap)
   local spent = redis.call('HMGET', key, 'settled' .. suffix, 'reserved' .. suffix)
-  settled = spent[1] or '0'
+  settled, kept[key] = spent[1] or '0', spent[2]
   local used = tonumber(settled) + tonumber(spent[2] or 0)
   return used < cap and used + bound <= cap
 end
@@ -54,11 +55,11 @@ elseif app_count >= tonumber(ARGV[1]) then
   verdict = 'app'
 elseif user_count >= tonumber(ARGV[2]) then
   verdict = 'user'
-elseif not passes(spend, '', tonumber(ARGV[4])) then
+elseif not fits(spend, '', tonumber(ARGV[4])) then
   verdict = 'cap'
-elseif ARGV[10] and ARGV[10] ~= '' and not passes(spend, ':' .. app, tonumber(ARGV[10])) then
+elseif ARGV[10] and ARGV[10] ~= '' and not fits(spend, ':' .. app, tonumber(ARGV[10])) then
   verdict = 'app_cap'
-elseif user and not passes(user_spend, '', tonumber(ARGV[12])) then
+elseif user and not fits(user_spend, '', tonumber(ARGV[12])) then
   verdict = 'user_cap'
 end
 
@@ -76,11 +77,11 @@ if verdict == 'ok' then
     local record = ARGV[6] .. ' ' .. day .. ' ' .. ARGV[3] .. ' ' .. app
     redis.call('HINCRBY', spend, 'reserved', ARGV[3])
     redis.call('HINCRBY', spend, 'reserved:' .. app, ARGV[3])
-    redis.call('EXPIRE', spend, 3024000)
+    if not kept[spend] then redis.call('EXPIRE', spend, 3024000) end
     if user then
       record = record .. ' ' .. user
       redis.call('HINCRBY', user_spend, 'reserved', ARGV[3])
-      redis.call('EXPIRE', user_spend, 172800)
+      if not kept[user_spend] then redis.call('EXPIRE', user_spend, 172800) end
     end
     redis.call('HSET', KEYS[4], ARGV[5], record)
     redis.call('ZADD', KEYS[5], string.format('%.0f', math.floor(now / 1000) + tonumber(ARGV[7])), ARGV[5])

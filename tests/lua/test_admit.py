@@ -31,7 +31,7 @@ def test_production_reads_the_servers_clock(client: Any) -> None:
     source = Script("admit").source
     keys = [f"{TAG}:{name}" for name in ("window:app:a", "window:user:a:u", "spend:acc", "reservations", "leases")]
     before = datetime.now(UTC).timestamp()
-    now = int(client.eval(source, 5, *keys, 30, 20, 0, 1, "r", "acc", 1000)[6])
+    now = int(client.eval(source, 5, *keys, 30, 20, 0, 1, "r", "acc", 1000, 0, "a")[6])
     assert before - 1 < now / 1000 < datetime.now(UTC).timestamp() + 1
 
 
@@ -192,7 +192,7 @@ def test_a_window_outlives_its_last_request(client: Any) -> None:
     source = Script("admit").source
     keys = [f"{TAG}:{name}" for name in ("window:app:a", "window:user:a:u", "spend:acc", "reservations", "leases")]
     for _ in range(200):
-        client.eval(source, 5, *keys, 10**6, 10**6, 0, 1, "r", "acc", 1000)
+        client.eval(source, 5, *keys, 10**6, 10**6, 0, 1, "r", "acc", 1000, 0, "a")
         last = int(client.lindex(keys[0], -1))
         ends = client.pexpiretime(keys[0])  # milliseconds; gone once the clock is past it
         assert (ends + 1) * 1000 >= last + MINUTE

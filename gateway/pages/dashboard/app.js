@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call, get, getText } from "./api.js";
+import { limitsCard } from "./limits.js";
 import {
   action,
   announce,
@@ -30,6 +31,7 @@ export async function draw(signal, name) {
   return [
     heading(name, "Changes of the environment apply from the next deploy on."),
     card("Environment", setting(at, show), list),
+    await limitsCard(name, signal),
     output,
   ];
 }

@@ -1,0 +1,106 @@
+// The card of one app's limits: what it spent today, what bounds it, and a form to change that.
+
+import { h } from "/pages/dom.js";
+import { count, money } from "/pages/format.js";
+import { call, get } from "./api.js";
+import { key, share } from "./chart.js";
+import { announce, card, field, follow, form, redraw } from "./parts.js";
+
+const AMOUNT = [/^\d+(\.\d{1,9})?$/, "An amount in euro, such as 0.02. Empty means no limit of its own."];
+const NUMBER = [/^\d{1,9}$/, "A whole number. Empty means no limit of its own."];
+const FIELDS = {
+  dailyEuro: ["The app, euro per day", AMOUNT],
+  userDailyEuro: ["Each user, euro per day", AMOUNT],
+  requestsPerMinute: ["The app, requests per minute", NUMBER],
+  userRequestsPerMinute: ["Each user, requests per minute", NUMBER],
+};
+
+export async function limitsCard(name, signal) {
+  const at = `/account/apps/${encodeURIComponent(name)}`;
+  const [today, inputs, hints] = [h("div", { class: "stack" }), {}, {}];
+  const fields = Object.entries(FIELDS).map(([limit, [label]]) => {
+    const [id, hint] = [`limit-${limit}`, `limit-${limit}-hint`];
+    hints[limit] = h("p", { id: hint, class: "small quiet" });
+    inputs[limit] = h("input", { id, autocomplete: "off", "aria-describedby": hint, placeholder: "none" });
+    inputs[limit].inputMode = limit.endsWith("Euro") ? "decimal" : "numeric";
+    return h("div", { class: "stack" }, field(label, inputs[limit]), hints[limit]);
+  });
+  let limits, widest;
+
+  const refresh = async () => {
+    const spend = await get(`${at}/spend`, signal);
+    widest = spend.widest;
+    redraw(today, spend, spentToday);
+    for (const limit in FIELDS) if (!invalid(inputs[limit])) hint(limit);
+  };
+  const hint = (limit) => {
+    const allowed = limit.endsWith("Euro") ? money(widest[limit] * 1e9) : count(widest[limit]);
+    hints[limit].textContent = `The plan allows ${allowed}.`;
+    hints[limit].className = "small quiet";
+    inputs[limit].removeAttribute("aria-invalid");
+  };
+  const complain = (limit, text) => {
+    hints[limit].textContent = text;
+    hints[limit].className = "small refusal";
+    inputs[limit].setAttribute("aria-invalid", "true");
+    inputs[limit].focus();
+    announce(text);
+  };
+  const show = (found) => {
+    limits = found;
+    for (const limit in FIELDS) inputs[limit].value = limits[limit] ?? "";
+  };
+
+  // Sends what was changed here, so that it undoes nothing that was changed elsewhere.
+  const save = async () => {
+    saved.textContent = "";
+    const body = {};
+    for (const [limit, [, [pattern, rule]]] of Object.entries(FIELDS)) {
+      const text = inputs[limit].value.trim().replace(",", ".");
+      if (text === String(limits[limit] ?? "")) continue;
+      if (text && !pattern.test(text)) return complain(limit, rule);
+      body[limit] = text ? (limit.endsWith("Euro") ? text : Number(text)) : null;
+    }
+    try {
+      show(await call("PUT", `${at}/limits`, { body }));
+    } catch (error) {
+      const [limit, ...reason] = error.message.split(": ");
+      if (error.status !== 400 || !(limit in FIELDS)) throw error;
+      return complain(limit, sentence(reason.join(": ")));
+    }
+    for (const limit in FIELDS) hint(limit);
+    saved.textContent = "Saved. It applies within a second.";
+    announce("The limits are saved.");
+    await refresh();
+  };
+  const saved = h("span", { class: "small quiet" });
+  const button = h("button", { class: "main" }, "Save limits");
+
+  show(await get(`${at}/limits`, signal));
+  await refresh();
+  follow(10_000, signal, refresh);
+  return card(
+    "Limits",
+    today,
+    h("p", { class: "quiet" }, "Limits of this app narrow those of the plan. 0 lets nothing pass."),
+    form("limits", fields, button, save, saved),
+  );
+}
+
+const invalid = (input) => input.getAttribute("aria-invalid") === "true";
+const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+function spentToday({ settled, reserved, cap, widest }) {
+  const own = cap < Math.round(widest.dailyEuro * 1e9); // otherwise it is the account's, and other apps use it too
+  const left = money(Math.max(0, cap - settled - reserved));
+  const spoken = `${money(settled)} settled, ${money(reserved)} reserved, of ${money(cap)}`;
+  return [
+    h("p", { class: "figure" }, money(settled + reserved), h("small", {}, ` of ${money(cap)} today${own ? "" : ", which all apps share"}`)),
+    share(cap, { settled, reserved }, spoken),
+    key([
+      ["settled", "settled", money(settled)],
+      ["reserved", "reserved", money(reserved)],
+      ...(own ? [["", "left", left]] : []),
+    ]),
+  ];
+}
