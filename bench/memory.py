@@ -57,7 +57,9 @@ async def fill_apps(store: Store, count: int) -> None:
 async def fill_days(store: Store, count: int) -> None:
     for number in range(count):
         key = keys.spend_key(f"acc_{number // DAYS:016x}", f"2026-01-{number % DAYS:02d}")
-        await store.client.hset(key, mapping={"settled": 12_345_678, "reserved": 0})
+        settled, reserved = keys.app_spend_fields("app_0123456789abcdef")
+        spend = {"settled": 12_345_678, "reserved": 0, settled: 12_345_678, reserved: 0}
+        await store.client.hset(key, mapping=spend)
         await store.client.expire(key, 3_024_000)
 
 

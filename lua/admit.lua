@@ -39,27 +39,13 @@ local spend = KEYS[3] .. ':' .. day
 local user_spend = user and KEYS[6] .. ':' .. day
 
 local verdict, settled = 'ok', '0'
-local spent, by_user
+local kept = {}  -- the spend hashes that have money reserved, and so an expiry
 
--- Numbers are formatted by hand: a large one must not become 1.7e+15 on the way into a string.
-local function int(number) return string.format('%.0f', number) end
-
-local function fits(paid, held, cap)
-  settled = paid or '0'
-  local used = settled + (held or 0)
+local function fits(key, suffix, cap)
+  local spent = redis.call('HMGET', key, 'settled' .. suffix, 'reserved' .. suffix)
+  settled, kept[key] = spent[1] or '0', spent[2]
+  local used = tonumber(settled) + tonumber(spent[2] or 0)
   return used < cap and used + bound <= cap
-end
-
-local function find_full_cap()
-  spent = redis.call('HMGET', spend, 'settled', 'reserved', 'settled:' .. app, 'reserved:' .. app)
-  if not fits(spent[1], spent[2], tonumber(ARGV[4])) then return 'cap' end
-  local app_cap = tonumber(ARGV[10] or '')
-  if app_cap and not fits(spent[3], spent[4], app_cap) then return 'app_cap' end
-  if user then
-    by_user = redis.call('HMGET', user_spend, 'settled', 'reserved')
-    if not fits(by_user[1], by_user[2], tonumber(ARGV[12])) then return 'user_cap' end
-  end
-  return 'ok'
 end
 
 local latest = tonumber(ARGV[8] or 0)
@@ -69,12 +55,17 @@ elseif app_count >= tonumber(ARGV[1]) then
   verdict = 'app'
 elseif user_count >= tonumber(ARGV[2]) then
   verdict = 'user'
-else
-  verdict = find_full_cap()
+elseif not fits(spend, '', tonumber(ARGV[4])) then
+  verdict = 'cap'
+elseif ARGV[10] and ARGV[10] ~= '' and not fits(spend, ':' .. app, tonumber(ARGV[10])) then
+  verdict = 'app_cap'
+elseif user and not fits(user_spend, '', tonumber(ARGV[12])) then
+  verdict = 'user_cap'
 end
 
 if verdict == 'ok' then
-  local stamp = int(now)
+  -- Numbers are formatted by hand: a large one must not become 1.7e+15 on the way into a string.
+  local stamp = string.format('%.0f', now)
   redis.call('RPUSH', KEYS[1], stamp)
   redis.call('PEXPIRE', KEYS[1], 60000)
   redis.call('RPUSH', KEYS[2], stamp)
@@ -84,19 +75,20 @@ if verdict == 'ok' then
   if user_oldest == 0 then user_oldest = WINDOW end
   if bound > 0 then
     local record = ARGV[6] .. ' ' .. day .. ' ' .. ARGV[3] .. ' ' .. app
-    local held, app_held = int((spent[2] or 0) + bound), int((spent[4] or 0) + bound)
-    redis.call('HSET', spend, 'reserved', held, 'reserved:' .. app, app_held)
-    if not spent[2] then redis.call('EXPIRE', spend, 3024000) end
+    redis.call('HINCRBY', spend, 'reserved', ARGV[3])
+    redis.call('HINCRBY', spend, 'reserved:' .. app, ARGV[3])
+    if not kept[spend] then redis.call('EXPIRE', spend, 3024000) end
     if user then
       record = record .. ' ' .. user
-      redis.call('HSET', user_spend, 'reserved', int((by_user[2] or 0) + bound))
-      if not by_user[2] then redis.call('EXPIRE', user_spend, 172800) end
+      redis.call('HINCRBY', user_spend, 'reserved', ARGV[3])
+      if not kept[user_spend] then redis.call('EXPIRE', user_spend, 172800) end
     end
     redis.call('HSET', KEYS[4], ARGV[5], record)
-    redis.call('ZADD', KEYS[5], int(math.floor(now / 1000) + tonumber(ARGV[7])), ARGV[5])
+    redis.call('ZADD', KEYS[5], string.format('%.0f', math.floor(now / 1000) + tonumber(ARGV[7])), ARGV[5])
   end
 end
 
 return {
-  verdict, day, app_count, int(app_oldest), user_count, int(user_oldest), int(math.floor(now / 1000)), settled,
+  verdict, day, app_count, string.format('%.0f', app_oldest), user_count, string.format('%.0f', user_oldest),
+  string.format('%.0f', math.floor(now / 1000)), settled,
 }

@@ -24,13 +24,14 @@
 --          record was lost, 'ended' where the reservation had ended before, or 'unknown'; the last two write nothing
 
 local GRACE = 600000   -- milliseconds after the end of a lease in which a settlement is booked without a record
+local DAYS_35, DAYS_2 = 3024000, 172800  -- seconds that the spend of a day is kept
 local MARGIN = 60000   -- milliseconds by which a tombstone outlives that: clocks of a primary and its replica differ
 
 local record = redis.call('HGET', KEYS[1], ARGV[1])
 local account, day, reserved, app, user, lease_end, outcome
 if record then
   account, day, reserved, app, user = string.match(record, '^(%S+) (%S+) (%d+) ?(%S*) ?(%S*)$')
-  lease_end, outcome = redis.call('ZSCORE', KEYS[2], ARGV[1]), 'settled'
+  lease_end, outcome = ARGV[6] or redis.call('ZSCORE', KEYS[2], ARGV[1]), 'settled'
 else
   if redis.call('EXISTS', KEYS[4]) == 1 then return {'ended', 0} end
   account, day, reserved, lease_end, outcome = ARGV[3], ARGV[4], ARGV[5], ARGV[6], 'recovered'
@@ -46,27 +47,19 @@ local cost = ARGV[2]
 if cost == 'bound' or tonumber(cost) > tonumber(reserved) then cost = reserved end
 local spend = KEYS[3] .. ':' .. account .. ':' .. day
 
--- Adds to fields that are in turn what is settled and what is reserved.
-local function book(key, lifetime, ...)
-  local values, changes = redis.call('HMGET', key, ...), {}
-  for n, name in ipairs({...}) do
-    local change = n % 2 == 1 and cost or (record and -reserved or 0)
-    changes[2 * n - 1], changes[2 * n] = name, string.format('%.0f', (values[n] or 0) + change)
-  end
-  redis.call('HSET', key, unpack(changes))
-  redis.call('EXPIRE', key, lifetime)
+-- The hash has its expiry since the reservation, unless a failover lost that.
+local function book(key, suffix, lifetime)
+  local held = record and redis.call('HINCRBY', key, 'reserved' .. suffix, '-' .. reserved)
+  redis.call('HINCRBY', key, 'settled' .. suffix, cost)
+  if not held or held < 0 then redis.call('EXPIRE', key, lifetime) end
 end
 
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
-if app == '' then
-  book(spend, 3024000, 'settled', 'reserved')
-else
-  book(spend, 3024000, 'settled', 'reserved', 'settled:' .. app, 'reserved:' .. app)
-end
+book(spend, '', DAYS_35)
+if app ~= '' then book(spend, ':' .. app, DAYS_35) end
 if user ~= '' then
-  local user_spend = KEYS[3] .. '-by-user:' .. account .. ':' .. app .. ':' .. user .. ':' .. day
-  book(user_spend, 172800, 'settled', 'reserved')
+  book(KEYS[3] .. '-by-user:' .. account .. ':' .. app .. ':' .. user .. ':' .. day, '', DAYS_2)
 end
 redis.call('SET', KEYS[4], cost, 'PX', string.format('%.0f', math.max(latest - now, 0) + MARGIN))
 return {outcome, tonumber(cost)}

@@ -40,6 +40,16 @@ async def test_smoke(provider: FakeProvider, backend: FakeAppBackend, tmp_path: 
             for _ in range(16):
                 await app.ask("x")
             refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+            for capped in apps[1:4]:
+                at, headers = f"/account/apps/{capped.name}", {"Authorization": f"Bearer {capped.account.key}"}
+                for field, code in (("userDailyEuro", "USER_CAP_REACHED"), ("dailyEuro", "APP_CAP_REACHED")):
+                    limits = {"userDailyEuro": None, field: "0.002"}
+                    assert (await gw.http.put(f"{at}/limits", json=limits, headers=headers)).is_success
+                    assert (await capped.ask(prompt, token=capped.token("ben"))).status_code == 200
+                    assert (await gw.http.put(f"{at}/limits", json={field: "0"}, headers=headers)).is_success
+                    refused(await capped.ask(prompt, token=capped.token("ben")), 402, code)
+                assert await capped.account.settled() == 3 * cost(7, 3)
+                assert (await capped.account.get(f"{at}/spend")).json()["settled"] == 3 * cost(7, 3)
             assert [a["name"] for a in (await app.account.get("/account/apps")).json()] == [app.name]
 
             async def logged() -> list[dict[str, Any]] | None:

@@ -59,11 +59,28 @@ def test_others_are_left_alone(scripts: Scripts) -> None:
     scripts.settle("r_acc_12", -1)
 
 
-def test_a_day_is_kept_for_five_weeks_after_its_last_settlement(client: Any, scripts: Scripts) -> None:
+@pytest.mark.parametrize("lost", ["nothing", "the spend", "all"])
+def test_a_day_is_kept_for_five_weeks_and_a_users_for_two_days(client: Any, scripts: Scripts, lost: str) -> None:
+    """Also when what a failover lost is booked again."""
+    keys = (f"{TAG}:spend:acc:{DAY}", f"{TAG}:spend-by-user:acc:app:ana:{DAY}")
+    reply = scripts.admit(100, reservation="r", user_cap=1000)
+    assert [client.ttl(key) // 86_400 for key in keys] in ([34, 1], [35, 2])
+    if lost != "nothing":
+        client.delete(*keys)
+    if lost == "all":
+        client.delete(f"{TAG}:reservations", f"{TAG}:leases")
+    record = ReservationRecord("acc", DAY, 100, reply.now + 360_000, "app", "ana")
+    assert scripts.end("r", 1, record)[0] == ("recovered" if lost == "all" else "settled")
+    assert [client.ttl(key) // 86_400 for key in keys] in ([34, 1], [35, 2])
+
+
+def test_a_record_of_an_older_gateway_names_no_app(client: Any, scripts: Scripts) -> None:
     scripts.admit(100, reservation="r")
-    client.expire(f"{TAG}:spend:acc:{DAY}", 10)
-    scripts.settle("r", 1)
-    assert 34 * 86_400 < client.ttl(f"{TAG}:spend:acc:{DAY}") <= 35 * 86_400
+    client.hset(f"{TAG}:reservations", "r", f"acc {DAY} 100")
+    client.hdel(f"{TAG}:spend:acc:{DAY}", "reserved:app")
+    assert scripts.end("r", 40) == ("settled", 40)
+    assert scripts.spend(DAY) == (40, 0)
+    assert not scripts.app_spends()
 
 
 NOON = at(f"{DAY}T12:00:00") // 1000
