@@ -46,8 +46,8 @@ UNSET, ERROR = Status(), Status(StatusCode.ERROR)
 PROPAGATOR = TraceContextTextMapPropagator()
 
 
-class Place(NamedTuple):
-    """Of a root span, in its trace."""
+class RootContext(NamedTuple):
+    """Of a root span: its ids, and those of its parent."""
 
     own: SpanContext
     parent: SpanContext | None  # the caller's
@@ -75,15 +75,15 @@ class OtlpTracer:
         decision = self._sampler.should_sample(context, trace_id, name, KINDS[kind]).decision
         if decision is not Decision.RECORD_AND_SAMPLE:
             return None
-        return Trace(self, Place(self._context(trace_id), parent), name, kind, began or time.perf_counter())
+        return Trace(self, RootContext(self._context(trace_id), parent), name, kind, began or time.perf_counter())
 
     def record(self, trace: Trace) -> None:
-        place = trace.context
-        assert isinstance(place, Place)
+        root = trace.context
+        assert isinstance(root, RootContext)
         clock = time.time_ns() - time.perf_counter_ns()
         for stage in trace.stages:
-            self._export(stage, self._context(place.own.trace_id), place.own, clock)
-        self._export(trace.root, place.own, place.parent, clock)
+            self._export(stage, self._context(root.own.trace_id), root.own, clock)
+        self._export(trace.root, root.own, root.parent, clock)
 
     def _context(self, trace_id: int) -> SpanContext:
         return SpanContext(trace_id, self._ids.generate_span_id(), is_remote=False, trace_flags=SAMPLED)

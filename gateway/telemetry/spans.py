@@ -39,20 +39,12 @@ class Span:
         self.failed = failed
 
 
-class Recorder(Protocol):
-    """Takes the spans of a trace that has ended. Never waits, and never raises an error."""
-
-    def record(self, trace: Trace) -> None: ...
-
-
 class Trace:
-    """A root span, and below it stages that follow each other."""
+    __slots__ = ("_tracer", "context", "root", "stages")
 
-    __slots__ = ("_recorder", "context", "root", "stages")
-
-    def __init__(self, recorder: Recorder, context: object, name: str, kind: Kind, began: float) -> None:
-        self._recorder = recorder
-        self.context = context  # the recorder's
+    def __init__(self, tracer: Tracer, context: object, name: str, kind: Kind, began: float) -> None:
+        self._tracer = tracer
+        self.context = context  # the tracer's
         self.root = Span(name, kind, began)
         self.stages: list[Span] = []
 
@@ -77,18 +69,21 @@ class Trace:
         """Ends the trace, and hands it over."""
         now = self.root.ended = time.perf_counter()
         self._end_stage(now)
-        self._recorder.record(self)
+        self._tracer.record(self)
 
     def _end_stage(self, now: float) -> None:
         if self.stages and self.stages[-1].ended is None:
             self.stages[-1].ended = now
 
 
-class Tracer(Recorder, Protocol):
+class Tracer(Protocol):
     def begin(
         self, name: str, kind: Kind, began: float | None = None, traceparent: bytes | None = None
     ) -> Trace | None:
         """A new trace, or the caller's if there is a valid `traceparent`. None if the sampler leaves it out."""
+
+    def record(self, trace: Trace) -> None:
+        """Takes a trace that has ended. Never waits, and never raises an error."""
 
     def close(self) -> None:
         """Sends what waits, for a few seconds at most."""

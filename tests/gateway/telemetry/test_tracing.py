@@ -112,6 +112,19 @@ def test_without_the_packages_it_is_said_how_to_install_them(monkeypatch: pytest
     assert INSTALL == 'pip install "capsule-gateway[otel]"'
 
 
+async def test_a_process_without_the_packages_works(redis_url: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['opentelemetry.sdk'] = None")
+    worker = Worker(redis_url, tmp_path, PYTHONPATH=str(tmp_path), **ON)
+    try:
+        await (await worker.start()).joined()
+        assert worker.log.count("traces.off") == 1
+        assert "capsule-gateway[otel]" in worker.log
+        assert await worker.stop() == 0
+    finally:
+        worker.kill()
+    worker.assert_log_is_clean()
+
+
 def imported(log: str) -> set[str]:
     return set(re.findall(r"^import time: .*\| +([\w.]+)$", log, re.MULTILINE))
 
