@@ -21,6 +21,7 @@ from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, S
 from gateway import log
 from gateway.api import (
     account,
+    account_apps,
     apps,
     deploys,
     engine,
@@ -88,6 +89,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *apps.ROUTES,
     *engine.ROUTES,
     *account.ROUTES,
+    *account_apps.ROUTES,
     *keys.ROUTES,
     *webhooks.ROUTES,
     *deploys.ROUTES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ from litestar.datastructures import State
 from litestar.params import JSONBody
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.records import Account, App
 from gateway.api.authentication import (
     ACCOUNT_DEPENDENCY,
     ACCOUNT_SECURITY,
@@ -157,7 +159,10 @@ class AccountApp(msgspec.Struct):
 
 @get("/account/apps", summary="The account's apps, with their health")
 async def list_apps(account: Caller, gateway: Injected) -> list[AccountApp]:
-    apps = await gateway.registry.apps_of(account.id)
+    return await view_apps(account, await gateway.registry.apps_of(account.id), gateway)
+
+
+async def view_apps(account: Account, apps: Sequence[App], gateway: Gateway) -> list[AccountApp]:
     monitored = await health.of_apps(gateway.store, account, apps)
     return [
         AccountApp(
@@ -196,7 +201,7 @@ ROUTES: list[ControllerRouterHandler] = [
     register,
     Router(
         "/",
-        route_handlers=[show_account, show_usage, list_apps],
+        route_handlers=[show_account, show_usage],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],
