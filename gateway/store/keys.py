@@ -124,6 +124,10 @@ def app_changes_key(account_id: str) -> str:
     return f"{tag(account_id)}:app-changes:{account_id}"
 
 
+def registrations_key(day: str) -> str:
+    return f"{REGISTRATIONS}:{day}"
+
+
 def api_key_key(digest: str) -> str:
     return f"key:{digest}"
 

@@ -3,6 +3,7 @@
 import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call, get, getText } from "./api.js";
+import { showSettings } from "./app-settings.js";
 import {
   action,
   announce,
@@ -27,10 +28,13 @@ export async function draw(signal, name) {
   const show = (variables) => redraw(list, variables, (rows) => listed(rows, at, show));
   show(await get(`${at}/env`, signal));
   const output = await outputCard(at, signal);
+  const settings = h("div", { class: "view" });
+  await showSettings(settings, name, signal);
   return [
     heading(name, "Changes of the environment apply from the next deploy on."),
     card("Environment", setting(at, show), list),
     output,
+    settings,
   ];
 }
 

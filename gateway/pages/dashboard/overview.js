@@ -4,6 +4,7 @@ import { h, link } from "/pages/dom.js";
 import { capital, count, moment, money, plural, since } from "/pages/format.js";
 import { get, getIfThere } from "./api.js";
 import { bars, key, share } from "./chart.js";
+import { onboarding } from "./onboarding.js";
 import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
 
 export const title = "Overview";
@@ -35,7 +36,8 @@ export async function draw(signal) {
   };
   await refresh();
   follow(5_000, signal, refresh);
-  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), today, traffic, apps];
+  const steps = await onboarding(account, signal);
+  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), steps, today, traffic, apps];
 }
 
 function spend({ spend: { day, settled, reserved, cap } }) {
@@ -81,8 +83,9 @@ function lastDay(usage) {
 }
 
 function appList(apps) {
-  const none = empty("No apps yet", "The operator of this service adds them to your account.");
-  return [h("h2", {}, "Apps"), apps.length ? h("ul", { class: "list" }, apps.map(appRow)) : none];
+  const none = empty("No apps yet", "Your first app gets an address of its own.");
+  const more = h("a", { class: "button", href: "#/new-app" }, "New app");
+  return [h("div", { class: "row apart" }, h("h2", {}, "Apps"), more), apps.length ? h("ul", { class: "list" }, apps.map(appRow)) : none];
 }
 
 function appRow(app) {

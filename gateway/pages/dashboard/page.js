@@ -9,6 +9,7 @@ import * as deploy from "./deploy.js";
 import * as deploys from "./deploys.js";
 import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
+import * as newApp from "./new-app.js";
 import * as notifications from "./notifications.js";
 import * as overview from "./overview.js";
 import { explained, loading, trouble, warning } from "./parts.js";
@@ -24,6 +25,7 @@ const ROUTES = [
   [/^\/deploys$/, deploys],
   [/^\/deploys\/([\w-]+)$/, deploy],
   [/^\/apps\/([\w-]+)$/, app],
+  [/^\/new-app$/, newApp],
 ];
 
 const nothing = {

@@ -1,0 +1,166 @@
+// Guides a new account: make an app, publish it, use it. Each step is ticked off by what the service knows.
+
+import { h } from "/pages/dom.js";
+import { get, getIfThere } from "./api.js";
+import { creation } from "./new-app.js";
+import { badge, follow, redraw } from "./parts.js";
+import { snippet } from "./snippets.js";
+
+const DISMISSED = "capsule-steps-dismissed"; // in the browser's storage: the id of the account
+
+// Returns an element that stays empty when there is nothing to guide.
+export async function onboarding(account, signal) {
+  const place = h("div", { class: "steps-place" });
+  if (recalled() === account.id) return place;
+  const dismiss = () => {
+    remember(account.id);
+    place.replaceChildren();
+    document.querySelector("main h1").focus();
+  };
+  let seen = false; // finished steps are shown only to those who saw them unfinished
+  const refresh = async () => {
+    if (recalled() === account.id) return "done";
+    const state = await read(signal);
+    const finished = state.live && state.used;
+    if (finished && !seen) return "done";
+    seen = true;
+    redraw(place, state, (now) => checklist(now, refresh, dismiss));
+    return finished ? "done" : undefined;
+  };
+  if ((await refresh()) !== "done") follow(3_000, signal, refresh);
+  return place;
+}
+
+async function read(signal) {
+  const [apps, usage, webhook] = await Promise.all([
+    get("/account/apps", signal),
+    getIfThere("/account/usage", signal),
+    getIfThere("/account/webhook", signal),
+  ]);
+  const live = apps.find((app) => app.status === "live");
+  return {
+    app: (live ?? apps[0])?.name ?? null,
+    live: live !== undefined,
+    used: webhook !== null || (usage ?? []).some((hour) => hour.requests > 0),
+  };
+}
+
+function checklist({ app, live, used }, refresh, dismiss) {
+  const steps = [
+    ["Make an app", app !== null, () => making(refresh)],
+    ["Publish it", live, () => publishing(app)],
+    ["Ask the model, or receive events", used, () => using(app)],
+  ];
+  const current = steps.findIndex(([, done]) => !done);
+  const done = steps.filter(([, done]) => done).length;
+  return h(
+    "section",
+    { class: "card steps", "aria-labelledby": "steps" },
+    h(
+      "div",
+      { class: "row apart" },
+      h("h2", { id: "steps" }, done === 3 ? "You are all set" : "Get started"),
+      h("span", { class: "small quiet" }, `${done} of 3 done`),
+      h("button", { type: "button", class: "plain", onclick: dismiss }, "Dismiss"),
+    ),
+    h(
+      "ol",
+      {},
+      steps.map(([name, done, show], n) => step(name, done, n === current && show())),
+    ),
+  );
+}
+
+const step = (name, done, content) =>
+  h(
+    "li",
+    { "aria-current": content ? "step" : null },
+    h("div", { class: "row apart" }, h("h3", {}, name), done ? badge("Done", "good") : badge("To do")),
+    content && h("div", { class: "stack" }, content),
+  );
+
+function making(refresh) {
+  return [
+    h("p", { class: "quiet" }, "An app has an address of its own. Your plan says how many you can have."),
+    creation(refresh),
+  ];
+}
+
+function publishing(app) {
+  const page = `<!doctype html><title>${app}</title><h1>It works</h1>`;
+  const commands = [
+    `mkdir ${app} && cd ${app}`,
+    `echo '${page}' > index.html`,
+    `capsule login --url ${location.origin}`,
+    `capsule deploys publish ${app} . --follow`,
+  ];
+  const upload = [
+    `tar -czf - . | curl -X PUT ${location.origin}/account/apps/${app}/source \\`,
+    `  -H "Authorization: Bearer $CAPSULE_API_KEY" --data-binary @-`,
+  ];
+  return [
+    h(
+      "p",
+      { class: "quiet" },
+      "Paste these commands. They publish a page of one line; for an app that you have, leave out the first two. ",
+      h("code", {}, "capsule login"),
+      " asks for your API key.",
+    ),
+    snippet("Publish with the command line", commands.join("\n")),
+    h(
+      "details",
+      {},
+      h("summary", { class: "small" }, "Without the tool"),
+      snippet("Publish with curl", upload.join("\n")),
+    ),
+    h("p", { class: "small quiet" }, "Or ", h("a", { href: "#/deploys" }, "upload a tar.gz"), " here."),
+  ];
+}
+
+function using(app) {
+  const script = [
+    `import { streamComplete } from "./lib/ai.js";`,
+    "",
+    `await streamComplete("What is a capsule?", (token) => document.body.append(token));`,
+  ];
+  const request = [
+    `curl -N ${location.origin}/capsule/${app}/ai -H "Authorization: Bearer $USER_TOKEN" \\`,
+    `  -H 'Content-Type: application/json' -d '{"prompt": "What is a capsule?", "stream": true}'`,
+  ];
+  return [
+    h(
+      "p",
+      { class: "quiet" },
+      "Only users of your app can ask: ",
+      h("a", { href: `#/apps/${app}` }, "say how their tokens are verified"),
+      ". Then call the model from your pages, or from a terminal with the token of a user.",
+    ),
+    snippet("In a page of the app", script.join("\n")),
+    snippet("From a terminal", request.join("\n")),
+    h(
+      "p",
+      { class: "quiet" },
+      "Or receive an event of each deploy and crash: ",
+      h("a", { href: "#/notifications" }, "set your receiver"),
+      ".",
+    ),
+    snippet("Set the receiver", "capsule webhook set https://example.com/hooks"),
+  ];
+}
+
+// The browser may refuse its storage.
+function recalled() {
+  try {
+    return localStorage.getItem(DISMISSED);
+  } catch {
+    return null;
+  }
+}
+
+function remember(account) {
+  try {
+    localStorage.setItem(DISMISSED, account);
+  } catch {
+    // The steps are shown again next time.
+  }
+}
