@@ -36,7 +36,7 @@ function tokens(at, { auth }, draw) {
     { id: "kind" },
     Object.entries(KINDS).map(([value, text]) => h("option", { value, selected: value === auth.kind }, text)),
   );
-  const address = input("auth-url", auth.url, { type: "url", placeholder: "https://…" });
+  const address = input("auth-url", auth.url, { type: "url" });
   const secret = input("auth-secret", "", { type: "password", autocomplete: "new-password", minlength: "32" });
   const issuer = input("issuer", auth.issuer);
   const audience = input("audience", [auth.audience ?? []].flat().join(", "));
@@ -48,8 +48,8 @@ function tokens(at, { auth }, draw) {
     parts.url.hidden = kind.value === "secret";
     parts.secret.hidden = kind.value !== "secret";
     for (const each of claims) each.hidden = kind.value === "backend";
-    url.querySelector("label").textContent =
-      kind.value === "backend" ? "Address to ask" : "Address of the keys; empty: /.well-known/jwks.json of the app";
+    url.querySelector("label").textContent = kind.value === "backend" ? "Address to ask" : "Address of the keys";
+    address.placeholder = kind.value === "backend" ? "https://…" : "the app’s own /.well-known/jwks.json";
   };
   kind.addEventListener("change", show);
   show();
@@ -65,7 +65,7 @@ function tokens(at, { auth }, draw) {
   const fields = [field("How tokens are verified", kind), url, parts.secret, ...claims, field("Claim with the user’s id", claim)];
   return card(
     "Users’ tokens",
-    h("p", { class: "quiet" }, "Each request to the model carries a token of your user. It counts at once."),
+    h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply at once."),
     form("", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
   );
 }
@@ -128,7 +128,7 @@ function deletion(at, name) {
   });
   return card(
     "Delete",
-    h("p", { class: "quiet" }, "Its pages, hooks, variables and sources are gone at once. This cannot be undone."),
+    h("p", { class: "quiet" }, "Removes its pages, hooks, variables and sources. This cannot be undone."),
     h("div", { class: "row" }, button),
     line,
   );

@@ -29,7 +29,7 @@ export function creation(created) {
   const create = async () => {
     const app = await call("POST", "/account/apps", { body: { name: name.value.trim() } });
     announce(`The app ${app.name} is created.`);
-    created(app);
+    await created(app);
   };
   const button = h("button", { class: "main" }, "Create app");
   const rule = h("p", { class: "small quiet", id: "app-name-rule" }, "Letters a to z, digits, and single hyphens.");

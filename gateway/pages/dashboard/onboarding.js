@@ -9,7 +9,8 @@ import { snippet } from "./snippets.js";
 const DISMISSED = "capsule-steps-dismissed"; // in the browser's storage: the id of the account
 
 // Returns an element that stays empty when there is nothing to guide.
-export async function onboarding(account, signal) {
+// `changed` runs after an app was made here.
+export async function onboarding(account, signal, changed) {
   const place = h("div", { class: "steps-place" });
   if (recalled() === account.id) return place;
   const dismiss = () => {
@@ -17,6 +18,7 @@ export async function onboarding(account, signal) {
     place.replaceChildren();
     document.querySelector("main h1").focus();
   };
+  const made = () => Promise.all([refresh(), changed()]);
   let seen = false; // finished steps are shown only to those who saw them unfinished
   const refresh = async () => {
     if (recalled() === account.id) return "done";
@@ -24,7 +26,7 @@ export async function onboarding(account, signal) {
     const finished = state.live && state.used;
     if (finished && !seen) return "done";
     seen = true;
-    redraw(place, state, (now) => checklist(now, refresh, dismiss));
+    redraw(place, state, (now) => checklist(now, made, dismiss));
     return finished ? "done" : undefined;
   };
   if ((await refresh()) !== "done") follow(3_000, signal, refresh);
@@ -45,9 +47,9 @@ async function read(signal) {
   };
 }
 
-function checklist({ app, live, used }, refresh, dismiss) {
+function checklist({ app, live, used }, made, dismiss) {
   const steps = [
-    ["Make an app", app !== null, () => making(refresh)],
+    ["Make an app", app !== null, () => making(made)],
     ["Publish it", live, () => publishing(app)],
     ["Ask the model, or receive events", used, () => using(app)],
   ];
@@ -79,10 +81,10 @@ const step = (name, done, content) =>
     content && h("div", { class: "stack" }, content),
   );
 
-function making(refresh) {
+function making(made) {
   return [
     h("p", { class: "quiet" }, "An app has an address of its own. Your plan says how many you can have."),
-    creation(refresh),
+    creation(made),
   ];
 }
 

@@ -36,7 +36,7 @@ export async function draw(signal) {
   };
   await refresh();
   follow(5_000, signal, refresh);
-  const steps = await onboarding(account, signal);
+  const steps = await onboarding(account, signal, refresh);
   return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), steps, today, traffic, apps];
 }
 
