@@ -66,7 +66,7 @@ function tokens(at, { auth }, draw) {
   return card(
     "Users’ tokens",
     h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply at once."),
-    form("", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
+    form("wide", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
   );
 }
 
@@ -106,7 +106,7 @@ function source(at, { repository, build }, draw) {
         ? "The repository’s user name and password are stored and kept."
         : "For a private repository, put user name and password into the address: https://user:password@…",
     ),
-    form("", fields, button, work),
+    form("wide", fields, button, work),
   );
 }
 
