@@ -51,13 +51,16 @@ class AppChanges:
                 )
             if await self._registry.find(app.name) is not None or await self._is_withheld(app):
                 raise NameTaken
-            # First, because an app must be found by its id as soon as it is found by its name.
-            await scripts.change(self._store, keys.alias_key(app.id), app.name)
             try:
+                # The alias first: an app must be found by its id as soon as it is found by its name.
+                await scripts.change(self._store, keys.alias_key(app.id), app.name)
                 await self._registry.put_app(app, None)
-            except RequestMalformed:  # another account was faster
-                await scripts.change(self._store, keys.alias_key(app.id), "")
-                raise NameTaken from None
+            except BaseException as error:
+                with contextlib.suppress(BackboneUnavailable):
+                    await finish_despite_cancellation(self._registry.delete_app(app))
+                if isinstance(error, RequestMalformed):  # another account was faster
+                    raise NameTaken from None
+                raise
 
     async def count(self, account_id: str) -> None:
         """Counts a creation or a deletion that an account holder asks for. Raises RateLimited."""

@@ -64,6 +64,7 @@ async def test_a_newcomer_needs_no_operator(
     await steps.get_by_label("Name").fill("newcomer")
     await page.keyboard.press("Enter")
     await expect(steps).to_contain_text("1 of 3 done")
+    await expect(steps.get_by_role("heading", name="Publish it")).to_be_focused()
 
     # Publish it, with the commands that are shown.
     commands = await copied(page, steps, "Publish with the command line")
@@ -71,7 +72,7 @@ async def test_a_newcomer_needs_no_operator(
     done = await paste(commands, tmp_path, given=f"{key}\n")
     assert "Live at https://newcomer.apps.localhost" in done, done
     assert "It works" in await host.page("newcomer")
-    await expect(steps).to_contain_text("2 of 3 done")
+    await expect(steps).to_contain_text("2 of 3 done", timeout=20_000)
     await assert_accessible(page)
 
     # Say how tokens are verified, then ask the model.
@@ -86,7 +87,7 @@ async def test_a_newcomer_needs_no_operator(
     assert "event: done" in said, said
     assert "What is a capsule?" in provider.prompts
     done_steps = page.get_by_role("region", name="You are all set")
-    await expect(done_steps).to_contain_text("3 of 3 done")
+    await expect(done_steps).to_contain_text("3 of 3 done", timeout=20_000)
     await done_steps.get_by_role("button", name="Dismiss").click()
     await page.reload()
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()

@@ -42,12 +42,12 @@ function tokens(at, { auth }, draw) {
   const audience = input("audience", [auth.audience ?? []].flat().join(", "));
   const claim = input("user-claim", auth.userClaim ?? auth.userField, { placeholder: "sub" });
   const url = field("Address of the keys", address);
-  const parts = { url, secret: field("Secret, 32 characters or more", secret) };
+  const key = field("Secret, 32 characters or more", secret);
   const claims = [field("Issuer, if checked", issuer), field("Audience, if checked", audience)];
   const show = () => {
-    parts.url.hidden = kind.value === "secret";
-    parts.secret.hidden = kind.value !== "secret";
-    for (const each of claims) each.hidden = kind.value === "backend";
+    toggle(url, kind.value !== "secret");
+    toggle(key, kind.value === "secret");
+    for (const each of claims) toggle(each, kind.value !== "backend");
     url.querySelector("label").textContent = kind.value === "backend" ? "Address to ask" : "Address of the keys";
     address.placeholder = kind.value === "backend" ? "https://…" : "the app’s own /.well-known/jwks.json";
   };
@@ -62,12 +62,18 @@ function tokens(at, { auth }, draw) {
     return { kind: "backend", url: address.value.trim(), method, userField: sub };
   };
   const button = h("button", { class: "main", id: "save-tokens" }, "Save");
-  const fields = [field("How tokens are verified", kind), url, parts.secret, ...claims, field("Claim with the user’s id", claim)];
+  const fields = [field("How tokens are verified", kind), url, key, ...claims, field("Claim with the user’s id", claim)];
   return card(
     "Users’ tokens",
     h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply at once."),
     form("wide", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
   );
+}
+
+// A browser must not check what it does not show.
+function toggle(part, shown) {
+  part.hidden = !shown;
+  part.querySelector("input").disabled = !shown;
 }
 
 function list(text) {

@@ -1,60 +1,58 @@
 // Guides a new account: make an app, publish it, use it. Each step is ticked off by what the service knows.
 
 import { h } from "/pages/dom.js";
-import { get, getIfThere } from "./api.js";
+import { getIfThere } from "./api.js";
 import { creation } from "./new-app.js";
-import { badge, follow, redraw } from "./parts.js";
+import { announce, badge, redraw } from "./parts.js";
 import { snippet } from "./snippets.js";
 
 const DISMISSED = "capsule-steps-dismissed"; // in the browser's storage: the id of the account
 
-// Returns an element that stays empty when there is nothing to guide.
+// Returns an element, which stays empty when there is nothing to guide, and what brings it up to date.
 // `changed` runs after an app was made here.
-export async function onboarding(account, signal, changed) {
+export function onboarding(signal, changed) {
   const place = h("div", { class: "steps-place" });
-  if (recalled() === account.id) return place;
-  const dismiss = () => {
+  let before = null; // finished steps are shown only to those who saw them unfinished
+  let dismissed = false;
+  const dismiss = (account) => {
+    dismissed = true;
     remember(account.id);
     place.replaceChildren();
     document.querySelector("main h1").focus();
   };
-  const made = () => Promise.all([refresh(), changed()]);
-  let seen = false; // finished steps are shown only to those who saw them unfinished
-  const refresh = async () => {
-    if (recalled() === account.id) return "done";
-    const state = await read(signal);
-    const finished = state.live && state.used;
-    if (finished && !seen) return "done";
-    seen = true;
-    redraw(place, state, (now) => checklist(now, made, dismiss));
-    return finished ? "done" : undefined;
+  const made = async () => {
+    await changed();
+    place.querySelector("li[aria-current] h3")?.focus();
   };
-  if ((await refresh()) !== "done") follow(3_000, signal, refresh);
-  return place;
+  const refresh = async (account, apps) => {
+    if (dismissed || recalled() === account.id || before?.done === 3) return;
+    const now = await read(apps, signal);
+    if (dismissed || (now.done === 3 && !before)) return;
+    if (before?.app && now.done > before.done) announce(`${now.done} of 3 steps are done.`);
+    before = now;
+    redraw(place, now, () => checklist(now, made, () => dismiss(account)));
+  };
+  return [place, refresh];
 }
 
-async function read(signal) {
-  const [apps, usage, webhook] = await Promise.all([
-    get("/account/apps", signal),
+async function read(apps, signal) {
+  const live = apps.find((app) => app.status === "live");
+  const [usage, webhook] = await Promise.all([
     getIfThere("/account/usage", signal),
     getIfThere("/account/webhook", signal),
   ]);
-  const live = apps.find((app) => app.status === "live");
-  return {
-    app: (live ?? apps[0])?.name ?? null,
-    live: live !== undefined,
-    used: webhook !== null || (usage ?? []).some((hour) => hour.requests > 0),
-  };
+  const used = webhook !== null || (usage ?? []).some((hour) => hour.requests > 0);
+  const app = (live ?? apps[0])?.name ?? null;
+  return { app, live: Boolean(live), used, done: [app, live, used].filter(Boolean).length };
 }
 
-function checklist({ app, live, used }, made, dismiss) {
+function checklist({ app, live, used, done }, made, dismiss) {
   const steps = [
     ["Make an app", app !== null, () => making(made)],
     ["Publish it", live, () => publishing(app)],
     ["Ask the model, or receive events", used, () => using(app)],
   ];
   const current = steps.findIndex(([, done]) => !done);
-  const done = steps.filter(([, done]) => done).length;
   return h(
     "section",
     { class: "card steps", "aria-labelledby": "steps" },
@@ -77,7 +75,7 @@ const step = (name, done, content) =>
   h(
     "li",
     { "aria-current": content ? "step" : null },
-    h("div", { class: "row apart" }, h("h3", {}, name), done ? badge("Done", "good") : badge("To do")),
+    h("div", { class: "row apart" }, h("h3", { tabindex: "-1" }, name), done ? badge("Done", "good") : badge("To do")),
     content && h("div", { class: "stack" }, content),
   );
 

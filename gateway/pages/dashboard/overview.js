@@ -21,6 +21,7 @@ const HEALTH = { healthy: "good", unhealthy: "bad" };
 export async function draw(signal) {
   const today = h("div", { class: "pair" });
   const [traffic, apps] = [h("section", { class: "card" }), h("section", { class: "card" })];
+  const [steps, guide] = onboarding(signal, () => refresh());
   let account;
   const refresh = async () => {
     const [found, capabilities, usage, owned] = await Promise.all([
@@ -33,10 +34,10 @@ export async function draw(signal) {
     redraw(today, [account, capabilities], () => [spend(account), limits(account, capabilities)]);
     redraw(traffic, usage ?? [], lastDay);
     redraw(apps, owned, appList);
+    await guide(account, owned);
   };
   await refresh();
   follow(5_000, signal, refresh);
-  const steps = await onboarding(account, signal, refresh);
   return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), steps, today, traffic, apps];
 }
 
