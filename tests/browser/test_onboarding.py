@@ -93,6 +93,16 @@ async def test_a_newcomer_needs_no_operator(
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
     await expect(page.locator(".steps")).to_have_count(0)
 
+    # The free plan has room for one app.
+    await page.get_by_role("link", name="New app").click()
+    await expect(page.get_by_role("heading", name="New app")).to_be_focused()
+    await assert_accessible(page)
+    await page.get_by_label("Name").fill("second")
+    await page.keyboard.press("Enter")
+    refusal = "Your plan allows 1 app; delete one, or choose a larger plan."
+    await expect(page.get_by_role("main").get_by_role("alert")).to_have_text(refusal)
+    await page.get_by_role("link", name="Overview").click()
+
     await delete(page)
     await expect(page.get_by_text("No apps yet")).to_be_visible()
     assert (await gw.platform("GET", "apps/newcomer")).status_code == 404
