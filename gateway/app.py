@@ -21,6 +21,7 @@ from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, S
 from gateway import log
 from gateway.api import (
     account,
+    account_apps,
     app_details,
     apps,
     deploys,
@@ -94,6 +95,7 @@ ROUTES: list[ControllerRouterHandler] = [
     *engine.ROUTES,
     *account.ROUTES,
     *app_details.ROUTES,
+    *account_apps.ROUTES,
     *keys.ROUTES,
     *usage.ROUTES,
     *webhooks.ROUTES,

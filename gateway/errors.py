@@ -222,6 +222,16 @@ class LastKey(ServiceError):
     message = "This is the account's only API key. Create another one first, then revoke this one."
 
 
+class NameTaken(ServiceError):
+    status, code = 409, "NAME_TAKEN"
+    message = "This name is taken; choose another."
+
+
+class AppLimitReached(ServiceError):
+    status, code = 429, "APP_LIMIT_REACHED"
+    message = "The account has as many apps as its plan allows; delete one, or choose a larger plan."
+
+
 class HookRateLimited(ServiceError):
     status, code = 429, "HOOK_RATE_LIMITED"
     message = "A hook accepts 6 triggers per minute; try again after the time in Retry-After."

@@ -16,6 +16,7 @@ from litestar import Litestar
 from litestar.di import NamedDependency
 
 from gateway import log
+from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
@@ -54,6 +55,7 @@ class Gateway:
         self.store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
+        self.app_changes = AppChanges(self.registry)
         self.sessions = Sessions(self.store, settings.base_url)
         self.http = outbound.Client(
             allow_private=settings.allow_private_addresses,

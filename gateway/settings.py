@@ -72,6 +72,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     deploy_quotas: dict[str, int] = msgspec.field(  # deploys per account and UTC day
         default_factory=lambda: {"free": 10, "starter": 50, "maker": 200, "max": 1000}
     )
+    app_limits: dict[str, int] = msgspec.field(  # apps that an account may have to create another one itself
+        default_factory=lambda: {"free": 1, "starter": 3, "maker": 10, "max": 50}
+    )
     rate_limits: RateLimits = RateLimits()  # requests per sliding minute
     daily_caps: dict[str, int] = msgspec.field(  # nano-euro per account and UTC day; the variable is in euro
         default_factory=lambda: {
@@ -361,6 +364,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "provider_weights": _by_plan(Settings().provider_weights, _weight),
     "rate_limits": lambda text: RateLimits(**_pairs(text, ("app", "user"), _whole)),
     "deploy_quotas": _by_plan(Settings().deploy_quotas, _whole),
+    "app_limits": _by_plan(Settings().app_limits, _whole),
     "daily_caps": _by_plan(Settings().daily_caps, _euro),
     "probe_check_url": _url,
     "certificate_address": _host_port,

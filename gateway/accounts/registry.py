@@ -283,12 +283,36 @@ class Registry:
             await self.store.client.zrem(keys.certificates_key(tag), app.id)
             await self.store.client.delete(*keys.monitored_keys(tag, app.id))
 
+    async def replace_app(self, present: str, app: App) -> bool:
+        """Writes an app under the name it has, if its record in Redis is still `present`."""
+        key = keys.app_key(app.name)
+        written = await scripts.change(self.store, key, msgspec.json.encode(app).decode(), expected=present)
+        self._forget(key)
+        return written
+
     async def delete_app(self, app: App) -> None:
-        await self._remove(keys.app_key(app.name))
+        """May be repeated after an interruption. Raises NotFound if the app now belongs to another account."""
+        other = await self._remove_record(app)
         await self._remove(keys.alias_key(app.id))
         await self._give_up_domain(app)
-        await self._remove_from_account(app)
+        if other is None or other.account != app.account:
+            await self._remove_from_account(app)
         await self._withdraw_from_monitors(app)
+
+    async def _remove_record(self, app: App) -> App | None:
+        """Returns the app that has the name instead, if it was deleted before and its name has been taken since."""
+        key = keys.app_key(app.name)
+        for _ in range(10):
+            present = await self.store.get(key)
+            record = None if present is None else msgspec.json.decode(present, type=App)
+            if record is None or record.id != app.id:
+                return record
+            if record.account != app.account:
+                raise NotFound
+            if await scripts.change(self.store, key, "", expected=present):
+                self._forget(key)
+                return None
+        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
 
     async def _remove(self, key: str) -> None:
         await scripts.change(self.store, key, "")

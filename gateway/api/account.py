@@ -23,7 +23,7 @@ from gateway.api.authentication import (
     require_account,
 )
 from gateway.deploys.addresses import live_url
-from gateway.errors import BackboneUnavailable, RegistrationsClosed, RequestMalformed
+from gateway.errors import BackboneUnavailable, CsrfRefused, RegistrationsClosed, RequestMalformed
 from gateway.events.catalogue import Time
 from gateway.events.deliveries import SHARE
 from gateway.inference.availability import InferenceStatus
@@ -178,12 +178,14 @@ class NewKey(msgspec.Struct):
     apiKey: str  # shown only here
 
 
-@post("/register", tags=["Account"], errors=[RequestMalformed, RegistrationsClosed, BackboneUnavailable])
-async def register(data: JSONBody[Registration], gateway: Injected) -> NewKey:
+@post("/register", tags=["Account"], errors=[RequestMalformed, CsrfRefused, RegistrationsClosed, BackboneUnavailable])
+async def register(request: Request[Any, Any, State], data: JSONBody[Registration], gateway: Injected) -> NewKey:
     """A new account on the free plan.
 
     The answer holds its API key, which is shown only here.
     """
+    if "origin" in request.headers:  # another site's page must not use up the day's registrations
+        gateway.sessions.require_own_origin(request)
     account, api_key = await gateway.registry.register(data.name, gateway.settings.registrations_per_day)
     return NewKey(account.id, api_key)
 
@@ -193,7 +195,7 @@ ROUTES: list[ControllerRouterHandler] = [
     register,
     Router(
         "/",
-        route_handlers=[show_account, list_apps],
+        route_handlers=[show_account],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],

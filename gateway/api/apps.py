@@ -76,7 +76,7 @@ def app_view(app: App, gateway: Gateway) -> AppView:
         id=app.id,
         name=app.name,
         account=app.account,
-        auth={name: value for name, value in msgspec.to_builtins(app.auth).items() if name != "secret"},
+        auth=view_auth(app.auth),
         customDomain=app.customDomain,
         customDomainVerified=app.customDomainVerified,
         repository=None if repository is None else RepositoryView(repository.url, repository.branch),
@@ -85,6 +85,10 @@ def app_view(app: App, gateway: Gateway) -> AppView:
         createdAt=app.createdAt,
         url=live_url(app.name, gateway.settings),
     )
+
+
+def view_auth(auth: Auth) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(auth).items() if name != "secret"}
 
 
 async def require_app(app: str, gateway: Gateway) -> App:
@@ -124,17 +128,29 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
 
 async def check_names(app: str, name: str, account: str, before: App | None, gateway: Gateway) -> None:
     """Raises RequestMalformed."""
-    if not SLUG.fullmatch(app) or not SLUG.fullmatch(name):
-        raise RequestMalformed(
-            "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
-        )
-    if any(PREVIEW.fullmatch(new) for new in {app, name} - ({before.id, before.name} if before else set())):
-        raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
+    check_name(app)
+    check_name(name)
+    for new in {app, name} - ({before.id, before.name} if before else set()):
+        check_new_name(new)
     if await gateway.registry.account(account) is None:
         raise RequestMalformed("account: there is no such account.")
     taken = await gateway.registry.find(name)
     if taken is not None and (before is None or taken.id != before.id):
         raise RequestMalformed("name: another app has this name.")
+
+
+def check_name(name: str) -> None:
+    """Raises RequestMalformed."""
+    if not SLUG.fullmatch(name):
+        raise RequestMalformed(
+            "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
+        )
+
+
+def check_new_name(name: str) -> None:
+    """Raises RequestMalformed."""
+    if PREVIEW.fullmatch(name):
+        raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
 
 
 def check_auth(auth: Auth, gateway: Gateway) -> Auth:
@@ -219,10 +235,20 @@ async def get_app(app: FromPath[str], gateway: Injected) -> AppView:
 @delete("/apps/{app:str}", errors=[NotFound])
 async def delete_app(app: FromPath[str], gateway: Injected) -> None:
     """Delete an app."""
-    record = await require_app(app, gateway)
-    await gateway.registry.delete_app(record)
-    await gateway.deploys.forget_app(record)
-    await gateway.environments.forget(record)
+    await forget_app(await require_app(app, gateway), gateway)
+
+
+async def forget_app(app: App, gateway: Gateway) -> None:
+    """Deletes an app with all that belongs to it. Raises NotFound if it now belongs to another account.
+
+    The record goes last, so that an interrupted deletion can be repeated.
+    """
+    if await gateway.deploys.live_id(app) is not None:
+        await gateway.app_changes.withhold_name(app)
+    await gateway.hooks.forget_app(app)
+    await gateway.environments.forget(app)
+    await gateway.deploys.forget_app(app)
+    await gateway.app_changes.delete(app)
 
 
 ROUTES = [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import mimetypes
+import time
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,8 +23,9 @@ from gateway.api.authentication import close_session, open_session
 from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
 from gateway.errors import BackboneUnavailable, CsrfRefused, LoginsLimited, RequestMalformed, Unauthorized
 from gateway.inference.prices import PRICED_ON, PRICES
-from gateway.process import Injected
+from gateway.process import Gateway, Injected
 from gateway.settings import NANO, PLANS, Settings
+from gateway.store import keys
 
 HTML, FILE = "text/html", "application/octet-stream"
 LOG_IN_ERRORS = [RequestMalformed, Unauthorized, CsrfRefused, LoginsLimited, BackboneUnavailable]
@@ -31,6 +33,7 @@ LOG_OUT_ERRORS = [CsrfRefused, BackboneUnavailable]
 
 PAGES = Path(__file__).parents[1] / "pages"
 DASHBOARD, PUBLIC, SHARED = PAGES / "dashboard", PAGES / "public", PAGES / "shared"
+PUBLIC_FILES = ("public.css", "public.js")  # its page is a template
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -55,15 +58,23 @@ def page_file(folder: Path, name: str) -> Response[bytes]:
 # -- the public page -----------------------------------------------------------------------------------------
 
 
-def _table_rows(rows: list[tuple[str, str, str]]) -> str:
-    return "".join(f'<tr><th scope="row">{a}<td class="number">{b}<td class="number">{c}' for a, b, c in rows)
+def _table_rows(rows: list[tuple[str, ...]]) -> str:
+    cells = (f'<tr><th scope="row">{row[0]}{"".join(f"<td class=number>{cell}" for cell in row[1:])}' for row in rows)
+    return "".join(cells)
 
 
-def render(settings: Settings) -> str:
+def render(settings: Settings, *, open_today: bool) -> str:
     # One nano-euro per token is a thousandth of a euro per million tokens.
-    prices = [(f"<code>{m}</code>", f"€{p.input / 1000:.2f}", f"€{p.output / 1000:.2f}") for m, p in PRICES.items()]
-    plans = [
-        (plan.capitalize(), f"€{settings.daily_caps[plan] / NANO:.2f}", f"{settings.deploy_quotas[plan]:,}")
+    prices: list[tuple[str, ...]] = [
+        (f"<code>{m}</code>", f"€{p.input / 1000:.2f}", f"€{p.output / 1000:.2f}") for m, p in PRICES.items()
+    ]
+    plans: list[tuple[str, ...]] = [
+        (
+            plan.capitalize(),
+            f"{settings.app_limits[plan]:,}",
+            f"€{settings.daily_caps[plan] / NANO:.2f}",
+            f"{settings.deploy_quotas[plan]:,}",
+        )
         for plan in PLANS
     ]
     return Template((PUBLIC / "index.html").read_text()).substitute(
@@ -75,20 +86,32 @@ def render(settings: Settings) -> str:
         hooks=MAX_HOOKS,
         triggers=TRIGGERS_PER_MINUTE,
         registrations=settings.registrations_per_day,
+        open="" if open_today else "hidden",
+        closed="hidden" if open_today else "",
         base_url=html.escape(settings.base_url),
     )
 
 
-@get("/", media_type=HTML, tags=["Pages"], sync_to_thread=False)
-def index(gateway: Injected) -> Response[str]:
+async def may_register(gateway: Gateway) -> bool:
+    """What the page says at first; the registration itself decides. While Redis is away it says yes."""
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    try:
+        registered = await gateway.store.get(keys.registrations_key(day))
+    except BackboneUnavailable:
+        return True
+    return int(registered or 0) < gateway.settings.registrations_per_day
+
+
+@get("/", media_type=HTML, tags=["Pages"])
+async def index(gateway: Injected) -> Response[str]:
     """The public page."""
-    return Response(render(gateway.settings), headers=HEADERS)
+    return Response(render(gateway.settings, open_today=await may_register(gateway)), headers=HEADERS)
 
 
 @get("/pages/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
 def shared_file(file: FromPath[str]) -> Response[bytes]:
     """A file that the pages share."""
-    return page_file(PUBLIC if file == "public.css" else SHARED, file)
+    return page_file(PUBLIC if file in PUBLIC_FILES else SHARED, file)
 
 
 # -- the dashboard -------------------------------------------------------------------------------------------

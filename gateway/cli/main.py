@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 import click
 
 from gateway.cli.account import account, deliveries, hook, webhook
+from gateway.cli.apps import apps
 from gateway.cli.deploys import deploys
 from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
 from gateway.cli.limits import limits
-from gateway.cli.operators import accounts, apps, inference
+from gateway.cli.operators import accounts, inference
 from gateway.cli.processes import serve, worker
 from gateway.cli.service import (
     LOCAL,

@@ -1,4 +1,7 @@
-"""`capsule apps`, `accounts` and `inference`: the operators' commands, and the list of an account's apps."""
+"""`capsule apps`, `accounts` and `inference`: the operators' commands, and the list of an account's apps.
+
+`apps.py` has the commands for an account's own apps.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ plans = click.Choice(PLANS)
 
 @click.group()
 def apps() -> None:
-    """List and show your apps; operators put, show and delete any."""
+    """Create, change, list and delete your apps; operators put, show and delete any."""
 
 
 @apps.command("list")
@@ -51,7 +54,7 @@ def apps_list(as_json: bool) -> None:
             "address": text_of("url"),
             "custom domain": _domain,
         },
-        empty="No apps. The operators of the service add them.",
+        empty="No apps yet. Create one with: capsule apps create NAME",
     )
 
 
@@ -121,17 +124,6 @@ def _format_fields(row: Row, name: str) -> str:
     if not isinstance(value, dict):
         return text_of(name)(row)
     return ", ".join(f"{key} {part}" for key, part in value.items() if part is not None)
-
-
-@apps.command("delete")
-@click.argument("app")
-@as_json
-def apps_delete(app: str, as_json: bool) -> None:
-    """Operators: delete APP and its stored sources."""
-    open_service().do("DELETE", path("platform", "apps", app))
-    if as_json:
-        return show_json({"deleted": app})
-    click.echo(f"Deleted {app} and its stored sources.")
 
 
 @click.group()

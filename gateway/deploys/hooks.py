@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 
 import msgspec
 
 from gateway.accounts.credentials import digest
+from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalogue import Time
@@ -94,6 +96,16 @@ class Hooks:
             await self._store.client.delete(keys.hook_key(hashed))
             await self._store.client.hdel(keys.hooks_key(account_id), hook_id)
             await self._store.client.hdel(keys.hooks_used_key(account_id), hook_id)
+
+    async def forget_app(self, app: App) -> None:
+        """For an app that is deleted."""
+        with backbone():
+            records = await self._store.client.hvals(keys.hooks_key(app.account))
+        for record in records:
+            _, hook = msgspec.json.decode(record, type=tuple[str, Hook])
+            if hook.appId == app.id:
+                with contextlib.suppress(NotFound):  # it was revoked meanwhile
+                    await self.revoke(app.account, hook.id)
 
     async def find_by_token(self, token: str) -> Hook | None:
         record = await self._store.get(keys.hook_key(digest(token)))

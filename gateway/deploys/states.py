@@ -58,6 +58,7 @@ LOG_BYTES = 262_144  # of one deploy
 LOG_SECONDS = 2 * 86_400  # in Redis after the last line; at the deploy's end the log becomes a file
 SCAN_LIMIT = 1_000  # entries read from one partition's stream
 BATCH = 100  # records read in one round trip
+LISTED = 1_000  # deploys kept of an account
 ENGINE_SECONDS = 7_200.0  # from an outside engine's first report to its last
 REASON_LENGTH = 500
 
@@ -238,14 +239,21 @@ class Deploys:
         await self._sources.remove_all(app.id)
 
     async def forget_app(self, app: App) -> None:
-        """For an app that was deleted: removes its stored sources and its live deploy."""
+        """For an app that is deleted: ends its deploys, and removes its stored sources and its live deploy."""
+        for deploy in await self.list(app.account, app.id, LISTED):
+            if deploy.state in ("queued", "building"):
+                with contextlib.suppress(StaleDeploy):
+                    await self.cancel(deploy, "the app was deleted")
         try:
             await self.forget_sources(app)
         except StorageUnavailable:
             logger.error("deploys.sources_left", app=app.id, action=f"delete sources/{app.id} in the storage")
+        await self._forget_site(app.account, app.id)
+
+    async def _forget_site(self, account_id: str, app_id: str) -> None:
         with backbone():
-            await self._store.client.delete(keys.site_key(app.account, app.id), keys.serving_key(app.account, app.id))
-            await self._store.client.zrem(keys.served_apps_key(keys.tag(app.account)), app.id)
+            await self._store.client.delete(keys.site_key(account_id, app_id), keys.serving_key(account_id, app_id))
+            await self._store.client.zrem(keys.served_apps_key(keys.tag(account_id)), app_id)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -422,7 +430,10 @@ class Deploys:
             plan=account.plan if account else None,
         )
         url = url_of(name, self._settings)
-        return await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
+        live = await self._move(deploy, event, live=deploy.kind == "live", state="live", url=url, **timing)
+        if await self._registry.find(deploy.appId) is None:  # deleted meanwhile, so nothing else removes its site
+            await self._forget_site(deploy.account, deploy.appId)
+        return live
 
     async def fail_abandoned(
         self, deploy: Deploy, reason: str = "the worker stopped during the deploy; deploy again"

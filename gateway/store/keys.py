@@ -5,9 +5,12 @@
 | `app:<name>` | string | an app's record, JSON | when the app is deleted |
 | `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
 | `domain:<name>` | string | id of the app with this custom domain, and time of its claim, s | with the app |
+| `former-name:<name>` | string | id of the account whose live app had this name, until it was deleted | 30 days |
 | `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
+| `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
+| `{pNN}:app-changes:<account>` | string | number of creations and deletions of apps that were tried | 60 s |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
@@ -114,6 +117,22 @@ def alias_key(app_id: str) -> str:
 
 def domain_key(domain: str) -> str:
     return f"domain:{domain}"
+
+
+def former_name_key(name: str) -> str:
+    return f"former-name:{name}"
+
+
+def app_lock_key(account_id: str) -> str:
+    return f"{tag(account_id)}:app-lock:{account_id}"
+
+
+def app_changes_key(account_id: str) -> str:
+    return f"{tag(account_id)}:app-changes:{account_id}"
+
+
+def registrations_key(day: str) -> str:
+    return f"{REGISTRATIONS}:{day}"
 
 
 def api_key_key(digest: str) -> str:

@@ -94,6 +94,12 @@ async def test_deploys(provider: FakeProvider, backend: FakeAppBackend, tmp_path
                 assert [deploy["state"] for deploy in listed] == ["canceled", "canceled", "live", "live"]
                 changed = await gw.http.put(f"/account/apps/{app.name}/env", json={"A": "b"}, headers=headers)
                 assert [each["name"] for each in changed.json()] == ["A"]
+                own = await gw.http.post("/account/apps", json={"name": f"{app.name}-own"}, headers=headers)
+                assert own.status_code == 201, own.text
+                body = {"build": {"command": "make"}}
+                assert (await gw.http.patch(f"/account/apps/{app.name}-own", json=body, headers=headers)).is_success
+                for each in (app.name, f"{app.name}-own"):
+                    assert (await gw.http.delete(f"/account/apps/{each}", headers=headers)).status_code == 204
             assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 
 

@@ -20,6 +20,7 @@ BAD = {
     "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "sometimes",
     "GATEWAY_REGISTRATIONS_PER_DAY": "many",
     "GATEWAY_DEPLOY_QUOTAS": "free=x",
+    "GATEWAY_APP_LIMITS": "free=-1",
     "GATEWAY_RATE_LIMITS": "app=0.5,user=-1",
     "GATEWAY_DAILY_CAPS": "free=-1",
     "GATEWAY_PROVIDER_TIMEOUTS": "connect=never",

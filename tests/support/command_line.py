@@ -86,8 +86,8 @@ def run_process(tool: Tool, *arguments: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, **environment: str) -> str:
-    """What a person sees of both streams, escape sequences and all."""
+def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, given: str = "", **environment: str) -> str:
+    """What a person who types `given` sees of both streams, escape sequences and all."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway.cli", *arguments],
@@ -97,6 +97,7 @@ def run_in_terminal(tool: Tool, *arguments: str, columns: int = 80, **environmen
         stderr=theirs,
     )
     os.close(theirs)
+    os.write(ours, given.encode())
     seen = b""
     try:
         while part := os.read(ours, 65536):

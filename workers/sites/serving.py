@@ -115,6 +115,10 @@ class Serving:
     async def swap(self, job: Job) -> None:
         site = self._releases.site(job.deploy)
         async with self._addresses_lock:
+            # Since the deploy began, another account may have got the app's name.
+            app = await self._find_app(job.app.id)
+            if app is None or app.account != job.app.account:
+                raise DeployError("the app was deleted, or now belongs to another account")
             hosts = self._hosts(job.app, site.variant)
             if site.variant != "live":
                 owner = await self._find_app(hosts[0].partition(".")[0])

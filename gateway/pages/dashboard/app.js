@@ -3,6 +3,7 @@
 import { h, link } from "/pages/dom.js";
 import { bare, capital, moment, plural } from "/pages/format.js";
 import { call, get, stream } from "./api.js";
+import { showSettings } from "./app-settings.js";
 import { deployTable } from "./deploys.js";
 import { limitsCard } from "./limits.js";
 import { LogView } from "./log.js";
@@ -50,6 +51,8 @@ export async function draw(signal, name) {
   };
   const show = (rows) => redraw(variables, rows, (list) => variableList(list, at, show));
   await Promise.all([refresh(), get(`${at}/env`, signal).then(show)]);
+  const settings = h("div", { class: "view" });
+  await showSettings(settings, name, signal);
   follow(5000, signal, refresh);
   return [
     heading(app.name, "", state),
@@ -62,6 +65,7 @@ export async function draw(signal, name) {
     card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy on."), setting(at, show), variables),
     await limitsCard(name, signal),
     card("Deploy hooks", hooks),
+    settings,
   ];
 }
 

@@ -4,6 +4,7 @@ import { h, link } from "/pages/dom.js";
 import { bare, capital, count, moment, money, plural, since } from "/pages/format.js";
 import { get, getIfThere } from "./api.js";
 import { bars, key, share } from "./chart.js";
+import { onboarding } from "./onboarding.js";
 import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
 import { RANGES, addUp, answered, fetchUsage, fill, scale } from "./periods.js";
 
@@ -21,6 +22,7 @@ const HEALTH = { healthy: "good", unhealthy: "bad" };
 export async function draw(signal) {
   const today = h("div", { class: "pair" });
   const [traffic, apps] = [h("section", { class: "card" }), h("section", { class: "card" })];
+  const [steps, guide] = onboarding(signal, () => refresh());
   let account;
   const refresh = async () => {
     const [found, capabilities, usage, owned] = await Promise.all([
@@ -33,10 +35,11 @@ export async function draw(signal) {
     redraw(today, [account, capabilities], () => [spend(account), limits(account, capabilities)]);
     redraw(traffic, fill(RANGES["24h"], usage), lastDay);
     redraw(apps, owned, appList);
+    await guide(account, owned);
   };
   await refresh();
   follow(5_000, signal, refresh);
-  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), today, traffic, apps];
+  return [heading("Overview", `${account.name}, on the ${capital(account.plan)} plan.`), steps, today, traffic, apps];
 }
 
 function spend({ spend: { day, settled, reserved, cap } }) {
@@ -85,8 +88,9 @@ function lastDay(hours) {
 }
 
 function appList(apps) {
-  const none = empty("No apps yet", "The operator of this service adds them to your account.");
-  return [h("h2", {}, "Apps"), apps.length ? h("ul", { class: "list" }, apps.map(appRow)) : none];
+  const none = empty("No apps yet", "Your first app gets an address of its own.");
+  const more = h("a", { class: "button", href: "#/new-app" }, "New app");
+  return [h("div", { class: "row apart" }, h("h2", {}, "Apps"), more), apps.length ? h("ul", { class: "list" }, apps.map(appRow)) : none];
 }
 
 function appRow(app) {

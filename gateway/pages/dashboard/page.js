@@ -10,6 +10,7 @@ import * as deploy from "./deploy.js";
 import * as deploys from "./deploys.js";
 import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
+import * as newApp from "./new-app.js";
 import * as notifications from "./notifications.js";
 import * as overview from "./overview.js";
 import { explained, loading, mayLeave, trouble, warning } from "./parts.js";
@@ -30,6 +31,7 @@ const ROUTES = [
   [/^\/apps\/([\w-]+)$/, app],
   [/^\/usage$/, usage],
   [/^\/requests$/, requests],
+  [/^\/new-app$/, newApp],
 ];
 
 const nothing = {

@@ -79,7 +79,7 @@ export function explained({ status, message, retryAfter }) {
     case 404:
       return ["There is nothing here", "It may have been deleted, or it belongs to another account."];
     case 429:
-      return ["That was too much", `${message} Try again ${later}.`];
+      return ["That was too much", retryAfter ? `${message} Try again ${later}.` : message];
     case 503:
       return ["The service is not ready", `The service cannot reach its store right now. Try again ${later}.`];
     default:

@@ -1,0 +1,140 @@
+"""Creating, changing and deleting apps on behalf of account holders, who may send several requests at once.
+
+Creations and deletions of an account's apps happen one at a time: each holds a lock in Redis, for less time than the
+lock lives. So the plan's limit holds, and a name that is deleted and created at once belongs to one app.
+
+The name of an app that was live stays its account's for 30 days after the deletion: browsers of its visitors may still
+hold what its pages stored, and would hand it to the pages of another account at the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.cancellation import finish_despite_cancellation
+from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken, NotFound, RateLimited, RequestMalformed
+from gateway.ids import new_id
+from gateway.store import keys, scripts
+from gateway.store.client import backbone
+
+CHANGES_PER_MINUTE = 120  # creations and deletions that an account may try
+FORMER_NAME_SECONDS = 30 * 86_400
+LOCK_SECONDS = 15
+CHANGE_SECONDS = 10.0  # that a creation or a deletion may take
+WAIT_SECONDS = 8.0  # for others of the account
+POLL_INTERVAL = 0.02
+ATTEMPTS = 10  # to change a record that others change too
+
+
+class AppChanges:
+    def __init__(self, registry: Registry) -> None:
+        self._registry, self._store = registry, registry.store
+        # Of this process, by account: so one request of each process asks Redis for the lock, and the others wait here.
+        self._queues: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def create(self, app: App, limit: int) -> None:
+        """Raises RateLimited, AppLimitReached and NameTaken."""
+        await self.count(app.account)
+        async with self._alone(app.account):
+            if len(await self._registry.apps_of(app.account)) >= limit:
+                raise AppLimitReached(
+                    f"Your plan allows {limit} app{'s' if limit > 1 else ''}; delete one, or choose a larger plan."
+                )
+            if await self._registry.find(app.name) is not None or await self._is_withheld(app):
+                raise NameTaken
+            try:
+                # The alias first: an app must be found by its id as soon as it is found by its name.
+                await scripts.change(self._store, keys.alias_key(app.id), app.name)
+                await self._registry.put_app(app, None)
+            except BaseException as error:
+                with contextlib.suppress(BackboneUnavailable):
+                    await finish_despite_cancellation(self._registry.delete_app(app))
+                if isinstance(error, RequestMalformed):  # another account was faster
+                    raise NameTaken from None
+                raise
+
+    async def count(self, account_id: str) -> None:
+        """Counts a creation or a deletion that an account holder asks for. Raises RateLimited."""
+        key = keys.app_changes_key(account_id)
+        with backbone():
+            async with self._store.client.pipeline(transaction=True) as pipe:
+                pipe.incr(key)
+                pipe.expire(key, 60, nx=True)
+                pipe.ttl(key)
+                tried, _, wait = await pipe.execute()
+        if tried > CHANGES_PER_MINUTE:
+            message = f"An account can create and delete {CHANGES_PER_MINUTE} apps per minute; "
+            raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
+
+    async def _is_withheld(self, app: App) -> bool:
+        return await self._store.get(keys.former_name_key(app.name)) not in (None, app.account)
+
+    async def change(self, app: App, **fields: Any) -> App:
+        """Raises NotFound if the app was deleted, renamed or moved since it was read."""
+        for _ in range(ATTEMPTS):
+            present = await self._store.get(keys.app_key(app.name)) or ""
+            record = msgspec.json.decode(present, type=App) if present else None
+            if record is None or (record.id, record.account) != (app.id, app.account):
+                raise NotFound
+            changed: App = msgspec.structs.replace(record, **fields)
+            if await self._registry.replace_app(present, changed):
+                return changed
+        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
+
+    async def withhold_name(self, app: App) -> None:
+        """Keeps the name of a live app from other accounts, from its deletion on."""
+        with backbone():
+            await self._store.client.set(keys.former_name_key(app.name), app.account, ex=FORMER_NAME_SECONDS)
+
+    async def delete(self, app: App) -> None:
+        """May be repeated. Raises NotFound if the app now belongs to another account."""
+        async with self._alone(app.account):
+            await self._registry.delete_app(app)
+
+    @asynccontextmanager
+    async def _alone(self, account_id: str) -> AsyncGenerator[None]:
+        """Waits for other creations and deletions of the account. Raises BackboneUnavailable."""
+        key, token = keys.app_lock_key(account_id), new_id("lock")
+        queue = self._queues.setdefault(account_id, asyncio.Lock())
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await queue.acquire()
+        except TimeoutError:
+            raise _busy() from None
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._lock(key, token)
+            async with asyncio.timeout(CHANGE_SECONDS):
+                yield
+        except TimeoutError:
+            raise _busy() from None
+        finally:
+            try:
+                await finish_despite_cancellation(self._unlock(key, token))
+            finally:
+                queue.release()
+
+    async def _lock(self, key: str, token: str) -> None:
+        while True:
+            with backbone():
+                if await self._store.client.set(key, token, nx=True, ex=LOCK_SECONDS):
+                    return
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _unlock(self, key: str, token: str) -> None:
+        """Leaves a lock that another request holds. One that cannot be removed expires."""
+        with contextlib.suppress(BackboneUnavailable):
+            await scripts.change(self._store, key, "", expected=token)
+
+
+def _busy() -> BackboneUnavailable:
+    return BackboneUnavailable("Too many apps of this account are being created or deleted; try again shortly.")

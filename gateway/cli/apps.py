@@ -1,0 +1,170 @@
+"""`capsule apps create`, `set` and `delete`: an account's own apps. `operators.py` has the group's other commands."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from gateway.cli.operators import apps as apps
+from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
+from gateway.cli.show import Row, as_json, print_note, show_fields, show_json, strip_controls
+
+CLEAR = "none"
+
+
+@apps.command("create")
+@click.argument("name")
+@as_json
+def apps_create(name: str, as_json: bool) -> None:
+    """Create an app called NAME, and print its address.
+
+    The account's plan says how many apps it may have.
+    """
+    app = open_service().fields("POST", "/account/apps", {"name": name}, having="url")
+    if as_json:
+        return show_json(app)
+    print_note(f"Created {name}. Publish a folder with: capsule deploys publish {name} DIR")
+    click.echo(strip_controls(str(app["url"])))
+
+
+@apps.command("set")
+@click.argument("app")
+@click.option("--auth-jwks", metavar="URL", help="Verify users' tokens with the key set at URL.")
+@click.option("--auth-backend", metavar="URL", help="Verify users' tokens by asking the app's backend at URL.")
+@click.option("--auth-secret", is_flag=True, help="Verify users' tokens with a secret, which you type.")
+@click.option("--issuer", metavar="ISS", help="Accept only tokens with this 'iss'.")
+@click.option("--audience", metavar="AUD", help="Accept only tokens with this 'aud'.")
+@click.option("--repository", metavar="URL", help="Build from the git repository at URL. With -, you type the address.")
+@click.option("--branch", help="Branch of the repository.")
+@click.option("--build", "command", metavar="COMMAND", help="Command that builds the app.")
+@click.option("--output", metavar="DIR", help="Folder to serve, inside the source.")
+@click.option("--start", metavar="COMMAND", help="Command that runs the app instead of serving files.")
+@as_json
+def apps_set(app: str, as_json: bool, **options: Any) -> None:
+    """Change how APP verifies tokens and how it is built; 'none' clears an option.
+
+    What you leave out stays. Without options, show the settings. Secrets are read from a prompt or standard input,
+    never from the command line: --auth-secret, and --repository - for an address with a password.
+    """
+    service, address = open_service(), path("account", "apps", app)
+    settings = service.fields("GET", f"{address}/settings", having="auth")
+    given = {name: value for name, value in options.items() if value not in (None, False)}
+    if given:
+        settings = service.fields("PATCH", address, _changes(given, settings), having="auth")
+    if as_json:
+        return show_json(settings)
+    show_fields(
+        {
+            "user tokens": _line(settings, "auth"),
+            "repository": _line(settings, "repository") or "none",
+            "build": _line(settings, "build") or "none: the source is served as it is",
+        }
+    )
+
+
+def _changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
+    """The fields of the record that the options change. Raises WrongUsage."""
+    changes: dict[str, Any] = {}
+    if given.keys() & {"auth_jwks", "auth_backend", "auth_secret", "issuer", "audience"}:
+        changes["auth"] = _auth(given, settings["auth"])
+    if given.keys() & {"repository", "branch"}:
+        changes["repository"] = _repository(given, settings.get("repository"))
+    if given.keys() & {"command", "output", "start"}:
+        merged = dict(settings.get("build") or {}) | _pick(given, "command", "output", "start")
+        after = {name: value for name, value in merged.items() if value not in (CLEAR, None)}
+        changes["build"] = after or None
+    return changes
+
+
+def _auth(given: dict[str, Any], before: Row) -> dict[str, Any] | None:
+    kinds = [name for name in ("auth_jwks", "auth_backend", "auth_secret") if name in given]
+    if len(kinds) > 1:
+        raise WrongUsage("give only one of --auth-jwks, --auth-backend and --auth-secret")
+    if kinds and given[kinds[0]] == CLEAR:
+        return None
+    auth = dict(before)
+    if kinds == ["auth_jwks"]:
+        auth = {**_claims(before), "kind": "jwks", "url": given["auth_jwks"]}
+    elif kinds == ["auth_backend"]:
+        auth = {"kind": "backend", "url": given["auth_backend"]}
+    elif kinds == ["auth_secret"]:
+        auth = {**_claims(before), "kind": "secret", "secret": _read_secret("Secret that signs the tokens")}
+    elif auth.get("kind") == "secret":
+        raise WrongUsage("give --auth-secret too, because the stored secret is never shown")
+    claims = _pick(given, "issuer", "audience")
+    if claims and auth["kind"] == "backend":
+        raise WrongUsage("--issuer and --audience are for --auth-jwks and --auth-secret; a backend checks them itself")
+    return {name: value for name, value in (auth | claims).items() if value != CLEAR}
+
+
+def _claims(before: Row) -> dict[str, Any]:
+    return _pick(before, "issuer", "audience", "userClaim")
+
+
+def _pick(fields: Row, *names: str) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
+
+
+def _repository(given: dict[str, Any], before: Row | None) -> dict[str, Any] | None:
+    url = given.get("repository", before and before["url"])
+    if url == CLEAR:
+        return None
+    if url is None:
+        raise WrongUsage("give --repository too: the app has none")
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise WrongUsage("keep the password off the command line: give --repository - and type the address")
+    if url == "-":
+        url = _read_secret("Address of the repository, such as https://user:token@git.example.com/app.git")
+    known = before["branch"] if before else None
+    branch = given.get("branch", known)
+    return {"url": url} if branch in (None, CLEAR) else {"url": url, "branch": branch}
+
+
+def _read_secret(prompt: str) -> str:
+    if sys.stdin.isatty():
+        typed: str = click.prompt(prompt, hide_input=True, err=True)
+        return typed
+    return sys.stdin.readline().strip()
+
+
+def _line(settings: Row, name: str) -> str:
+    value = settings.get(name)
+    return ", ".join(f"{key} {part}" for key, part in value.items() if part) if isinstance(value, dict) else ""
+
+
+@apps.command("delete")
+@click.argument("app")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@as_json
+def apps_delete(app: str, yes: bool, as_json: bool) -> None:
+    """Delete APP with its hooks, variables and sources. Operators: any account's app.
+
+    You are asked for the app's name, unless --yes is given.
+    """
+    service = open_service()
+    if not yes:
+        _confirm(app)
+    _delete(service, app)
+    if as_json:
+        return show_json({"deleted": app})
+    click.echo(f"Deleted {strip_controls(app)}. Its address, hooks, variables and sources are gone.")
+
+
+def _confirm(app: str) -> None:
+    """Raises WrongUsage."""
+    if not sys.stdin.isatty():
+        raise WrongUsage("nobody can be asked here: add --yes to delete the app")
+    print_note(f"This deletes {strip_controls(app)}, and its hooks, variables and sources. It cannot be undone.")
+    if click.prompt("Name of the app", err=True) != app:
+        raise WrongUsage("that is another name; nothing was deleted")
+
+
+def _delete(service: Service, app: str) -> None:
+    try:
+        service.do("DELETE", path("account", "apps", app))
+    except Refused as refused:
+        if refused.status != 401:
+            raise
+        service.do("DELETE", path("platform", "apps", app))  # the key may be the operator token

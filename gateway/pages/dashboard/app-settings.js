@@ -1,0 +1,166 @@
+// What an account sets for one of its apps: how tokens are verified, what is built. And how the app is deleted.
+
+import { h } from "/pages/dom.js";
+import { call, get } from "./api.js";
+import { announce, card, field, form, refusal, action } from "./parts.js";
+
+// Renders the cards into `element`.
+export async function showSettings(element, name, signal) {
+  const at = `/account/apps/${encodeURIComponent(name)}`;
+  const draw = (settings) =>
+    element.replaceChildren(tokens(at, settings, draw), source(at, settings, draw), deletion(at, name));
+  draw(await get(`${at}/settings`, signal));
+}
+
+const input = (id, value, more = {}) =>
+  h("input", { id, value: value ?? "", autocomplete: "off", spellcheck: "false", autocapitalize: "none", ...more });
+
+async function save(at, body, draw, id) {
+  const settings = await call("PATCH", at, { body });
+  draw(settings);
+  document.getElementById(id).focus();
+  announce("Saved.");
+}
+
+// -- users' tokens ----------------------------------------------------------------------------------------------
+
+const KINDS = {
+  jwks: "With a key set (JWKS)",
+  secret: "With a shared secret",
+  backend: "By asking the app’s backend",
+};
+
+function tokens(at, { auth }, draw) {
+  const kind = h(
+    "select",
+    { id: "kind" },
+    Object.entries(KINDS).map(([value, text]) => h("option", { value, selected: value === auth.kind }, text)),
+  );
+  const address = input("auth-url", auth.url, { type: "url" });
+  const secret = input("auth-secret", "", { type: "password", autocomplete: "new-password", minlength: "32" });
+  const issuer = input("issuer", auth.issuer);
+  const audience = input("audience", [auth.audience ?? []].flat().join(", "));
+  const claim = input("user-claim", auth.userClaim ?? auth.userField, { placeholder: "sub" });
+  const url = field("Address of the keys", address);
+  const key = field("Secret, 32 characters or more", secret);
+  const claims = [field("Issuer, if checked", issuer), field("Audience, if checked", audience)];
+  const show = () => {
+    toggle(url, kind.value !== "secret");
+    toggle(key, kind.value === "secret");
+    for (const each of claims) toggle(each, kind.value !== "backend");
+    url.querySelector("label").textContent = kind.value === "backend" ? "Address to ask" : "Address of the keys";
+    address.placeholder = kind.value === "backend" ? "https://…" : "the app’s own /.well-known/jwks.json";
+  };
+  kind.addEventListener("change", show);
+  show();
+  const read = () => {
+    const [aud, sub] = [list(audience.value), claim.value.trim() || null];
+    const common = { issuer: issuer.value.trim() || null, audience: aud, userClaim: sub };
+    if (kind.value === "jwks") return { kind: "jwks", url: address.value.trim(), ...common };
+    if (kind.value === "secret") return { kind: "secret", secret: secret.value, ...common };
+    const method = auth.kind === "backend" ? auth.method : undefined;
+    return { kind: "backend", url: address.value.trim(), method, userField: sub };
+  };
+  const button = h("button", { class: "main", id: "save-tokens" }, "Save");
+  const fields = [field("How tokens are verified", kind), url, key, ...claims, field("Claim with the user’s id", claim)];
+  return card(
+    "Users’ tokens",
+    h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply at once."),
+    form("wide", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
+  );
+}
+
+// A browser must not check what it does not show.
+function toggle(part, shown) {
+  part.hidden = !shown;
+  part.querySelector("input").disabled = !shown;
+}
+
+function list(text) {
+  const parts = text.split(",").map((part) => part.trim());
+  return parts.length > 1 ? parts : parts[0] || null;
+}
+
+// -- source and build -------------------------------------------------------------------------------------------
+
+function source(at, { repository, build }, draw) {
+  const url = input("repository", repository?.url, { placeholder: "https://git.example.com/app.git" });
+  const branch = input("branch", repository?.branch, { placeholder: "main" });
+  const command = input("build-command", build?.command, { placeholder: "npm run build" });
+  const output = input("output", build?.output, { placeholder: "dist" });
+  const start = input("start", build?.start, { placeholder: "node server.js" });
+  const work = () => {
+    const tracked = filled({ url: url.value, branch: branch.value });
+    const built = filled({ command: command.value, output: output.value, start: start.value });
+    return save(at, { repository: tracked.url ? tracked : null, build: built }, draw, "save-source");
+  };
+  const button = h("button", { class: "main", id: "save-source" }, "Save");
+  const fields = [
+    field("Repository, if any", url),
+    field("Branch", branch),
+    field("Build command", command),
+    field("Folder to serve", output),
+    field("Start command, if the app runs", start),
+  ];
+  return card(
+    "Source and build",
+    h(
+      "p",
+      { class: "quiet" },
+      "From the next deploy on. Without a repository, you publish the source; without a build, it is served as it is. ",
+      repository?.hasCredentials
+        ? "The repository’s user name and password are stored and kept."
+        : "For a private repository, put user name and password into the address: https://user:password@…",
+    ),
+    form("wide", fields, button, work),
+  );
+}
+
+// Without what is empty; null if nothing is left.
+function filled(fields) {
+  const rest = Object.entries(fields).filter(([, value]) => value.trim());
+  return rest.length ? Object.fromEntries(rest.map(([name, value]) => [name, value.trim()])) : null;
+}
+
+// -- deletion ---------------------------------------------------------------------------------------------------
+
+function deletion(at, name) {
+  const line = refusal();
+  const button = action("Delete the app", { class: "danger" }, line, async (button) => {
+    if (!(await confirmedByName(name))) return button.focus();
+    await call("DELETE", at);
+    announce(`The app ${name} is deleted.`);
+    location.hash = "#/";
+  });
+  return card(
+    "Delete",
+    h("p", { class: "quiet" }, "Removes its pages, hooks, variables and sources. This cannot be undone."),
+    h("div", { class: "row" }, button),
+    line,
+  );
+}
+
+// Asks for the app's name. Resolves with whether it was typed.
+function confirmedByName(name) {
+  const typed = input("typed-name", "", { required: true, autofocus: true, "aria-describedby": "loss" });
+  const lose = h("button", { value: "yes", class: "danger", "aria-disabled": "true" }, "Delete it");
+  typed.addEventListener("input", () => lose.setAttribute("aria-disabled", String(typed.value !== name)));
+  const keep = h("button", { type: "button", onclick: () => dialog.close("") }, "Keep it");
+  const ask = h(
+    "form",
+    { method: "dialog", onsubmit: (event) => typed.value !== name && event.preventDefault() },
+    h("h2", { id: "question" }, `Delete ${name}?`),
+    h("p", { id: "loss", class: "quiet" }, "Visitors of its address get an error from now on. Deploys in progress end."),
+    field(`To confirm, type ${name}`, typed),
+    h("div", { class: "row" }, keep, lose),
+  );
+  const dialog = h("dialog", { "aria-labelledby": "question" }, ask);
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    }),
+  );
+}

@@ -1,0 +1,79 @@
+// Registers an account, shows its API key once, and opens the dashboard with it. The key stays in this page's memory.
+
+const DEADLINE = 10_000; // ms for an answer
+
+const find = (selector) => document.querySelector(selector);
+const form = find("#register");
+const panel = find("#key");
+const status = panel.querySelector("[role=status]");
+let stored = true; // false while the page alone has the key
+
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const [name, button, refusal] = [form.elements.name, form.querySelector("button"), find("#refusal")];
+  if (button.getAttribute("aria-disabled") === "true") return;
+  const refuse = (text) => {
+    refusal.textContent = text;
+    name.setAttribute("aria-invalid", "true");
+    name.focus();
+  };
+  if (!name.value.trim()) return refuse("Enter a name. It is only shown to you and to the operators of the service.");
+  refusal.textContent = "";
+  name.removeAttribute("aria-invalid");
+  button.setAttribute("aria-disabled", "true"); // `disabled` would take the focus away
+  const { ok, body } = await post("/register", { name: name.value.trim() });
+  button.removeAttribute("aria-disabled");
+  if (!ok) return refuse(explain(body));
+  showKey(body.apiKey);
+});
+
+function showKey(key) {
+  stored = false;
+  form.hidden = true;
+  panel.hidden = false;
+  panel.querySelector("code").textContent = key;
+  panel.querySelector("h3").focus();
+  find("#copy").addEventListener("click", () => copy(key));
+  find("#enter").addEventListener("click", () => enter(key));
+}
+
+async function copy(key) {
+  try {
+    await navigator.clipboard.writeText(key);
+    find("#copy").textContent = "Copied";
+    status.textContent = "Copied";
+  } catch {
+    getSelection().selectAllChildren(panel.querySelector("code"));
+    status.textContent = "Selected; copy it with your keyboard";
+  }
+}
+
+async function enter(key) {
+  const { ok, body } = await post("/dashboard/session", { apiKey: key });
+  if (!ok) {
+    panel.querySelector(".refusal").textContent = explain(body);
+    return;
+  }
+  stored = true;
+  location.assign("/dashboard");
+}
+
+// Without an answer, the body is empty.
+async function post(path, body) {
+  const headers = { "Content-Type": "application/json" };
+  const signal = AbortSignal.timeout(DEADLINE);
+  try {
+    const response = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+    const text = await response.text();
+    return { ok: response.ok, body: text ? JSON.parse(text) : {} };
+  } catch {
+    return { ok: false, body: {} };
+  }
+}
+
+const explain = ({ error }) =>
+  error?.message ?? "The service cannot be reached. Check your connection and try again.";
+
+addEventListener("beforeunload", (event) => {
+  if (!stored) event.preventDefault();
+});

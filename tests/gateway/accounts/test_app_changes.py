@@ -1,0 +1,69 @@
+"""Creations and deletions of an account's apps, when Redis fails in the middle and when several come at once."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from gateway.accounts import app_changes
+from gateway.accounts.app_changes import AppChanges
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken
+from gateway.store import keys, scripts
+
+LOCK = keys.app_lock_key("acc_one")
+
+
+def an_app(number: int = 1, account: str = "acc_one", name: str = "shop") -> App:
+    return App(id=f"app-{number}", name=name, account=account, createdAt="2026-07-02T10:00:00.000Z")
+
+
+@pytest.mark.parametrize("step", range(4))
+async def test_a_creation_that_fails_leaves_nothing(
+    here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Redis went away before one of its writes, and came back: the name is free, and so is the room for an app."""
+    changes, change, writes = AppChanges(here), scripts.change, iter(range(100))
+
+    async def failing(*args: Any, **options: str) -> bool:
+        if next(writes) == step:
+            raise BackboneUnavailable
+        return await change(*args, **options)
+
+    monkeypatch.setattr(scripts, "change", failing)
+    with pytest.raises(BackboneUnavailable):
+        await changes.create(an_app(), limit=1)
+    monkeypatch.undo()
+    await raw.delete(LOCK)  # it would expire, if it was the unlocking that failed
+    assert set(await raw.keys("*")) <= {keys.app_changes_key("acc_one")}
+    await changes.create(an_app(2), limit=1)
+    assert await here.find("app-2") == await here.find("shop") == an_app(2)
+    with pytest.raises(AppLimitReached):
+        await changes.create(an_app(3, name="other"), limit=1)
+    await changes.delete(an_app(2))
+    assert await raw.keys("*:account:*") == await raw.keys("alias:*") == await raw.keys("app:*") == []
+
+
+async def test_one_after_the_other_in_two_processes(here: Registry, there: Registry) -> None:
+    both = AppChanges(here), AppChanges(there)
+    work = [both[n % 2].create(an_app(n, name=f"shop-{n}"), limit=5) for n in range(20)]
+    results = await asyncio.gather(*work, return_exceptions=True)
+    assert [type(result) for result in results].count(AppLimitReached) == 15
+    assert len(await here.apps_of("acc_one")) == 5
+
+
+async def test_a_dead_process_s_lock_expires(
+    here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_changes, "WAIT_SECONDS", 0.1)
+    await raw.set(LOCK, "another", ex=app_changes.LOCK_SECONDS)
+    changes = AppChanges(here)
+    with pytest.raises(BackboneUnavailable):
+        await changes.create(an_app(), limit=1)
+    assert await raw.get(LOCK) == "another", "only its holder may remove it"
+    await changes.create(an_app(2, "acc_two"), limit=1)
+    await raw.delete(LOCK)
+    with pytest.raises(NameTaken):
+        await changes.create(an_app(), limit=1)

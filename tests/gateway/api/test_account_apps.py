@@ -1,0 +1,386 @@
+"""Account holders create, change and delete their own apps: within their plan, and never on another's ground."""
+
+import asyncio
+import json
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.support.accounts import Account, App
+from tests.support.deployment import packed
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.responses import answered, refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CHANGES, TRIED = "gateway.accounts.app_changes.CHANGES_PER_MINUTE", 8
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def hosting(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """At an address under the apps' domain; an outside engine builds, which is the test."""
+    settings = {"GATEWAY_BASE_URL": "http://api.apps.localhost", "GATEWAY_API_URL": "http://hooks.apps.localhost"}
+    settings["GATEWAY_DEPLOY_ENGINE"] = "external"
+    folder = tmp_path_factory.mktemp("hosting")
+    async with gateway_with_redis(provider, folder, constants={CHANGES: TRIED}, **settings) as running:
+        yield running
+
+
+def a_name() -> str:
+    return f"own-{secrets.token_hex(5)}"
+
+
+async def call(
+    account: Account, method: str, path: str, body: Any = None, *, at: Gateway | None = None
+) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {account.key}"}
+    return await (at or account.gateway).http.request(method, f"/account/apps{path}", json=body, headers=headers)
+
+
+async def create(account: Account, name: str, *, at: Gateway | None = None) -> httpx.Response:
+    return await call(account, "POST", "", {"name": name}, at=at)
+
+
+async def created(account: Account, name: str = "") -> str:
+    answer = await create(account, name or a_name())
+    assert answer.status_code == 201, answer.text
+    return answer.json()["name"]
+
+
+async def names(account: Account) -> list[str]:
+    return [app["name"] for app in (await call(account, "GET", "")).json()]
+
+
+def full(answer: httpx.Response) -> bool:
+    return (answer.status_code, answer.json()["error"]["code"]) == (429, "APP_LIMIT_REACHED")
+
+
+def keys_with(gw: Gateway, part: str) -> list[str]:
+    """Names of keys, and of those whose value names it."""
+    found = []
+    with gw.redis.client() as client:
+        for key in client.scan_iter(count=1000):
+            kind = client.type(key)
+            value: Any = b""
+            if kind == b"hash":
+                value = client.hgetall(key)
+            elif kind == b"set":
+                value = client.smembers(key)
+            elif kind == b"zset":
+                value = client.zrange(key, 0, -1)
+            elif kind == b"string":
+                value = client.get(key)
+            if part in key.decode() or part in repr(value):
+                found.append(key.decode())
+    return sorted(found)
+
+
+# -- creating ------------------------------------------------------------------------------------------------
+
+
+async def test_an_app_of_ones_own(gw: Gateway, backend: FakeAppBackend) -> None:
+    account, name = await gw.account("free"), a_name()
+    answer = await create(account, name)
+    assert answer.status_code == 201, answer.text
+    view = answer.json()
+    assert [view] == (await call(account, "GET", "")).json()
+    assert (view["name"], view["status"], view["customDomain"]) == (name, "never-live", None)
+    assert view["url"] == f"https://{name}.apps.localhost"
+    for path in (name, view["id"]):
+        settings = (await call(account, "GET", f"/{path}/settings")).json()
+        assert settings == {"auth": {"kind": "jwks"}, "repository": None, "build": None}
+    changed = await call(account, "PATCH", f"/{name}", {"auth": {"kind": "jwks", "url": backend.jwks_url}})
+    assert changed.json()["auth"] == {"kind": "jwks", "url": backend.jwks_url}
+    answered(await App(account, name, backend).ask("what is a capsule?"))
+    record = (await gw.platform("GET", f"apps/{name}")).json()
+    assert (record["account"], record["id"]) == (account.id, view["id"])
+
+
+@pytest.mark.parametrize("name", ["", "Shop", "a--b", "-a", "a-", "a.b", "ä", "a" * 64, "shop-preview", "a b", "../x"])
+async def test_the_names_of_apps(gw: Gateway, name: str) -> None:
+    assert "name" in refused(await create(await gw.account(), name), 400, "REQUEST_MALFORMED")["message"]
+
+
+@pytest.mark.parametrize("more", ["account", "auth", "customDomain", "id", "repository"])
+async def test_nothing_but_a_name_creates_an_app(gw: Gateway, more: str) -> None:
+    answer = await call(await gw.account(), "POST", "", {"name": a_name(), more: "x"})
+    assert more in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+
+
+async def test_the_service_s_own_address_is_no_app(hosting: Gateway) -> None:
+    account = await hosting.account()
+    for name in ("api", "hooks"):
+        assert "own address" in refused(await create(account, name), 400, "REQUEST_MALFORMED")["message"]
+    await created(account, "apis")
+
+
+async def test_a_name_belongs_to_one_app(gw: Gateway, twin: Gateway) -> None:
+    """Its own, another account's, an operator's, and an id that operators gave away."""
+    one, two, name = await gw.account(), await gw.account(), a_name()
+    app_id = (await create(one, name)).json()["id"]
+    for account in (one, two):
+        refused(await create(account, name), 409, "NAME_TAKEN")
+    refused(await create(two, app_id), 409, "NAME_TAKEN")
+    renamed = a_name()
+    await gw.platform("PUT", f"apps/{renamed}", {"account": one.id})
+    await gw.platform("PUT", f"apps/{renamed}", {"account": one.id, "name": f"{renamed}-2"})
+    for taken in (renamed, f"{renamed}-2"):
+        refused(await create(two, taken), 409, "NAME_TAKEN")
+    assert await names(two) == []
+    wanted = a_name()
+    both = [create(account, wanted, at=at) for account in (one, two) for at in (gw, twin) for _ in range(3)]
+    answers = Counter(answer.status_code for answer in await asyncio.gather(*both))
+    assert answers == {201: 1, 409: 11}
+    assert [wanted in await names(account) for account in (one, two)].count(True) == 1
+
+
+@pytest.mark.parametrize(("plan", "limit"), [("free", 1), ("starter", 3), ("maker", 10)])
+async def test_a_plan_s_apps(gw: Gateway, plan: str, limit: int) -> None:
+    account = await gw.account(plan)
+    await gw.platform("PUT", f"apps/{a_name()}", {"account": account.id})
+    for _ in range(limit - 1):
+        await created(account)
+    answer = await create(account, a_name())
+    assert full(answer)
+    assert f"allows {limit} app" in answer.json()["error"]["message"]
+    await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "max"})
+    first = await created(account)
+    await gw.platform("PATCH", f"accounts/{account.id}", {"plan": plan})
+    assert (await call(account, "DELETE", f"/{first}")).status_code == 204
+    assert full(await create(account, a_name()))
+
+
+async def test_fifty_at_once_in_two_processes(gw: Gateway, twin: Gateway) -> None:
+    account = await gw.account("maker")
+    answers = await asyncio.gather(*[create(account, a_name(), at=(gw, twin)[n % 2]) for n in range(50)])
+    assert Counter(answer.status_code for answer in answers) == {201: 10, 429: 40}
+    assert all(full(answer) for answer in answers if answer.status_code == 429)
+    assert sorted(await names(account)) == sorted(a.json()["name"] for a in answers if a.status_code == 201)
+
+
+async def test_creating_and_deleting_at_once_evades_no_limit(gw: Gateway, twin: Gateway) -> None:
+    """A deletion that comes late must not take the app that was created after it off the account's list."""
+    account, name = await gw.account("free"), a_name()
+    calls = [call(account, "DELETE", f"/{name}", at=at) for at in (gw, twin) for _ in range(20)]
+    calls += [create(account, name, at=at) for at in (gw, twin) for _ in range(20)]
+    secrets.SystemRandom().shuffle(calls)
+    await created(account, name)
+    codes = {answer.status_code for answer in await asyncio.gather(*calls)}
+    assert codes <= {201, 204, 404, 409, 429}, codes
+    found = await names(account)
+    there = (await gw.platform("GET", f"apps/{name}")).status_code == 200
+    assert found == ([name] if there else [])
+    if there:
+        assert full(await create(account, a_name()))
+
+
+async def test_a_number_of_changes_a_minute(hosting: Gateway) -> None:
+    account, other = await hosting.account(), await hosting.account()
+    for _ in range(TRIED // 2):
+        name = await created(account)
+        assert (await call(account, "DELETE", f"/{name}")).status_code == 204
+    refused(await create(account, a_name()), 429, "RATE_LIMITED")
+    await created(other)
+
+
+# -- changing ------------------------------------------------------------------------------------------------
+
+
+async def test_each_field_by_itself_and_null_resets_it(gw: Gateway) -> None:
+    account = await gw.account()
+    name = await created(account)
+    secret = secrets.token_hex(32)
+    gw.confidential.add(secret)
+    auth = {"kind": "secret", "secret": secret, "issuer": "https://issuer.example"}
+    build = {"command": "make", "output": "out", "start": "node server.js"}
+    repository = {"url": "https://user:hunter2-hunter2@git.example.com/a.git", "branch": "main"}
+    gw.confidential.add("hunter2-hunter2")
+    assert (await call(account, "PATCH", f"/{name}", {})).status_code == 200
+    for field, value in (("auth", auth), ("build", build), ("repository", repository)):
+        answer = await call(account, "PATCH", f"/{name}", {field: value})
+        assert answer.status_code == 200, answer.text
+        assert not {secret, "hunter2-hunter2"} & set(json.dumps(answer.json()).replace('"', " ").split())
+    expected = {
+        "auth": {"kind": "secret", "issuer": "https://issuer.example"},
+        "repository": {"url": "https://git.example.com/a.git", "branch": "main", "hasCredentials": True},
+        "build": build,
+    }
+    assert (await call(account, "GET", f"/{name}/settings")).json() == expected == answer.json()
+    branch = {"repository": {"url": "https://git.example.com/a.git", "branch": "next"}}
+    assert (await call(account, "PATCH", f"/{name}", branch)).json()["repository"]["hasCredentials"] is True
+    elsewhere = {"repository": {"url": "https://evil.example.com/a.git"}}
+    assert (await call(account, "PATCH", f"/{name}", elsewhere)).json()["repository"]["hasCredentials"] is False
+    cleared = await call(account, "PATCH", f"/{name}", {"auth": None, "build": None, "repository": None})
+    assert cleared.json() == {"auth": {"kind": "jwks"}, "repository": None, "build": None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"account": "acc_1"},
+        {"name": "other"},
+        {"customDomain": "a.example"},
+        {"customDomainVerified": True},
+        {"limits": {}},
+        {"auth": {"kind": "none"}},
+        {"auth": {"kind": "secret", "secret": "short"}},
+        {"build": {"output": "../.."}},
+        {"build": {"command": "a\0b"}},
+        {"repository": {"url": "https://git.example.com/a", "branch": "--upload-pack=x"}},
+        {"repository": {"url": "https://git.example.com/a", "credentials": "a:b"}},
+        [],
+    ],
+)
+async def test_nothing_else_can_be_set(gw: Gateway, app: App, body: Any) -> None:
+    before = (await gw.platform("GET", f"apps/{app.name}")).json()
+    refused(await call(app.account, "PATCH", f"/{app.name}", body), 400, "REQUEST_MALFORMED")
+    assert (await gw.platform("GET", f"apps/{app.name}")).json() == before
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:6379/", "https://169.254.169.254/", "https://[::1]/", "file:///etc"])
+async def test_addresses_inside_the_service_s_network(strict: Gateway, url: str) -> None:
+    account = await strict.account()
+    name = await created(account)
+    for field in ({"auth": {"kind": "jwks", "url": url}}, {"auth": {"kind": "backend", "url": url}}):
+        assert (
+            "auth.url" in refused(await call(account, "PATCH", f"/{name}", field), 400, "REQUEST_MALFORMED")["message"]
+        )
+    answer = await call(account, "PATCH", f"/{name}", {"repository": {"url": url}})
+    assert "repository.url" in refused(answer, 400, "REQUEST_MALFORMED")["message"]
+
+
+async def test_another_s_app_is_not_there(gw: Gateway, app: App) -> None:
+    stranger = await gw.account()
+    for method, path, body in (("PATCH", "", {"build": None}), ("DELETE", "", None), ("GET", "/settings", None)):
+        refused(await call(stranger, method, f"/{app.name}{path}", body), 404, "NOT_FOUND")
+        assert (await gw.http.request(method, f"/account/apps/{app.name}{path}", json=body)).status_code == 401
+    assert await names(app.account) == [app.name]
+
+
+async def test_changes_at_once_are_all_kept(gw: Gateway, twin: Gateway) -> None:
+    """Each changes the record that the others have left; none writes back what it once read."""
+    account, other = await gw.account(), await gw.account()
+    name = await created(account)
+    bodies: list[dict[str, Any]] = [{"build": {"command": "make"}}, {"auth": {"kind": "jwks", "issuer": "i"}}]
+    bodies.append({"repository": {"url": "https://git.example.com/a"}})
+    answers = await asyncio.gather(
+        *[call(account, "PATCH", f"/{name}", body, at=at) for body, at in zip(bodies, (gw, twin, gw), strict=True)]
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    settings = (await call(account, "GET", f"/{name}/settings")).json()
+    assert settings["build"]["command"] == "make"
+    assert settings["auth"]["issuer"] == "i"
+    assert settings["repository"]["url"] == "https://git.example.com/a"
+    move = gw.platform("PUT", f"apps/{name}", {"account": other.id})
+    await asyncio.gather(move, *[call(account, "PATCH", f"/{name}", bodies[0], at=twin) for _ in range(10)])
+    assert (await gw.platform("GET", f"apps/{name}")).json()["account"] == other.id
+
+
+# -- deleting ------------------------------------------------------------------------------------------------
+
+
+async def test_a_deletion_leaves_nothing(hosting: Gateway, backend: FakeAppBackend) -> None:
+    """A hook, variables, a source, a live deploy, one that waits: of one's own app and of an operator's."""
+    gw, account = hosting, await hosting.account()
+    operators = await account.app(backend)
+    for name, made in ((await created(account), "POST"), (operators.name, "PUT")):
+        app_id = next(app["id"] for app in (await call(account, "GET", "")).json() if app["name"] == name)
+        hook = (await call(account, "POST", f"/{name}/hooks", {"name": "ci"})).json()["url"]
+        gw.confidential.add(hook.rpartition("/")[2])
+        assert (await call(account, "PUT", f"/{name}/env", {"TOKEN": "x"})).is_success
+        live, waiting = await publish(account, name), await publish(account, name)
+        assert (await gw.http.get(f"/account/deploys/{live}", headers=bearer(account))).json()["state"] == "canceled"
+        for phase in ("build", "health", "canary"):
+            await gw.platform("POST", f"deploys/{waiting}/phases", {"phase": phase, "ok": True})
+        queued = await publish(account, name)
+        answer = (
+            await call(account, "DELETE", f"/{name}") if made == "POST" else await gw.platform("DELETE", f"apps/{name}")
+        )
+        assert answer.status_code == 204, answer.text
+        deploy = (await gw.http.get(f"/account/deploys/{queued}", headers=bearer(account))).json()
+        assert (deploy["state"], deploy["error"]) == ("canceled", "the app was deleted")
+        assert (await gw.http.post(httpx.URL(hook).path)).status_code == 404
+        assert (await gw.http.get("/account/hooks", headers=bearer(account))).json() == []
+        refused(await call(account, "GET", f"/{name}/settings"), 404, "NOT_FOUND")
+        refused(await call(account, "DELETE", f"/{name}"), 404, "NOT_FOUND")
+        history = [key for key in keys_with(gw, app_id) if ":deploy:" not in key and ":builds" not in key]
+        allowed = {"former-name:" + name} if app_id == name else set()
+        assert {key for key in history if not any(word in key for word in (":events", ":deliveries"))} <= allowed
+        assert not (gw.data_folder / "sources" / app_id).exists()
+
+
+def bearer(account: Account) -> dict[str, str]:
+    return {"Authorization": f"Bearer {account.key}"}
+
+
+async def publish(account: Account, name: str) -> str:
+    body = packed({"index.html": "x"})
+    answer = await account.gateway.http.put(f"/account/apps/{name}/source", content=body, headers=bearer(account))
+    assert answer.status_code == 202, answer.text
+    return answer.json()["deployId"]
+
+
+async def test_the_next_owner_inherits_nothing(hosting: Gateway) -> None:
+    """An attacker prepares a name and gives it up: what was prepared must not touch the next owner's app."""
+    gw, attacker, victim = hosting, await hosting.account(), await hosting.account()
+    name = await created(attacker)
+    hook = (await call(attacker, "POST", f"/{name}/hooks", {"name": "ci"})).json()["url"]
+    gw.confidential.add(hook.rpartition("/")[2])
+    await call(attacker, "PUT", f"/{name}/env", {"LD": "x"})
+    await call(
+        attacker, "PATCH", f"/{name}", {"build": {"command": "evil"}, "repository": {"url": "https://e.example"}}
+    )
+    running = await publish(attacker, name)
+    await gw.platform("POST", f"deploys/{running}/phases", {"phase": "build", "ok": True})
+    assert (await call(attacker, "DELETE", f"/{name}")).status_code == 204
+    await created(victim, name)
+    for phase in ("health", "canary"):  # the attacker's deploy goes on
+        await gw.platform("POST", f"deploys/{running}/phases", {"phase": phase, "ok": True})
+    assert (await gw.http.post(httpx.URL(hook).path)).status_code == 404
+    assert (await call(victim, "GET", f"/{name}/env")).json() == []
+    empty = {"auth": {"kind": "jwks"}, "repository": None, "build": None}
+    assert (await call(victim, "GET", f"/{name}/settings")).json() == empty
+    (view,) = (await call(victim, "GET", "")).json()
+    assert view["status"] == "never-live"
+    assert (await gw.http.get("/account/deploys", headers=bearer(victim))).json() == []
+    refused(await call(victim, "POST", f"/{name}/rollback", {}), 409, "NO_DEPLOY_YET")
+    # The attacker comes back for it, by name and by what was once its id.
+    for path in (name, view["id"]):
+        refused(await call(attacker, "DELETE", f"/{path}"), 404, "NOT_FOUND")
+    again = await created(attacker)
+    assert (await gw.http.get("/account/hooks", headers=bearer(attacker))).json() == []
+    assert (await call(attacker, "GET", f"/{again}/env")).json() == []
+
+
+async def test_a_live_app_s_name_stays_its_account_s(hosting: Gateway) -> None:
+    gw, account, other = hosting, await hosting.account(), await hosting.account()
+    name = await created(account)
+    deploy = await publish(account, name)
+    for phase in ("build", "health", "canary"):
+        await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": phase, "ok": True})
+    assert (await call(account, "DELETE", f"/{name}")).status_code == 204
+    refused(await create(other, name), 409, "NAME_TAKEN")
+    await created(account, name)
+    assert (await call(account, "DELETE", f"/{name}")).status_code == 204
+    refused(await create(other, name), 409, "NAME_TAKEN")
+    assert (await gw.platform("PUT", f"apps/{name}", {"account": other.id})).status_code == 200
+    assert await names(other) == [name]
+
+
+async def test_a_late_deletion_spares_the_next_owner(gw: Gateway, twin: Gateway) -> None:
+    """Deletions at once: a later one must not delete what another account made of the name in between."""
+    account, other = await gw.account(), await gw.account()
+    for _ in range(5):
+        name = await created(account)
+        requests = [call(account, "DELETE", f"/{name}", at=at) for at in (gw, twin) for _ in range(4)]
+        requests += [create(other, name, at=at) for at in (gw, twin) for _ in range(4)]
+        answers = await asyncio.gather(*requests)
+        if any(answer.status_code == 201 for answer in answers):
+            assert name in await names(other)
+            assert (await call(other, "GET", f"/{name}/settings")).status_code == 200

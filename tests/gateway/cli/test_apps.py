@@ -1,0 +1,95 @@
+"""`capsule apps create`, `set` and `delete`, against a running gateway."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.support.accounts import Account
+from tests.support.command_line import Tool, run_in_terminal
+from tests.support.gateway_process import OPERATOR, Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def account(gw: Gateway) -> Account:
+    return await gw.account()
+
+
+@pytest.fixture
+def capsule(account: Account, tmp_path: Path) -> Tool:
+    """As the account holder."""
+    return Tool(account.gateway.address, account.key, tmp_path)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"cli-{secrets.token_hex(4)}"
+
+
+async def test_an_app_s_life(capsule: Tool, name: str) -> None:
+    assert "capsule apps create NAME" in (await capsule("apps", "list")).out
+    made = await capsule("apps", "create", name)
+    assert made.line == f"https://{name}.apps.localhost"
+    assert f"capsule deploys publish {name}" in made.err
+    assert name in (await capsule("apps", "list")).out
+    assert "NAME_TAKEN" in await capsule.refused("apps", "create", name)
+    assert (await capsule("apps", "delete", name, "--yes", "--json")).json == {"deleted": name}
+    assert "NOT_FOUND" in await capsule.refused("apps", "delete", name, "--yes")
+
+
+async def test_a_deletion_asks_for_the_name(capsule: Tool, account: Account, name: str) -> None:
+    await capsule("apps", "create", name)
+    assert "--yes" in await capsule.refused("apps", "delete", name, code=2)
+    seen = run_in_terminal(capsule, "apps", "delete", name, given="other\n")
+    assert "nothing was deleted" in seen
+    assert name in (await capsule("apps", "list")).out
+    assert f"Deleted {name}" in run_in_terminal(capsule, "apps", "delete", name, given=f"{name}\n")
+    assert name not in (await capsule("apps", "list")).out
+
+
+async def test_operators_delete_any_app(account: Account, capsule: Tool, name: str, tmp_path: Path) -> None:
+    await capsule("apps", "create", name)
+    operator = Tool(account.gateway.address, OPERATOR, tmp_path)
+    assert "--yes" in await operator.refused("apps", "delete", name, code=2)
+    assert f"Deleted {name}" in (await operator("apps", "delete", name, "--yes")).line
+    stranger = Tool(account.gateway.address, "csk_none", tmp_path)
+    assert "UNAUTHORIZED" in await stranger.refused("apps", "delete", name, "--yes")
+
+
+async def test_settings_one_after_the_other(capsule: Tool, account: Account, name: str) -> None:
+    await capsule("apps", "create", name)
+    assert "none: the source is served" in (await capsule("apps", "set", name)).out
+    jwks = "https://a.example/jwks.json"
+    settings = (await capsule("apps", "set", name, "--auth-jwks", jwks, "--issuer", "me", "--json")).json
+    assert settings["auth"] == {"kind": "jwks", "url": jwks, "issuer": "me"}
+    settings = (await capsule("apps", "set", name, "--issuer", "none", "--audience", "us", "--json")).json
+    assert settings["auth"] == {"kind": "jwks", "url": jwks, "audience": "us"}
+    settings = (await capsule("apps", "set", name, "--build", "make", "--output", "out", "--json")).json
+    assert settings["build"] == {"command": "make", "output": "out"}
+    settings = (await capsule("apps", "set", name, "--build", "none", "--start", "node .", "--json")).json
+    assert settings["build"] == {"output": "out", "start": "node ."}
+    url = "https://git.example.com/a.git"
+    settings = (await capsule("apps", "set", name, "--repository", url, "--branch", "next", "--json")).json
+    assert settings["repository"] == {"url": url, "branch": "next", "hasCredentials": False}
+    settings = (await capsule("apps", "set", name, "--branch", "main", "--json")).json
+    assert settings["repository"]["branch"] == "main"
+    cleared = await capsule("apps", "set", name, "--repository", "none", "--auth-jwks", "none", "--json")
+    assert (cleared.json["repository"], cleared.json["auth"]) == (None, {"kind": "jwks"})
+
+
+async def test_secrets_stay_off_the_command_line(capsule: Tool, account: Account, name: str) -> None:
+    await capsule("apps", "create", name)
+    secret, password = secrets.token_hex(32), secrets.token_hex(8)
+    account.gateway.confidential |= {secret, password}
+    hint = await capsule.refused("apps", "set", name, "--repository", f"https://u:{password}@git.example.com/a", code=2)
+    assert password not in hint
+    typed = f"https://u:{password}@git.example.com/a\n"
+    settings = (await capsule("apps", "set", name, "--repository", "-", "--json", given=typed)).json
+    assert settings["repository"] == {"url": "https://git.example.com/a", "branch": "main", "hasCredentials": True}
+    settings = (await capsule("apps", "set", name, "--auth-secret", "--json", given=f"{secret}\n")).json
+    assert settings["auth"] == {"kind": "secret"}
+    assert "--auth-secret" in await capsule.refused("apps", "set", name, "--issuer", "x", code=2)
+    assert "only one" in await capsule.refused("apps", "set", name, "--auth-secret", "--auth-jwks", "x", code=2)
