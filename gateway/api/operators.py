@@ -11,8 +11,10 @@ from litestar.params import FromPath, JSONBody
 from litestar.router import Router
 
 from gateway.accounts.records import Account
+from gateway.api import directory
 from gateway.api.account import NewKey
 from gateway.api.apps import require_app
+from gateway.api.audit import REPORTS, list_audit
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.bodies import TARBALL, declared_size
 from gateway.api.deploys import QueuedDeployId
@@ -81,7 +83,7 @@ class Crash(msgspec.Struct, forbid_unknown_fields=True):
     exitCode: int | None = None
 
 
-@post("/apps/{app:str}/crashes", status_code=202, errors=[RequestMalformed, NotFound])
+@post("/apps/{app:str}/crashes", status_code=202, opt=REPORTS, errors=[RequestMalformed, NotFound])
 async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injected) -> EventId:
     """Report a crash.
 
@@ -94,6 +96,7 @@ async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injec
 @post(
     "/apps/{app:str}/findings",
     status_code=200,
+    opt=REPORTS,
     request_max_body_size=SCAN_BYTES,
     body=SCAN_BODY,
     errors=[RequestMalformed, NotFound],
@@ -190,6 +193,8 @@ ROUTES = [
             deploy_app,
             switch_inference,
             show_inference,
+            list_audit,
+            *directory.HANDLERS,
         ],
         guards=[operators_only],
         tags=["Platform"],

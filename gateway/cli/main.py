@@ -17,7 +17,7 @@ from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.deploys import deploys
 from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
-from gateway.cli.operators import accounts, apps, inference
+from gateway.cli.operators import accounts, apps, audit, inference
 from gateway.cli.processes import serve, worker
 from gateway.cli.service import (
     LOCAL,
@@ -74,7 +74,22 @@ def main() -> None:
     """
 
 
-for command in (account, accounts, apps, deliveries, deploys, env, hook, inference, keys, logs, serve, webhook, worker):
+for command in (
+    account,
+    accounts,
+    apps,
+    audit,
+    deliveries,
+    deploys,
+    env,
+    hook,
+    inference,
+    keys,
+    logs,
+    serve,
+    webhook,
+    worker,
+):
     main.add_command(command)
 
 

@@ -127,9 +127,12 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def fields(self, method: str, path: str, body: Any = None, *, having: str = "id") -> dict[str, Any]:
+    def fields(
+        self, method: str, path: str, body: Any = None, *, having: str = "id", query: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Returns the answer, an object that has at least the field `having`. Raises Refused."""
-        return self._read_object(self._call(method, path, json=body), having)
+        query = {name: value for name, value in (query or {}).items() if value is not None}
+        return self._read_object(self._call(method, path, json=body, params=query), having)
 
     def rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
         """Returns the answer, a list of objects. Raises Refused."""

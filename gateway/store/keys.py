@@ -8,6 +8,8 @@
 | `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
 | `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
+| `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
+| `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
@@ -50,6 +52,8 @@
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
+| `{pNN}:builds:failed` | zset | `<account> <deploy>` of failed deploys by time, ms; the last 100 of a day | 1 day |
+| `{pNN}:builds:ended` | hash | final state → number of deploys | never: three fields |
 | `{builds}:waiting` | hash | with shared storage: deploys that wait for a builder, JSON | 150 s |
 | `{builds}:running` | hash | deploys in progress and their builders, JSON | 150 s |
 | `{builds}:turns` | zset | accounts by the number of their last turn to build | 150 s |
@@ -62,6 +66,7 @@
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
+| `{pNN}:unhealthy` | zset | app ids by the time since when they are unhealthy, ms | each when the app answers |
 | `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `fingerprint`, `expiresAt`, `told` | with its domain |
 | `{pNN}:findings:<app id>` | hash | `version`; `open`: the last scan, JSON, 5,000; `red`, `yellow` | with the app |
 | `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
@@ -69,6 +74,8 @@
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
 | `{ops}:workers` | set | `<group>:<name>` of the workers that read no stream, also some that have ended | 1 h |
 | `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
+| `{ops}:audit:<trail>` | stream | changes by operators, and reports of machines: the last 10,000 each | 400 days |
+| `{ops}:clock` | hash | `day`, `hour`, `minute`: now, as the names of keys have them; for Grafana | 60 s |
 | `worker:<group>:<name>` | string | a worker's heartbeat, which reserves its name | 15 s |
 
 `{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. An app's keys carry
@@ -94,6 +101,7 @@ SITES_HOSTS = "{sites}:hosts"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"
 WORKERS = "{ops}:workers"
+CLOCK = "{ops}:clock"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
 
 
@@ -139,6 +147,14 @@ def account_key(account_id: str) -> str:
 
 def account_apps_key(account_id: str) -> str:
     return f"{tag(account_id)}:account:{account_id}:apps"
+
+
+def accounts_key(tag: str) -> str:
+    return f"{tag}:accounts"
+
+
+def apps_key(tag: str) -> str:
+    return f"{tag}:apps"
 
 
 def app_window_key(tag: str, app_id: str) -> str:
@@ -197,6 +213,10 @@ def spenders_key(day: str) -> str:
     return f"{{ops}}:spend:{day}"
 
 
+def audit_key(trail: str) -> str:
+    return f"{{ops}}:audit:{trail}"
+
+
 def process_key(process_id: str) -> str:
     return f"{{ops}}:process:{process_id}"
 
@@ -225,6 +245,15 @@ def worker_key(group: str, name: str) -> str:
 def stream_key(tag: str, stream: str) -> str:
     """`events` or `builds` of a partition."""
     return f"{tag}:{stream}"
+
+
+def failed_deploys_key(tag: str) -> str:
+    """`advance.lua` appends it to the key of the builds, and so it does with the next one."""
+    return f"{stream_key(tag, 'builds')}:failed"
+
+
+def ended_deploys_key(tag: str) -> str:
+    return f"{stream_key(tag, 'builds')}:ended"
 
 
 def outcomes_key(tag: str) -> str:
@@ -301,6 +330,10 @@ def certificate_key(tag: str, app_id: str) -> str:
 
 def findings_key(tag: str, app_id: str) -> str:
     return f"{tag}:findings:{app_id}"
+
+
+def unhealthy_key(tag: str) -> str:
+    return f"{tag}:unhealthy"
 
 
 def monitored_keys(tag: str, app_id: str) -> list[str]:

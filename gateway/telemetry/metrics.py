@@ -6,7 +6,7 @@ Looking up a metric by its labels is slow, so the hot path looks up each combina
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -31,7 +31,7 @@ class ModelMetrics(NamedTuple):
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("gateway_requests", "Inference requests", ["door", "status", "code"], registry=registry)
         self.open_streams = Gauge(
@@ -81,7 +81,10 @@ class Metrics:
             registry=registry,
         )
         self.provider_errors = Counter(
-            "gateway_provider_errors", "Requests that failed at the provider", ["code"], registry=registry
+            "gateway_provider_errors",
+            "Requests that failed at the provider",
+            ["code", "gen_ai_request_model"],
+            registry=registry,
         )
         self.cap_breaches = Counter(
             "gateway_cap_breaches", "Checks that found an account above its daily cap", registry=registry
@@ -115,12 +118,20 @@ class Metrics:
         self.deploy_queue = self._gauge("gateway_deploy_queue_deploys", "Deploys that wait or are under way")
         self.deploy_oldest = self._gauge("gateway_deploy_queue_oldest_seconds", "Age of the oldest of them")
         self.dead_letters = self._gauge("gateway_dead_letters", "Events and deploys that no worker could process")
+        self.deliveries = self._gauge("gateway_deliveries", "Deliveries of events that ended", ["outcome"])
+        self.deploys_ended = self._gauge("gateway_deploys_ended", "Deploys that ended", ["state"])
+        self.apps_unhealthy = self._gauge("gateway_apps_unhealthy", "Apps that do not answer the uptime probes")
         self.workers = self._gauge("gateway_workers", "Workers with a heartbeat", ["group"])
         # Prometheus sees an increase only if it has seen the zero before it: these alert, so they exist from the start.
         for kind in ("no usage", "above bound"):
             self.anomalies.labels(kind)
         for error in (ProviderUnreachable, ProviderFailed, ProviderTimeout, ProviderQuotaExhausted):
-            self.provider_errors.labels(error.code)
+            for model in models:
+                self.provider_errors.labels(error.code, model)
+        for outcome in ("delivered", "failed", "dropped"):
+            self.deliveries.labels(outcome)
+        for state in ("live", "failed", "canceled"):
+            self.deploys_ended.labels(state)
         for format in ("", "native", "openai"):
             self.requests.labels(format, 500, "INTERNAL")
         self.request = lru_cache(256)(self.requests.labels)

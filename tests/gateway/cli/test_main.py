@@ -173,7 +173,7 @@ async def test_operators_accounts_and_apps(operator: Tool, gw: Gateway, tmp_path
     assert (await operator("apps", "show", "vrenis-shop")).out == shown
     put = await operator("apps", "put", "vrenis-shop", "-", "--json", given=json.dumps({"account": found[0]}))
     assert put.json["customDomain"] is None
-    assert "Deleted vrenis-shop" in (await operator("apps", "delete", "vrenis-shop")).line
+    assert "Deleted vrenis-shop" in (await operator("apps", "delete", "vrenis-shop", "--yes")).line
     assert "NOT_FOUND" in await operator.refused("apps", "show", "vrenis-shop")
 
 

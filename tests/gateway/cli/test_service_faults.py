@@ -40,7 +40,7 @@ COMMANDS = [
     ["deploys", "show", "dep_1", "--follow", "--timeout", "1"],
     ["apps", "list"],
     ["apps", "show", "shop"],
-    ["apps", "delete", "shop"],
+    ["apps", "delete", "shop", "--yes"],
     ["accounts", "create", "Vreni"],
     ["accounts", "plan", "acc_1", "max"],
     ["accounts", "key", "acc_1", "ci"],
