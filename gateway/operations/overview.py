@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.inference.availability import Availability
@@ -51,6 +52,7 @@ SNAPSHOT_INTERVAL = 2.0  # seconds
 MINUTES = 60
 TOP = 8  # accounts
 CLOCK_SECONDS = 60
+OUTCOMES = ("delivered", "failed", "dropped")
 BATCH = 100  # accounts whose spend is read together
 
 
@@ -80,6 +82,7 @@ class Overview:
             except BackboneUnavailable as error:
                 logger.debug("overview.waiting", error=code_of(error.__cause__))
             self._metrics.provider_up.set(self._availability.provider_up())
+            self._metrics.available.set(self._availability.status().available)
             await asyncio.sleep(GAUGES_INTERVAL)
 
     async def refresh_gauges(self) -> None:
@@ -92,11 +95,12 @@ class Overview:
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
         for group, workers in self._workers_alive(backlog).items():
             self._metrics.workers.labels(group).set(workers)
-        for outcome, number in backlog.outcomes.items():
-            if ":" not in outcome:  # the others are the failures by their reason
-                self._metrics.deliveries.labels(outcome).set(number)
-        for state, number in (await count_ended_deploys(self._store)).items():
-            self._metrics.deploys_ended.labels(state).set(number)
+        # Counted in Redis. A process that starts must not show zeros first: the next value would look like an increase.
+        ended = await count_ended_deploys(self._store)
+        for outcome in OUTCOMES:
+            self._metrics.deliveries.labels(outcome).set(backlog.outcomes.get(outcome, 0))
+        for state in FINAL:
+            self._metrics.deploys_ended.labels(state).set(ended.get(state, 0))
         self._metrics.apps_unhealthy.set(await count_unhealthy_apps(self._registry))
         await self._write_clock(now)
         await self._check_caps(now)

@@ -112,6 +112,7 @@ class Metrics:
             "gateway_provider_waiting", "Requests that wait for their turn at the provider", mode="livesum"
         )
         self.provider_up = self._gauge("gateway_provider_up", "Whether the provider answers and accepts the credential")
+        self.available = self._gauge("gateway_inference_available", "Whether inference is on, approved and configured")
         self.redis_up = self._gauge("gateway_redis_up", "Whether Redis answers and takes writes", mode="livemin")
         self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events that wait for their outcome")
         self.webhook_oldest = self._gauge("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
@@ -125,13 +126,11 @@ class Metrics:
         # Prometheus sees an increase only if it has seen the zero before it: these alert, so they exist from the start.
         for kind in ("no usage", "above bound"):
             self.anomalies.labels(kind)
+        for kind in ("app", "user", "cap"):
+            self.refusals.labels(kind)
         for error in (ProviderUnreachable, ProviderFailed, ProviderTimeout, ProviderQuotaExhausted):
             for model in models:
                 self.provider_errors.labels(error.code, model)
-        for outcome in ("delivered", "failed", "dropped"):
-            self.deliveries.labels(outcome)
-        for state in ("live", "failed", "canceled"):
-            self.deploys_ended.labels(state)
         for format in ("", "native", "openai"):
             self.requests.labels(format, 500, "INTERNAL")
         self.request = lru_cache(256)(self.requests.labels)
