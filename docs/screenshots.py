@@ -211,6 +211,13 @@ async def operate(browser: Browser, scene: Scene) -> None:
         await page.keyboard.press("Enter")
         await page.get_by_role("heading", name="Spend today").first.wait_for()
         await shoot(page, name, whole=name == "ops")
+        if name == "ops":
+            await open_view(page, "Accounts", "Accounts")
+            await page.get_by_role("link", name="Ana’s workshop").click()
+            await page.get_by_role("heading", name="Ana’s workshop", level=1).wait_for()
+            await shoot(page, "ops-account")
+            await open_view(page, "Audit", "Audit trail")
+            await shoot(page, "ops-audit", whole=False)
         await page.context.close()
 
 

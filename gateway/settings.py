@@ -198,8 +198,8 @@ def _operator_tokens(text: str) -> dict[str, str]:
     """No message repeats what may be a token."""
     tokens: dict[str, str] = {}
     for part in text.split(","):
-        name, _, token = part.strip().partition("=")
-        if not re.fullmatch(r"[A-Za-z0-9._@-]{1,40}", name) or name == "operator" or name in tokens:
+        name, equals, token = part.strip().partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z0-9._@-]{1,40}", name) or name == "operator" or name in tokens:
             raise ValueError("must be name=token,name=token, each with a name of its own; operator is taken")
         if len(token) < 20 or token in tokens.values():
             raise ValueError(f"the token of {name!r} must be at least 20 characters, and nobody else's")

@@ -16,10 +16,11 @@ from litestar.types import Message, Scope
 
 from gateway.accounts.operators import Operator
 from gateway.errors import RequestMalformed
-from gateway.operations.audit import AuditRecord, Trail, describe_answer, describe_body
+from gateway.operations.audit import AuditRecord, Trail, Value, describe_answer, describe_body
 from gateway.process import Gateway, Injected
 
 RECORD = "audit"  # in the scope's state: the record, and the trail that it belongs to
+BEFORE = "before"  # likewise: values before the change
 REPORTS: dict[str, Trail] = {"audit": "reports"}  # `opt` of routes that machines call
 ANSWER_BYTES = 65_536  # that are searched for what was made
 
@@ -39,6 +40,11 @@ async def begin_audit(
     state[RECORD] = gateway, trail, record
 
 
+def note_before(request: Request[Any, Any, State], **values: Value) -> None:
+    """Adds to the request's record what the values were before the change."""
+    request.scope["state"][BEFORE] = {f"{name} before": value for name, value in values.items()}
+
+
 async def finish_audit(message: Message, scope: Scope) -> None:
     """Litestar calls this before it sends each message."""
     if RECORD not in scope["state"]:
@@ -48,11 +54,11 @@ async def finish_audit(message: Message, scope: Scope) -> None:
         record.status = message["status"]
     elif message["type"] == "http.response.body" and not message.get("more_body"):
         del scope["state"][RECORD]
-        made, record.code = describe_answer(message["body"][:ANSWER_BYTES])
+        made, record.code = describe_answer(message.get("body", b"")[:ANSWER_BYTES])
         record.target = record.target or str(made.get("id", ""))
         if made.get("id") == record.target:
             del made["id"]
-        record.details = {**describe_body(scope["state"].get("body")), **made}
+        record.details = {**describe_body(scope["state"].get("body")), **scope["state"].get(BEFORE, {}), **made}
         await gateway.audit.finish(trail, record)
 
 

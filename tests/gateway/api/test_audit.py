@@ -76,7 +76,7 @@ async def test_who_did_what_to_whom_and_what_came_of_it(launch: Launch) -> None:
         records = list(reversed(await trail(gw)))
         assert [(r["operator"], r["action"], r["target"], r["details"], r["status"], r["code"]) for r in records] == [
             ("ana", "create_account", made["id"], {"name": "Vreni"}, 201, ""),
-            ("bob", "change_account", made["id"], {"plan": "maker"}, 200, ""),
+            ("bob", "change_account", made["id"], {"plan": "maker", "plan before": "free"}, 200, ""),
             (
                 "ana",
                 "put_app",
@@ -86,7 +86,7 @@ async def test_who_did_what_to_whom_and_what_came_of_it(launch: Launch) -> None:
                 "",
             ),
             ("bob", "change_account", "acc_nobody", {"plan": "free"}, 404, "NOT_FOUND"),
-            ("operator", "switch_inference", "", {"enabled": False}, 200, ""),
+            ("operator", "switch_inference", "", {"enabled": False, "enabled before": True}, 200, ""),
         ]
         fingerprints = {r["operator"]: r["token"] for r in records}
         assert len({*fingerprints.values()}) == 3
@@ -95,6 +95,11 @@ async def test_who_did_what_to_whom_and_what_came_of_it(launch: Launch) -> None:
         assert [r["id"] for r in first + second] == [r["id"] for r in reversed(records[1:])]
         with gw.redis.client() as client:
             assert 0 < client.ttl("{ops}:audit:changes") <= 400 * 86_400
+            client.delete("{ops}:audit:changes")
+            client.set("{ops}:audit:changes", "not a stream", ex=60)
+        # What cannot be recorded does not happen.
+        refused(await by("bob", "PATCH", f"accounts/{made['id']}", {"plan": "max"}), 503, "BACKBONE_UNAVAILABLE")
+        assert (await gw.platform("GET", f"accounts/{made['id']}")).json()["plan"] == "maker"
 
 
 async def test_reports_of_machines_are_kept_apart(gw: Gateway) -> None:

@@ -48,7 +48,12 @@ async def test_who_changed_what(operator: Tool, app: App) -> None:
     await operator("accounts", "plan", app.account.id, "maker")
     headings, row, *_ = (await operator("audit")).rows
     assert [cell.strip() for cell in headings] == ["WHEN", "OPERATOR", "DID", "ON", "WITH", "RESULT"]
-    assert [cell.strip() for cell in row[2:]] == ["change account", app.account.id, "plan maker", "done"]
+    assert [cell.strip() for cell in row[2:]] == [
+        "change account",
+        app.account.id,
+        "plan maker, plan before max",
+        "done",
+    ]
     await operator.refused("accounts", "plan", "acc_nobody", "free")
     _, row, *_ = (await operator("audit", "--limit", "1")).rows
     assert row[-1].strip() == "refused: 404 NOT_FOUND"
