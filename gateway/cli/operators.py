@@ -8,7 +8,6 @@ from typing import TextIO
 
 import click
 
-from gateway.cli.account import limit
 from gateway.cli.keys import show_created_key
 from gateway.cli.service import WrongUsage, open_service, path
 from gateway.cli.show import (
@@ -265,12 +264,12 @@ def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
 
 @click.command()
 @click.option("--reports", is_flag=True, help="List what watchdogs, scanners and deploy engines reported.")
-@limit
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
 @as_json
 def audit(reports: bool, limit: int, as_json: bool) -> None:
     """Operators: list who changed what, newest first."""
     trail = "reports" if reports else "changes"
-    rows = open_service().rows("/platform/audit", trail=trail, limit=min(limit, 200))
+    rows = open_service().rows("/platform/audit", trail=trail, limit=limit)
     if as_json:
         return show_json(rows)
     show_table(

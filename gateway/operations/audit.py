@@ -100,6 +100,7 @@ class Audit:
                 async with self._store.client.pipeline(transaction=True) as pipe:
                     pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
                     pipe.xdel(key, begun)
+                    pipe.expire(key, LIFE)
                     await pipe.execute()
         except BackboneUnavailable as error:
             record_fields = msgspec.to_builtins(record)

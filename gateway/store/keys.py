@@ -248,7 +248,7 @@ def stream_key(tag: str, stream: str) -> str:
 
 
 def failed_deploys_key(tag: str) -> str:
-    """`advance.lua` appends it to the key of the builds, and so it does with the next one."""
+    """`advance.lua` appends it to the key of the builds, and so it and `trigger.lua` do with the next one."""
     return f"{stream_key(tag, 'builds')}:failed"
 
 
