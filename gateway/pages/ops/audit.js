@@ -14,7 +14,8 @@ const LEADS = {
 
 function result({ status, code }) {
   if (status === null) return badge("Not known", "warn");
-  return status < 400 ? badge("Done", "good") : badge(`Refused: ${code || status}`, "bad");
+  if (status < 400) return badge("Done", "good");
+  return [badge("Refused", "bad"), h("span", { class: "small quiet" }, code || String(status))];
 }
 
 const details = (values) =>
@@ -31,7 +32,7 @@ export async function draw(signal, _, query) {
     one: "record",
     none: "There are no records yet.",
     columns: {
-      When: ({ at }) => [moment(at), h("span", { class: "small quiet" }, `${at.slice(0, 19).replace("T", " ")} UTC`)],
+      "When, UTC": ({ at }) => [moment(at), h("span", { class: "small quiet" }, at.slice(0, 19).replace("T", " "))],
       Operator: ({ operator, token }) => [operator, h("span", { class: "small quiet" }, `token ${token}`)],
       Did: ({ action }) => capital(action.replaceAll("_", " ")),
       On: ({ target }) => (target.startsWith("acc_") ? h("a", { href: `#/accounts/${target}` }, target) : target || "the service"),
