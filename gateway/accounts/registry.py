@@ -253,7 +253,8 @@ class Registry:
 
     async def _withdraw_from_monitors(self, app: App) -> None:
         tag = keys.tag(app.account)
-        listed = (keys.apps_key(tag), keys.probes_key(tag), keys.certificates_key(tag), keys.unhealthy_key(tag))
+        listed = [keys.apps_key(tag), keys.probes_key(tag), keys.certificates_key(tag)]
+        listed += [keys.unhealthy_key(tag), keys.certificate_ends_key(tag)]
         with backbone():
             for zset in listed:
                 await self.store.client.zrem(zset, app.id)

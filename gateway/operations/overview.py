@@ -37,7 +37,12 @@ from gateway.operations.snapshot import (
     render_counts,
 )
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
-from gateway.operations.troubles import count_ended_deploys, count_failed_deploys, count_unhealthy_apps
+from gateway.operations.troubles import (
+    count_ended_deploys,
+    count_expiring_certificates,
+    count_failed_deploys,
+    count_unhealthy_apps,
+)
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
@@ -102,6 +107,7 @@ class Overview:
         for state in FINAL:
             self._metrics.deploys_ended.labels(state).set(ended.get(state, 0))
         self._metrics.apps_unhealthy.set(await count_unhealthy_apps(self._registry))
+        self._metrics.certificates_expiring.set(await count_expiring_certificates(self._store, now))
         await self._write_clock(now)
         await self._check_caps(now)
 

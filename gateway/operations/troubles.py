@@ -16,7 +16,8 @@ from gateway.store import keys
 from gateway.store.client import Store, backbone
 
 DAY = 86_400_000  # ms
-COUNTED = 500  # unhealthy apps
+EXPIRING = 7 * DAY  # ms
+COUNTED = 500  # unhealthy apps, or certificates
 
 
 async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
@@ -47,6 +48,24 @@ async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
 async def count_unhealthy_apps(registry: Registry) -> int:
     """At most `COUNTED`. Raises BackboneUnavailable."""
     return len(await list_unhealthy_apps(registry, COUNTED))
+
+
+async def count_expiring_certificates(store: Store, now: int) -> int:
+    """Those that end within `EXPIRING`, at most `COUNTED` per partition. `now` is in ms. Raises BackboneUnavailable."""
+    client, tags = store.client, keys.partition_tags()
+    with backbone():
+        async with client.pipeline(transaction=False) as pipe:
+            for tag in tags:
+                pipe.zrangebyscore(keys.certificate_ends_key(tag), "-inf", now + EXPIRING, 0, COUNTED)
+            pages = await pipe.execute()
+            listed = [(tag, app_id) for tag, page in zip(tags, pages, strict=True) for app_id in page]
+            for tag, app_id in listed:
+                pipe.hget(keys.certificate_key(tag, app_id), "expiresAt")
+            ends = await pipe.execute() if listed else []
+        for (tag, app_id), end in zip(listed, ends, strict=True):
+            if end is None:  # the app has no such domain any more
+                await client.zrem(keys.certificate_ends_key(tag), app_id)
+    return sum(end is not None and int(end) <= now + EXPIRING for end in ends)
 
 
 async def count_failed_deploys(store: Store, now: int) -> int:

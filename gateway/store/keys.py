@@ -65,6 +65,7 @@
 | `build-positions` | string | what each queued deploy waits for, by deploy id, JSON | 15 s |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
+| `{pNN}:certificates:ends` | zset | app ids by the end of their domain's certificate, ms | with its domain |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
 | `{pNN}:unhealthy` | zset | app ids by the time since when they are unhealthy, ms | each when the app answers |
 | `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `fingerprint`, `expiresAt`, `told` | with its domain |
@@ -330,6 +331,10 @@ def certificate_key(tag: str, app_id: str) -> str:
 
 def findings_key(tag: str, app_id: str) -> str:
     return f"{tag}:findings:{app_id}"
+
+
+def certificate_ends_key(tag: str) -> str:
+    return f"{tag}:certificates:ends"
 
 
 def unhealthy_key(tag: str) -> str:

@@ -122,6 +122,9 @@ class Metrics:
         self.deliveries = self._gauge("gateway_deliveries", "Deliveries of events that ended", ["outcome"])
         self.deploys_ended = self._gauge("gateway_deploys_ended", "Deploys that ended", ["state"])
         self.apps_unhealthy = self._gauge("gateway_apps_unhealthy", "Apps that do not answer the uptime probes")
+        self.certificates_expiring = self._gauge(
+            "gateway_certificates_expiring", "Custom domains whose certificate ends within seven days"
+        )
         self.workers = self._gauge("gateway_workers", "Workers with a heartbeat", ["group"])
         # Prometheus sees an increase only if it has seen the zero before it: these alert, so they exist from the start.
         for kind in ("no usage", "above bound"):

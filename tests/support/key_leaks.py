@@ -25,6 +25,7 @@ KEPT = {
     r"\{p\d\d\}:environment:": "the variables of an app, until the app is deleted",
     r"\{p\d\d\}:(apps|probes|certificates)$": "one set a partition: every app, until it is deleted",
     r"\{p\d\d\}:accounts$": "one set a partition: every account",
+    r"\{p\d\d\}:certificates:ends$": "one set a partition: apps with a custom domain, until they have none",
     r"\{p\d\d\}:unhealthy$": "one set a partition: apps that do not answer, until they do or are deleted",
     r"\{p\d\d\}:builds:ended$": "one hash a partition: how many deploys ended in each state",
     r"\{p\d\d\}:(health|certificate|findings):": "what the monitors know of an app, until it is deleted",

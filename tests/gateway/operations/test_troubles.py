@@ -5,7 +5,9 @@ import msgspec
 from gateway.accounts.records import App
 from gateway.monitors.health import AppHealth
 from gateway.operations.troubles import (
+    EXPIRING,
     count_ended_deploys,
+    count_expiring_certificates,
     count_failed_deploys,
     count_unhealthy_apps,
     list_failed_deploys,
@@ -46,6 +48,17 @@ async def test_unhealthy_apps(gateway: Gateway) -> None:
     )
     await gateway.registry.delete_app(shop)
     assert await count_unhealthy_apps(gateway.registry) == 1
+
+
+async def test_expiring_certificates(gateway: Gateway) -> None:
+    for name, end in (("shop", NOW + EXPIRING), ("blog", NOW + EXPIRING + 1), ("cafe", NOW)):
+        app = await put_app(gateway, name)
+        tag = keys.tag(app.account)
+        await gateway.store.client.zadd(keys.certificate_ends_key(tag), {name: end})
+        if name != "cafe":  # it has no custom domain any more
+            await gateway.store.client.hset(keys.certificate_key(tag, name), "expiresAt", end)
+    assert await count_expiring_certificates(gateway.store, NOW) == 1
+    assert await gateway.store.client.zscore(keys.certificate_ends_key(tag), "cafe") is None
 
 
 async def test_failed_deploys(gateway: Gateway) -> None:
