@@ -118,6 +118,7 @@ class Scene:
             for app, state, since in (("notes", "healthy", 260_000), ("shop", "unhealthy", 700)):
                 seen = {"version": 1, "state": json.dumps({"status": state, "since": int((now - since) * 1000)})}
                 client.hset(keys.health_key(keys.tag(self.account.id), app), mapping=seen)
+            client.zadd(keys.unhealthy_key(keys.tag(self.account.id)), {"shop": int((now - 700) * 1000)})
             certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
             client.hset(keys.certificate_key(keys.tag(self.account.id), "notes"), mapping=certificate)
             days = {f"{history.day_of(int(now * 1000) - ago * history.DAY)}:down": 0 for ago in range(1, 71)}
@@ -141,6 +142,10 @@ class Scene:
                 fields |= {"code:USER_RATE_LIMITED": secrets.randbelow(5), "code:TOKEN_INVALID": secrets.randbelow(4)}
                 if 21 < ago < 25:
                     fields["code:PROVIDER_UNREACHABLE"] = asked // 4
+                for model, part, slow in (("gpt-oss-120b", 2, 300), ("llama-3.3-70b-instruct", 5, 500)):
+                    fields[f"model:{model}:requests"] = asked // part
+                    fields |= {f"model:{model}:ttft:{slow}": asked // part, f"model:{model}:ttft:1000": 1}
+                    fields[f"model:{model}:errors"] = fields.get("code:PROVIDER_UNREACHABLE", 0) // part
                 key = keys.minute_key(time.strftime("%Y-%m-%dT%H:%M", at))
                 client.hset(key, mapping=fields)
                 client.expire(key, 7200)
@@ -276,6 +281,13 @@ async def operate(browser: Browser, scene: Scene) -> None:
         await page.keyboard.press("Enter")
         await page.get_by_role("heading", name="Spend today").first.wait_for()
         await shoot(page, name, whole=name == "ops")
+        if name == "ops":
+            await open_view(page, "Accounts", "Accounts")
+            await page.get_by_role("link", name="Ana’s workshop").click()
+            await page.get_by_role("heading", name="Ana’s workshop", level=1).wait_for()
+            await shoot(page, "ops-account")
+            await open_view(page, "Audit", "Audit trail")
+            await shoot(page, "ops-audit", whole=False)
         await page.context.close()
 
 

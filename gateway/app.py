@@ -38,6 +38,7 @@ from gateway.api import (
     webhooks,
 )
 from gateway.api.agents import AgentEndpoint
+from gateway.api.audit import finish_audit
 from gateway.api.bodies import Body
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
 from gateway.ids import request_id as new_request_id
@@ -202,6 +203,7 @@ class Front:
             dto=Body,
             return_dto=None,
             exception_handlers={Exception: render_error},
+            before_send=[finish_audit],
             lifespan=[gateway.running, self._agents.running],
             logging_config=None,
             openapi_config=openapi.config(),

@@ -17,6 +17,8 @@ from litestar.di import NamedDependency
 
 from gateway import log
 from gateway.accounts.app_changes import AppChanges
+from gateway.accounts.directory import Directory
+from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
@@ -31,10 +33,12 @@ from gateway.inference.availability import Availability
 from gateway.inference.connection import Interrupted
 from gateway.inference.handler import Inference
 from gateway.inference.permits import Permits
+from gateway.inference.prices import PRICES
 from gateway.inference.provider import Provider
 from gateway.inference.users import Users
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
+from gateway.operations.audit import Audit
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.outbound import client as outbound
@@ -51,12 +55,15 @@ logger = structlog.get_logger()
 class Gateway:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.metrics = Metrics()
+        self.metrics = Metrics(PRICES)
         self.store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         self.vault = Vault(settings.encryption_key)
         self.registry = Registry(self.store, self.vault)
         self.app_changes = AppChanges(self.registry)
+        self.directory = Directory(self.registry)
         self.sessions = Sessions(self.store, settings.base_url)
+        self.operators = Operators(settings)
+        self.audit = Audit(self.store)
         self.http = outbound.Client(
             allow_private=settings.allow_private_addresses,
             ca_file=settings.ca_file or None,
@@ -132,6 +139,7 @@ class Gateway:
         """The lifespan of the application: starts what runs beside the requests, and ends it."""
         raise_descriptor_limit()
         tasks = self._start_background_tasks()
+        completing = asyncio.create_task(self.directory.complete())
         await self._wait_for_the_switch()
         # What exists now stays: the garbage collector need not visit it again.
         gc.freeze()
@@ -139,6 +147,7 @@ class Gateway:
             with self._draining_on_sigterm():
                 yield
         finally:
+            completing.cancel()
             await self._settle_at_last()
             await self.counters.leave()
             await self.registry.api_keys.write_uses()

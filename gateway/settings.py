@@ -63,7 +63,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=lambda: dict.fromkeys(PLANS, 1.0)
     )
 
-    operator_token: str = ""  # empty closes the platform surface
+    operator_token: str = ""  # shared by operators; without this and the next, the platform surface is closed
+    operator_tokens: dict[str, str] = msgspec.field(default_factory=dict)  # by the operator's name
     allow_private_addresses: bool = False  # development and tests: loopback, plain http
     encryption_key: str = ""  # several, comma separated: the first encrypts, all decrypt
     ca_file: str = ""  # certificates to trust for outgoing TLS, beside the public ones
@@ -195,6 +196,19 @@ def _pairs(text: str, allowed: tuple[str, ...], read: Callable[[str], T]) -> dic
             raise ValueError(f"{part.strip()!r} is not one of {', '.join(f'{a}=…' for a in allowed)}")
         pairs[name] = read(value.strip())
     return pairs
+
+
+def _operator_tokens(text: str) -> dict[str, str]:
+    """No message repeats what may be a token."""
+    tokens: dict[str, str] = {}
+    for part in text.split(","):
+        name, equals, token = part.strip().partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z0-9._@-]{1,40}", name) or name == "operator" or name in tokens:
+            raise ValueError("must be name=token,name=token, each with a name of its own; operator is taken")
+        if len(token) < 20 or token in tokens.values():
+            raise ValueError(f"the token of {name!r} must be at least 20 characters, and nobody else's")
+        tokens[name] = token
+    return tokens
 
 
 def _by_plan(default: Mapping[str, T], read: Callable[[str], T]) -> Callable[[str], dict[str, T]]:
@@ -366,6 +380,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "deploy_quotas": _by_plan(Settings().deploy_quotas, _whole),
     "app_limits": _by_plan(Settings().app_limits, _whole),
     "daily_caps": _by_plan(Settings().daily_caps, _euro),
+    "operator_tokens": _operator_tokens,
     "probe_check_url": _url,
     "certificate_address": _host_port,
     "finding_deadlines": lambda text: {**Settings().finding_deadlines, **_pairs(text, ("red", "yellow"), _whole)},

@@ -6,7 +6,8 @@
 --
 -- KEYS[1]  hash    the deploy's record
 -- KEYS[2]  hash    the app's site; queued:<address> follows the deploy that is queued there
--- KEYS[3]  stream  the partition's builds
+-- KEYS[3]  stream  the partition's builds. The scripts' own <stream>:ended counts the final states, and
+--                  <stream>:failed lists the failed deploys of a day, for operators
 -- KEYS[4]  stream  the partition's events      KEYS[5]  the account's log      KEYS[6]  the partition's outcomes
 -- ARGV     expected state, '1' to take it from the stream, site's live or '', site's source or '',
 --          event: id or '' for none, account, app, type, data; then names and values of the record
@@ -17,7 +18,7 @@ if redis.call('HGET', KEYS[1], 'state') ~= ARGV[1] then return 0 end
 local fields = {}
 for n = 10, #ARGV do fields[#fields + 1] = ARGV[n] end
 redis.call('HSET', KEYS[1], unpack(fields))
-local found = redis.call('HMGET', KEYS[1], 'address', 'id', 'state')
+local found = redis.call('HMGET', KEYS[1], 'address', 'id', 'state', 'account')
 if found[1] then
   local queued = 'queued:' .. found[1]
   if ARGV[1] == 'queued' and redis.call('HGET', KEYS[2], queued) == found[2] then redis.call('HDEL', KEYS[2], queued) end
@@ -27,6 +28,17 @@ if ARGV[2] == '1' then redis.call('XDEL', KEYS[3], redis.call('HGET', KEYS[1], '
 if ARGV[3] ~= '' then
   redis.call('HSET', KEYS[2], 'live', ARGV[3])
   if ARGV[4] ~= '' then redis.call('HSET', KEYS[2], 'source', ARGV[4]) end
+end
+local state = found[3]
+if state == 'live' or state == 'failed' or state == 'canceled' then
+  redis.call('HINCRBY', KEYS[3] .. ':ended', state, 1)
+end
+if state == 'failed' and found[4] then
+  local failed, now = KEYS[3] .. ':failed', now_ms()
+  redis.call('ZADD', failed, now, found[4] .. ' ' .. found[2])
+  redis.call('ZREMRANGEBYSCORE', failed, '-inf', now - 86400000)
+  redis.call('ZREMRANGEBYRANK', failed, 0, -101)
+  redis.call('EXPIRE', failed, 86400)
 end
 if ARGV[5] ~= '' then
   enqueue(KEYS[4], KEYS[5], KEYS[6], {ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]})

@@ -13,7 +13,8 @@
 -- KEYS[4]  prefix  of the account's counters of deploys; the day is appended here, in the same slot
 -- KEYS[5]  hash    the deploy's record
 -- KEYS[6]  zset    the account's deploys, by when they were queued, ms
--- KEYS[7]  stream  the partition's builds: id, account, app; bounded, in case no worker builds
+-- KEYS[7]  stream  the partition's builds: id, account, app; bounded, in case no worker builds. Deploys that are
+--                  replaced are counted in <stream>:ended, as in advance.lua
 -- KEYS[8]  prefix  of the deploys' records; the id of the one that is replaced is appended here, in the same slot
 -- ARGV     hook id or '', triggers a minute, quota a day, source id ('': what the app's rules give), repository
 --          ('1' or ''), deploy id, account, app id, address (live, preview or p-<slug>), the time as ISO 8601, then
@@ -60,6 +61,7 @@ if older then
     local reason = 'replaced by ' .. ARGV[6] .. ', a newer deploy of the same address'
     redis.call('HSET', key, 'state', 'canceled', 'finishedAt', ARGV[10], 'error', reason)
     redis.call('XDEL', KEYS[7], found[2])
+    redis.call('HINCRBY', KEYS[7] .. ':ended', 'canceled', 1)
   end
 end
 redis.call('HSET', KEYS[3], queued, ARGV[6])

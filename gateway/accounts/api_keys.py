@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
+from collections.abc import Sequence
 
 import msgspec
 import structlog
@@ -167,7 +168,16 @@ class ApiKeys:
             batch = accounts[first : first + BATCH]
             try:
                 await asyncio.gather(*(scripts.use_keys(self._store, each, by_account[each]) for each in batch))
+                await self._list_accounts(batch)
             except BackboneUnavailable as error:
                 logger.debug("keys.uses_waiting", error=code_of(error.__cause__))
                 return
             self._unwritten -= {KeyReference(each, key_id) for each in batch for key_id in by_account[each]}
+
+    async def _list_accounts(self, account_ids: Sequence[str]) -> None:
+        """Lists accounts for operators that an earlier version made, which listed none."""
+        with backbone():
+            async with self._store.client.pipeline(transaction=False) as pipe:
+                for account_id in account_ids:
+                    pipe.zadd(keys.accounts_key(keys.tag(account_id)), {account_id: 0}, nx=True)
+                await pipe.execute()

@@ -133,6 +133,8 @@ class Registry:
     async def create_account(self, name: str, plan: Plan) -> tuple[Account, str]:
         """Creates an account; returns it with its API key, which cannot be read again later."""
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
+        with backbone():  # first: whatever is interrupted, no account is missing in the list
+            await self.store.client.zadd(keys.accounts_key(keys.tag(account.id)), {account.id: 0})
         await self._write(keys.account_key(account.id), account)
         _, api_key = await self.api_keys.create(account.id, FIRST)
         return account, api_key
@@ -272,15 +274,18 @@ class Registry:
         """Comes last in `put_app`: a monitor that finds no app behind an id removes the id."""
         tag = keys.tag(app.account)
         with backbone():
+            await self.store.client.zadd(keys.apps_key(tag), {app.id: 0})
             await self.store.client.zadd(keys.probes_key(tag), {app.id: 0}, nx=True)
             # The domain may be a new one: its certificate is due now.
             await self.store.client.zadd(keys.certificates_key(tag), {app.id: 0})
 
     async def _withdraw_from_monitors(self, app: App) -> None:
         tag = keys.tag(app.account)
+        listed = [keys.apps_key(tag), keys.probes_key(tag), keys.certificates_key(tag)]
+        listed += [keys.unhealthy_key(tag), keys.certificate_ends_key(tag)]
         with backbone():
-            await self.store.client.zrem(keys.probes_key(tag), app.id)
-            await self.store.client.zrem(keys.certificates_key(tag), app.id)
+            for zset in listed:
+                await self.store.client.zrem(zset, app.id)
             await self.store.client.delete(*keys.monitored_keys(tag, app.id))
 
     async def replace_app(self, present: str, app: App) -> bool:

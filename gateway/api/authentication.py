@@ -6,7 +6,6 @@ session's cookie instead.
 
 from __future__ import annotations
 
-import hmac
 from typing import Any
 
 from litestar import Request, Response
@@ -17,9 +16,9 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 
 from gateway.accounts.api_keys import KeyReference
-from gateway.accounts.credentials import digest
 from gateway.accounts.records import Account
-from gateway.accounts.sessions import ACCOUNT, OPERATOR
+from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS
+from gateway.api.audit import begin_audit
 from gateway.errors import Unauthorized
 from gateway.process import Gateway
 
@@ -90,25 +89,23 @@ def request_of(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Request[
 
 
 def is_operator_token(gateway: Gateway, credential: str) -> bool:
-    token = gateway.settings.operator_token
-    return bool(token) and hmac.compare_digest(credential.encode(), token.encode())
+    return gateway.operators.find(credential) is not None
 
 
-def operator_subject(gateway: Gateway) -> str:
-    """The subject of an operator's session. It changes with the operator token, which ends the session."""
-    return f"operator:{digest(gateway.settings.operator_token)[:32]}"
+async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A guard: admits operators' tokens, and sessions opened with one, and begins the audit record of a change.
 
-
-async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """A guard: admits the operator token, and sessions opened with it. Raises Unauthorized and CsrfRefused."""
+    Raises Unauthorized, CsrfRefused, and BackboneUnavailable if the change cannot be recorded.
+    """
     request, gateway = request_of(connection)
     if "authorization" in request.headers:
-        allowed = is_operator_token(gateway, bearer(request))
+        operator = gateway.operators.find(bearer(request))
     else:
-        subject = await gateway.sessions.subject_of(request, OPERATOR)
-        allowed = subject is not None and subject == operator_subject(gateway)
-    if not allowed:
+        operator = gateway.operators.find_subject(await gateway.sessions.subject_of(request, OPERATOR))
+    if operator is None:
         raise Unauthorized
+    if request.method not in SAFE_METHODS:
+        await begin_audit(request, gateway, operator, handler)
 
 
 # -- sessions ------------------------------------------------------------------------------------------------

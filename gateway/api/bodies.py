@@ -54,7 +54,9 @@ class Body(AbstractDTO[Any]):
 
     def decode_bytes(self, value: bytes) -> Any:
         """Raises RequestMalformed, which names the field but never quotes its value."""
-        return _decode(self._decoders[self.asgi_connection.route_handler.handler_id], value)
+        body = _decode(self._decoders[self.asgi_connection.route_handler.handler_id], value)
+        self.asgi_connection.scope["state"]["body"] = body  # for the audit trail
+        return body
 
     @classmethod
     def is_supported_model_type_field(cls, field_definition: FieldDefinition) -> bool:

@@ -17,6 +17,7 @@ from litestar.router import Router
 from gateway.accounts.records import App, Build
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.api.apps import RepositoryView
+from gateway.api.audit import REPORTS
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.deploys import DeployView
 from gateway.deploys.states import Deploy, StaleDeploy
@@ -89,7 +90,7 @@ class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
     reason: str | None = None
 
 
-@post("/deploys/{deploy_id:str}/phases", status_code=200, errors=[RequestMalformed, NotFound])
+@post("/deploys/{deploy_id:str}/phases", status_code=200, opt=REPORTS, errors=[RequestMalformed, NotFound])
 async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], gateway: Injected) -> DeployView:
     """Report the end of a deploy's phase.
 

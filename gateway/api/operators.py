@@ -11,8 +11,10 @@ from litestar.params import FromPath, JSONBody
 from litestar.router import Router
 
 from gateway.accounts.records import Account
+from gateway.api import directory
 from gateway.api.account import NewKey
 from gateway.api.apps import require_app
+from gateway.api.audit import REPORTS, list_audit, note_before
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.bodies import TARBALL, declared_size
 from gateway.api.deploys import QueuedDeployId
@@ -68,8 +70,12 @@ async def create_account(data: JSONBody[NewAccount], gateway: Injected) -> NewKe
 
 
 @patch("/accounts/{account_id:str}", errors=[RequestMalformed, NotFound])
-async def change_account(account_id: FromPath[str], data: JSONBody[PlanChange], gateway: Injected) -> Account:
+async def change_account(
+    account_id: FromPath[str], data: JSONBody[PlanChange], request: Request[Any, Any, State], gateway: Injected
+) -> Account:
     """Change an account's plan."""
+    if (before := await gateway.registry.account(account_id)) is not None:
+        note_before(request, plan=before.plan)
     return await gateway.registry.change_plan(account_id, data.plan)
 
 
@@ -81,7 +87,7 @@ class Crash(msgspec.Struct, forbid_unknown_fields=True):
     exitCode: int | None = None
 
 
-@post("/apps/{app:str}/crashes", status_code=202, errors=[RequestMalformed, NotFound])
+@post("/apps/{app:str}/crashes", status_code=202, opt=REPORTS, errors=[RequestMalformed, NotFound])
 async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injected) -> EventId:
     """Report a crash.
 
@@ -94,6 +100,7 @@ async def report_crash(app: FromPath[str], data: JSONBody[Crash], gateway: Injec
 @post(
     "/apps/{app:str}/findings",
     status_code=200,
+    opt=REPORTS,
     request_max_body_size=SCAN_BYTES,
     body=SCAN_BODY,
     errors=[RequestMalformed, NotFound],
@@ -161,12 +168,16 @@ class InferenceSwitch(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @put("/inference", errors=[RequestMalformed])
-async def switch_inference(data: JSONBody[InferenceSwitch], gateway: Injected) -> InferenceState:
+async def switch_inference(
+    data: JSONBody[InferenceSwitch], request: Request[Any, Any, State], gateway: Injected
+) -> InferenceState:
     """Set the inference switch and the approval.
 
     A field that is left out stays as it is.
     """
     changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
+    before = gateway.availability.describe(gateway.availability.status())
+    note_before(request, **{name: getattr(before, name) for name in changes})
     status = await gateway.availability.set(**changes)
     return gateway.availability.describe(status)
 
@@ -190,6 +201,8 @@ ROUTES = [
             deploy_app,
             switch_inference,
             show_inference,
+            list_audit,
+            *directory.HANDLERS,
         ],
         guards=[operators_only],
         tags=["Platform"],

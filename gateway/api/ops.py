@@ -17,9 +17,7 @@ from gateway.accounts.sessions import OPERATOR
 from gateway.api.authentication import (
     OPERATOR_SECURITY,
     close_session,
-    is_operator_token,
     open_session,
-    operator_subject,
     operators_only,
 )
 from gateway.api.pages import FILE, HTML, LOG_IN_ERRORS, LOG_OUT_ERRORS, PAGES, page_file
@@ -82,9 +80,10 @@ async def log_in(request: Request[Any, Any, State], data: JSONBody[OperatorLogIn
     Exchanges the token for a cookie, so that no script of the page keeps the token.
     """
     async with gateway.sessions.attempt(request):
-        if not is_operator_token(gateway, data.token):
-            raise Unauthorized("This is not the operator token.")
-    return await open_session(gateway, OPERATOR, operator_subject(gateway))
+        operator = gateway.operators.find(data.token)
+        if operator is None:
+            raise Unauthorized("This is not an operator token.")
+    return await open_session(gateway, OPERATOR, operator.subject)
 
 
 @delete("/ops/session", tags=["Pages"], errors=LOG_OUT_ERRORS)

@@ -19,7 +19,7 @@ from gateway.cli.deploys import deploys
 from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
 from gateway.cli.limits import limits
-from gateway.cli.operators import accounts, inference
+from gateway.cli.operators import accounts, audit, inference
 from gateway.cli.processes import serve, worker
 from gateway.cli.service import (
     LOCAL,
@@ -77,11 +77,26 @@ def main() -> None:
     """
 
 
-for command in (account, accounts, apps, deliveries, deploys, env, hook, inference, keys, logs, serve, webhook, worker):
+for command in (
+    account,
+    accounts,
+    apps,
+    audit,
+    deliveries,
+    deploys,
+    env,
+    hook,
+    inference,
+    keys,
+    limits,
+    logs,
+    requests,
+    serve,
+    usage,
+    webhook,
+    worker,
+):
     main.add_command(command)
-main.add_command(requests)
-main.add_command(usage)
-main.add_command(limits)
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""`capsule apps`, `accounts` and `inference`: the operators' commands, and the list of an account's apps.
+"""`capsule apps`, `accounts`, `audit` and `inference`: operators' commands, and the list of an account's apps.
 
 `apps.py` has the commands for an account's own apps.
 """
@@ -20,6 +20,7 @@ from gateway.cli.show import (
     age_of,
     as_json,
     colour_state,
+    format_euro,
     print_note,
     show_fields,
     show_json,
@@ -29,7 +30,10 @@ from gateway.cli.show import (
 )
 from gateway.settings import PLANS
 
+MOST = 1_000  # rows of a list
+
 plans = click.Choice(PLANS)
+search = click.option("--search", help="Operators: list only those with this text in a name, an id or a domain.")
 
 
 @click.group()
@@ -38,9 +42,13 @@ def apps() -> None:
 
 
 @apps.command("list")
+@click.option("--all", "everybody", is_flag=True, help="Operators: list the apps of all accounts.")
+@search
 @as_json
-def apps_list(as_json: bool) -> None:
+def apps_list(everybody: bool, search: str | None, as_json: bool) -> None:
     """List the account's apps."""
+    if everybody or search is not None:
+        return _list_all_apps(search, as_json)
     rows = open_service().rows("/account/apps")
     if as_json:
         return show_json(rows)
@@ -56,6 +64,38 @@ def apps_list(as_json: bool) -> None:
         },
         empty="No apps yet. Create one with: capsule apps create NAME",
     )
+
+
+def _list_all_apps(search: str | None, as_json: bool) -> None:
+    rows = _all_pages("/platform/apps", "apps", "after", search)
+    if as_json:
+        return show_json(rows)
+    show_table(
+        rows,
+        {
+            "app": text_of("name"),
+            "account": text_of("account"),
+            "of": text_of("accountName"),
+            "status": state_of("status"),
+            "health": _health,
+            "findings": _findings,
+            "address": text_of("url"),
+        },
+        empty="No apps." if not search else f"No app has {search!r} in its name, id or domain, or that of its account.",
+    )
+
+
+def _all_pages(path: str, name: str, cursor: str, search: str | None) -> list[Row]:
+    """All rows; the service answers them in pages. Says so when it stops at `MOST`."""
+    service, rows, query = open_service(), list[Row](), {"search": search, "limit": 100}
+    while len(rows) < MOST:
+        page = service.fields("GET", path, query=query, having=name)
+        rows += page[name]
+        if not page.get("next"):
+            return rows
+        query[cursor] = page["next"]
+    print_note(f"These are the first {MOST:,}. Use --search to find others.")
+    return rows
 
 
 def _health(row: Row) -> Cell:
@@ -128,7 +168,53 @@ def _format_fields(row: Row, name: str) -> str:
 
 @click.group()
 def accounts() -> None:
-    """Operators: create accounts and keys, and change plans."""
+    """Operators: list and create accounts and keys, and change plans."""
+
+
+@accounts.command("list")
+@search
+@as_json
+def accounts_list(search: str | None, as_json: bool) -> None:
+    """List all accounts, newest first."""
+    rows = _all_pages("/platform/accounts", "accounts", "before", search)
+    if as_json:
+        return show_json(rows)
+    show_table(
+        rows,
+        {
+            "account": text_of("id"),
+            "name": text_of("name"),
+            "plan": text_of("plan"),
+            "apps": text_of("apps"),
+            "spent today": lambda row: f"{format_euro(row.get('settled'))} of {format_euro(row.get('cap'))} EUR",
+            "created": age_of("createdAt"),
+        },
+        prose="name",
+        empty="No accounts." if not search else f"No account has {search!r} in its name or id.",
+    )
+
+
+@accounts.command("show")
+@click.argument("account_id", metavar="ID")
+@as_json
+def accounts_show(account_id: str, as_json: bool) -> None:
+    """Show an account: its plan, spend, apps and API keys."""
+    record = open_service().fields("GET", path("platform", "accounts", account_id))
+    if as_json:
+        return show_json(record)
+    spent = f"{format_euro(record.get('settled'))} of {format_euro(record.get('cap'))} EUR today"
+    show_fields(
+        {
+            "account": text_of("id")(record),
+            "name": text_of("name")(record),
+            "plan": text_of("plan")(record),
+            "spent": f"{spent}, {format_euro(record.get('reserved'))} reserved",
+            "deploys": f"{record.get('deploysToday')} of {record.get('deploysPerDay')} today",
+            "apps": ", ".join(text_of("name")(app) for app in record.get("appList", [])) or "none",
+            "keys": ", ".join(f"{text_of('name')(key)} ({text_of('id')(key)})" for key in record.get("keys", [])),
+            "created": age_of("createdAt")(record),
+        }
+    )
 
 
 @accounts.command("create")
@@ -166,6 +252,38 @@ def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
     if as_json:
         return show_json(record)
     click.echo(f"{account_id} is now on the {plan} plan.")
+
+
+@click.command()
+@click.option("--reports", is_flag=True, help="List what watchdogs, scanners and deploy engines reported.")
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
+@as_json
+def audit(reports: bool, limit: int, as_json: bool) -> None:
+    """Operators: list who changed what, newest first."""
+    trail = "reports" if reports else "changes"
+    rows = open_service().rows("/platform/audit", trail=trail, limit=limit)
+    if as_json:
+        return show_json(rows)
+    show_table(
+        rows,
+        {
+            "when": text_of("at"),
+            "operator": lambda row: f"{text_of('operator')(row)} ({text_of('token')(row)})",
+            "did": lambda row: text_of("action")(row).replace("_", " "),
+            "on": text_of("target"),
+            "with": lambda row: _format_fields(row, "details"),
+            "result": _result,
+        },
+        prose="with",
+        empty="No operator has changed anything yet.",
+    )
+
+
+def _result(row: Row) -> Cell:
+    status = row.get("status")
+    if status is None:
+        return "not known"
+    return "done" if status < 400 else f"refused: {status} {text_of('code')(row)}".rstrip()
 
 
 @click.command()

@@ -289,7 +289,7 @@ class Inference:
     async def _end_with_failure(self, call: Call, format: Format, failure: ServiceError) -> None:
         """As an event if the answer has begun, else as a response with the failure's own status."""
         if failure.code.startswith("PROVIDER_"):
-            self._metrics.provider_errors.labels(failure.code).inc()
+            self._metrics.provider_errors.labels(failure.code, call.model).inc()
         if not call.status:
             raise failure
         call.code = failure.code
@@ -304,6 +304,7 @@ class Inference:
         if call.admitted:
             metrics = self._metrics.model(call.model)
             metrics.duration.observe(now - call.began)
+            self._counters.model(call.model, call.code, ttft)
             if ttft is not None:
                 metrics.ttft.observe(ttft)
             if usage is not None:

@@ -160,16 +160,22 @@ def status_and_since(health: AppHealth) -> tuple[HealthStatus, str | None]:
 
 async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[MonitoredApp]:
     """In the order of `apps`."""
-    tag = keys.tag(account.id)
+    return await of_owned_apps(store, [(app, account) for app in apps])
+
+
+async def of_owned_apps(store: Store, apps: Sequence[tuple[App, Account]]) -> list[MonitoredApp]:
+    """Apps of any accounts, in the same order."""
     with backbone():
         async with store.client.pipeline(transaction=False) as pipeline:
-            for app in apps:
+            for app, account in apps:
+                tag = keys.tag(account.id)
                 pipeline.hget(keys.site_key(account.id, app.id), "live")
                 pipeline.hget(keys.health_key(tag, app.id), "state")
                 pipeline.hget(keys.certificate_key(tag, app.id), "expiresAt")
                 pipeline.hmget(keys.findings_key(tag, app.id), ["red", "yellow"])
             found = await pipeline.execute() if apps else []
-    return [_monitored(account, *found[first : first + READS]) for first in range(0, len(found), READS)]
+    answers = [found[first : first + READS] for first in range(0, len(found), READS)]
+    return [_monitored(account, *answer) for (_, account), answer in zip(apps, answers, strict=True)]
 
 
 def _monitored(

@@ -17,11 +17,12 @@ import msgspec
 import structlog
 
 from gateway.accounts.registry import Registry
+from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.inference.availability import Availability
 from gateway.inference.permits import Permits, read_share
-from gateway.operations.backlog import read_backlog
+from gateway.operations.backlog import Backlog, read_backlog
 from gateway.operations.snapshot import (
     AccountSpend,
     DaySpend,
@@ -29,11 +30,19 @@ from gateway.operations.snapshot import (
     ProviderShare,
     RedisFigures,
     Snapshot,
+    Troubles,
     WaitingAccount,
     first_token,
+    model_figures,
     render_counts,
 )
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
+from gateway.operations.troubles import (
+    count_ended_deploys,
+    count_expiring_certificates,
+    count_failed_deploys,
+    count_unhealthy_apps,
+)
 from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
@@ -47,6 +56,8 @@ GAUGES_INTERVAL = 10.0  # seconds
 SNAPSHOT_INTERVAL = 2.0  # seconds
 MINUTES = 60
 TOP = 8  # accounts
+CLOCK_SECONDS = 60
+OUTCOMES = ("delivered", "failed", "dropped")
 BATCH = 100  # accounts whose spend is read together
 
 
@@ -76,6 +87,7 @@ class Overview:
             except BackboneUnavailable as error:
                 logger.debug("overview.waiting", error=code_of(error.__cause__))
             self._metrics.provider_up.set(self._availability.provider_up())
+            self._metrics.available.set(self._availability.status().available)
             await asyncio.sleep(GAUGES_INTERVAL)
 
     async def refresh_gauges(self) -> None:
@@ -86,10 +98,31 @@ class Overview:
         self._metrics.deploy_queue.set(backlog.deploys.waiting)
         self._metrics.deploy_oldest.set((backlog.deploys.oldestMs or 0) / 1000)
         self._metrics.dead_letters.set(await count_dead_letters(self._store))
-        for group, workers in backlog.workers_alive().items():
-            if group not in self._elsewhere:
-                self._metrics.workers.labels(group).set(workers)
+        for group, workers in self._workers_alive(backlog).items():
+            self._metrics.workers.labels(group).set(workers)
+        # Counted in Redis. A process that starts must not show zeros first: the next value would look like an increase.
+        ended = await count_ended_deploys(self._store)
+        for outcome in OUTCOMES:
+            self._metrics.deliveries.labels(outcome).set(backlog.outcomes.get(outcome, 0))
+        for state in FINAL:
+            self._metrics.deploys_ended.labels(state).set(ended.get(state, 0))
+        self._metrics.apps_unhealthy.set(await count_unhealthy_apps(self._registry))
+        self._metrics.certificates_expiring.set(await count_expiring_certificates(self._store, now))
+        await self._write_clock(now)
         await self._check_caps(now)
+
+    def _workers_alive(self, backlog: Backlog) -> dict[str, int]:
+        """By group, without those that are not needed."""
+        return {name: workers for name, workers in backlog.workers_alive().items() if name not in self._elsewhere}
+
+    async def _write_clock(self, now: int) -> None:
+        """Grafana's variables read this: it renders times in the browser's time zone, and names of keys are in UTC."""
+        moment = time.gmtime(now // 1000)
+        formats = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H", "minute": "%Y-%m-%dT%H:%M"}
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            pipe.hset(keys.CLOCK, mapping={name: time.strftime(each, moment) for name, each in formats.items()})
+            pipe.expire(keys.CLOCK, CLOCK_SECONDS)
+            await pipe.execute()
 
     async def _check_caps(self, now: int) -> None:
         spenders, day = sorted(self._counters.spenders), day_of(now)
@@ -144,6 +177,12 @@ class Overview:
                 storage=await read_storage(self._store, self._registry),
                 redis=await self._read_redis(),
                 provider=await self._read_provider_share(),
+                models=model_figures([counts for _, counts in minutes]),
+                troubles=Troubles(
+                    failedDeploys=await count_failed_deploys(self._store, now),
+                    unhealthyApps=await count_unhealthy_apps(self._registry),
+                    missingWorkers=[name for name, workers in self._workers_alive(backlog).items() if not workers],
+                ),
             )
 
     async def _read_minutes(self, now: int) -> list[tuple[str, dict[str, str]]]:

@@ -11,7 +11,7 @@ from gateway.inference.availability import InferenceState
 from gateway.operations.backlog import Queue, Worker
 from gateway.operations.storage import DeadLetters, StorageByAccount
 from gateway.settings import Plan
-from gateway.telemetry.counters import TTFT, TTFT_FIELDS
+from gateway.telemetry.counters import MODEL, TTFT, TTFT_FIELDS
 
 
 class Process(msgspec.Struct):
@@ -81,6 +81,21 @@ class ProviderShare(msgspec.Struct):
     top: list[WaitingAccount]
 
 
+class ModelFigures(msgspec.Struct):
+    """Of the last hour."""
+
+    model: str
+    requests: int
+    errors: int  # of the provider
+    firstToken: FirstToken
+
+
+class Troubles(msgspec.Struct):
+    failedDeploys: int  # of the last 24 hours
+    unhealthyApps: int
+    missingWorkers: list[str]  # groups of which no worker lives; with an outside engine, two need none
+
+
 class Snapshot(msgspec.Struct):
     at: Time
     inference: InferenceState
@@ -96,6 +111,8 @@ class Snapshot(msgspec.Struct):
     storage: StorageByAccount
     redis: RedisFigures
     provider: ProviderShare
+    models: list[ModelFigures]
+    troubles: Troubles
 
 
 def render_counts(minute: str, counts: Mapping[str, str]) -> Minute:
@@ -108,12 +125,26 @@ def first_token(minutes: Sequence[Mapping[str, str]]) -> FirstToken:
     return FirstToken(quantile(counts, 0.5), quantile(counts, 0.99))
 
 
-def histogram(minutes: Iterable[Mapping[str, str]]) -> list[int]:
-    """Streams by their bucket of TTFT."""
+def model_figures(minutes: Sequence[Mapping[str, str]]) -> list[ModelFigures]:
+    """Of each model that was asked, by name."""
+    fields = {name for counts in minutes for name in counts if name.startswith(MODEL)}
+    models = sorted({name.removeprefix(MODEL).partition(":")[0] for name in fields})
+    return [_figures_of(model, minutes) for model in models]
+
+
+def _figures_of(model: str, minutes: Sequence[Mapping[str, str]]) -> ModelFigures:
+    prefix = f"{MODEL}{model}:"
+    requests, errors = (sum(int(counts.get(prefix + name, 0)) for counts in minutes) for name in ("requests", "errors"))
+    counts = histogram(minutes, prefix)
+    return ModelFigures(model, requests, errors, FirstToken(quantile(counts, 0.5), quantile(counts, 0.99)))
+
+
+def histogram(minutes: Iterable[Mapping[str, str]], prefix: str = "") -> list[int]:
+    """Streams by their bucket of TTFT; `prefix` is that of a model's fields."""
     sums = [0] * len(TTFT_FIELDS)
     for counts in minutes:
         for n, field in enumerate(TTFT_FIELDS):
-            sums[n] += int(counts.get(field, 0))
+            sums[n] += int(counts.get(prefix + field, 0))
     return sums
 
 

@@ -11,6 +11,8 @@
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
 | `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
 | `{pNN}:app-changes:<account>` | string | number of creations and deletions of apps that were tried | 60 s |
+| `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
+| `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
@@ -58,6 +60,8 @@
 | `{pNN}:deploys:<account>` | zset | ids of the last 1,000 deploys by the time they were queued, ms | 90 days |
 | `{pNN}:deploys-on:<account>:<day>` | string | number of deploys on a UTC day | 2 days |
 | `{pNN}:builds` | stream | deploys waiting or in progress; group `deploys` | each at the deploy's end; 10,000 |
+| `{pNN}:builds:failed` | zset | `<account> <deploy>` of failed deploys by time, ms; the last 100 of a day | 1 day |
+| `{pNN}:builds:ended` | hash | final state → number of deploys | never: three fields |
 | `{builds}:waiting` | hash | with shared storage: deploys that wait for a builder, JSON | 150 s |
 | `{builds}:running` | hash | deploys in progress and their builders, JSON | 150 s |
 | `{builds}:turns` | zset | accounts by the number of their last turn to build | 150 s |
@@ -69,8 +73,10 @@
 | `build-positions` | string | what each queued deploy waits for, by deploy id, JSON | 15 s |
 | `{pNN}:probes` | zset | app ids by the time of their next uptime probe, ms | with the app |
 | `{pNN}:certificates` | zset | app ids by the time of their next certificate check, ms | with the app |
+| `{pNN}:certificates:ends` | zset | app ids by the end of their domain's certificate, ms | with its domain |
 | `{pNN}:health:<app id>` | hash | `version`; `state`: what the probes found, JSON | when the app is no longer probed |
 | `{pNN}:certificate:<app id>` | hash | `version`, `domain`, `issuer`, `expiresAt`, `fingerprint`, … | with its domain |
+| `{pNN}:unhealthy` | zset | app ids by the time since when they are unhealthy, ms | each when the app answers |
 | `{pNN}:findings:<app id>` | hash | `version`; `open`: the last scan, JSON, 5,000; `red`, `yellow` | with the app |
 | `{pNN}:health-days:<app id>` | hash | `<day>:down`, ms, and `<day>:outages` of the days it was probed; 91 | 91 days |
 | `{pNN}:crashes:<app id>` | stream | the last 20 crashes, each with its last lines of output | 30 days |
@@ -79,6 +85,8 @@
 | `{ops}:processes` | set | ids of the gateway processes | 15 s |
 | `{ops}:workers` | set | `<group>:<name>` of the workers that read no stream, also some that have ended | 1 h |
 | `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
+| `{ops}:audit:<trail>` | stream | changes by operators, and reports of machines: the last 10,000 each | 400 days |
+| `{ops}:clock` | hash | `day`, `hour`, `minute`: now, as the names of keys have them; for Grafana | 60 s |
 | `worker:<group>:<name>` | string | a worker's heartbeat, which reserves its name | 15 s |
 
 `{pNN}` is the account's partition and a Redis Cluster hash tag: CRC-16 of the account id modulo 16. An app's keys carry
@@ -104,6 +112,7 @@ SITES_HOSTS = "{sites}:hosts"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 PROCESSES = "{ops}:processes"
 WORKERS = "{ops}:workers"
+CLOCK = "{ops}:clock"
 HEARTBEAT_SECONDS = 15  # that a worker's heartbeat lives
 
 
@@ -165,6 +174,14 @@ def account_key(account_id: str) -> str:
 
 def account_apps_key(account_id: str) -> str:
     return f"{tag(account_id)}:account:{account_id}:apps"
+
+
+def accounts_key(tag: str) -> str:
+    return f"{tag}:accounts"
+
+
+def apps_key(tag: str) -> str:
+    return f"{tag}:apps"
 
 
 def app_window_key(tag: str, app_id: str) -> str:
@@ -248,6 +265,10 @@ def spenders_key(day: str) -> str:
     return f"{{ops}}:spend:{day}"
 
 
+def audit_key(trail: str) -> str:
+    return f"{{ops}}:audit:{trail}"
+
+
 def process_key(process_id: str) -> str:
     return f"{{ops}}:process:{process_id}"
 
@@ -276,6 +297,15 @@ def worker_key(group: str, name: str) -> str:
 def stream_key(tag: str, stream: str) -> str:
     """`events` or `builds` of a partition."""
     return f"{tag}:{stream}"
+
+
+def failed_deploys_key(tag: str) -> str:
+    """`advance.lua` appends it to the key of the builds, and so it and `trigger.lua` do with the next one."""
+    return f"{stream_key(tag, 'builds')}:failed"
+
+
+def ended_deploys_key(tag: str) -> str:
+    return f"{stream_key(tag, 'builds')}:ended"
 
 
 def outcomes_key(tag: str) -> str:
@@ -368,6 +398,14 @@ def health_days_key(tag: str, app_id: str) -> str:
 
 def crashes_key(tag: str, app_id: str) -> str:
     return f"{tag}:crashes:{app_id}"
+
+
+def certificate_ends_key(tag: str) -> str:
+    return f"{tag}:certificates:ends"
+
+
+def unhealthy_key(tag: str) -> str:
+    return f"{tag}:unhealthy"
 
 
 def monitored_keys(tag: str, app_id: str) -> list[str]:

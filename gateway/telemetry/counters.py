@@ -4,7 +4,8 @@ A process counts in memory and adds the counts to Redis every two seconds, so a 
 
 - `{ops}:minute:<minute>`: `requests`; `code:<CODE>` for requests that ended with an error; `streams` and `ttft:<ms>`,
   streams by the time to their first token, each in the first bucket that fits (`ttft:more` above all of them);
-  `inputTokens`, `outputTokens`; `settled` in nano-euro
+  `inputTokens`, `outputTokens`; `settled` in nano-euro; `model:<model>:requests`, `…:errors` (of the provider) and
+  `…:ttft:<ms>` of each model
 - `{ops}:spend:<day>`: what each account spent, and `total`. For display only: the spend hashes are the books
 - what each account used: `gateway/telemetry/usage.py`
 - `{ops}:processes`, `{ops}:process:<id>`: the gateway processes, and the streams each has open
@@ -46,6 +47,7 @@ PROCESS_LIFE = 15  # seconds
 MINUTE_LIFE, DAY_LIFE = 2 * 3600, 48 * 3600  # seconds
 TTFT = (10, 20, 50, 100, 150, 200, 300, 400, 500, 750, 1000, 1500, 2000, 3000, 5000, 10_000, 30_000)  # ms
 TTFT_FIELDS = (*(f"ttft:{ms}" for ms in TTFT), "ttft:more")
+MODEL = "model:"  # before a model's name, in the names of its fields
 TOTAL = "total"  # among the accounts of a day's spend
 
 
@@ -105,6 +107,17 @@ class Counters:
             self.spenders.add(account)
         if account:
             self._usage.add(account, line)
+
+    def model(self, model: str, code: str, ttft: float | None) -> None:
+        """Counts a request that reached a model. `ttft` is in seconds, and None without a stream. Never waits."""
+        minute = int(self._clock()) // 60
+        if minute != self._minute:
+            self._start_minute(minute)
+        self._here[f"{MODEL}{model}:requests"] += 1
+        if code.startswith("PROVIDER_"):
+            self._here[f"{MODEL}{model}:errors"] += 1
+        if ttft is not None:
+            self._here[f"{MODEL}{model}:{TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]}"] += 1
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of another minute, or new ones after a flush took the old ones."""

@@ -6,7 +6,7 @@ Looking up a metric by its labels is slow, so the hot path looks up each combina
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -31,7 +31,7 @@ class ModelMetrics(NamedTuple):
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, models: Iterable[str] = ()) -> None:
         self.registry = registry = CollectorRegistry()
         self.requests = Counter("gateway_requests", "Inference requests", ["door", "status", "code"], registry=registry)
         self.open_streams = Gauge(
@@ -81,7 +81,10 @@ class Metrics:
             registry=registry,
         )
         self.provider_errors = Counter(
-            "gateway_provider_errors", "Requests that failed at the provider", ["code"], registry=registry
+            "gateway_provider_errors",
+            "Requests that failed at the provider",
+            ["code", "gen_ai_request_model"],
+            registry=registry,
         )
         self.cap_breaches = Counter(
             "gateway_cap_breaches", "Checks that found an account above its daily cap", registry=registry
@@ -114,18 +117,28 @@ class Metrics:
             "gateway_provider_waiting", "Requests that wait for their turn at the provider", mode="livesum"
         )
         self.provider_up = self._gauge("gateway_provider_up", "Whether the provider answers and accepts the credential")
+        self.available = self._gauge("gateway_inference_available", "Whether inference is on, approved and configured")
         self.redis_up = self._gauge("gateway_redis_up", "Whether Redis answers and takes writes", mode="livemin")
         self.webhook_queue = self._gauge("gateway_webhook_queue_events", "Events that wait for their outcome")
         self.webhook_oldest = self._gauge("gateway_webhook_queue_oldest_seconds", "Age of the oldest of them")
         self.deploy_queue = self._gauge("gateway_deploy_queue_deploys", "Deploys that wait or are under way")
         self.deploy_oldest = self._gauge("gateway_deploy_queue_oldest_seconds", "Age of the oldest of them")
         self.dead_letters = self._gauge("gateway_dead_letters", "Events and deploys that no worker could process")
+        self.deliveries = self._gauge("gateway_deliveries", "Deliveries of events that ended", ["outcome"])
+        self.deploys_ended = self._gauge("gateway_deploys_ended", "Deploys that ended", ["state"])
+        self.apps_unhealthy = self._gauge("gateway_apps_unhealthy", "Apps that do not answer the uptime probes")
+        self.certificates_expiring = self._gauge(
+            "gateway_certificates_expiring", "Custom domains whose certificate ends within seven days"
+        )
         self.workers = self._gauge("gateway_workers", "Workers with a heartbeat", ["group"])
         # Prometheus sees an increase only if it has seen the zero before it: these alert, so they exist from the start.
         for kind in ("no usage", "above bound"):
             self.anomalies.labels(kind)
+        for kind in ("app", "user", "cap"):
+            self.refusals.labels(kind)
         for error in (ProviderUnreachable, ProviderFailed, ProviderTimeout, ProviderQuotaExhausted):
-            self.provider_errors.labels(error.code)
+            for model in models:
+                self.provider_errors.labels(error.code, model)
         for format in ("", "native", "openai"):
             self.requests.labels(format, 500, "INTERNAL")
         self.request = lru_cache(256)(self.requests.labels)

@@ -80,6 +80,11 @@ async def test_the_operators_page(browser: Browser, gw: Gateway) -> None:
     await page.keyboard.press("Enter")
     await expect(page.locator("#live")).to_have_text("Live")
     await assert_accessible(page)
+    account = await gw.account()
+    for view in ("accounts", f"accounts/{account.id}", "apps", "deploys", "system", "audit"):
+        await page.evaluate(f"location.hash = '#/{view}'")
+        await expect(page.get_by_role("heading", level=1)).to_be_focused()
+        await assert_accessible(page)
     gw.confidential |= {cookie["value"] for cookie in await context.cookies()}
     await context.close()
 

@@ -43,6 +43,11 @@ async def inside(page: Page) -> Page:
     return page
 
 
+async def view(page: Page, name: str) -> None:
+    await page.get_by_role("navigation").get_by_role("link", name=name).click()
+    await expect(page.get_by_role("heading", level=1)).to_be_focused()
+
+
 async def log_in(page: Page, token: str = OPERATOR) -> None:
     await page.get_by_label("Operator token").fill(token)
     await page.keyboard.press("Enter")
@@ -76,6 +81,12 @@ async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: F
     await expect(spender).to_contain_text("max")
     await expect(spender.locator(".bar .settled")).to_be_visible()
     await expect(inside.get_by_role("img", name="21 requests in the last hour, at most")).to_be_visible()
+    await expect(inside.locator("#attention")).to_contain_text("Without a worker: webhooks, deploys")
+    await expect(inside.locator("#models")).to_contain_text("gpt-oss-120b")
+    glance = inside.locator("#glance")
+    await expect(glance).to_contain_text("refused: 1 over a limit")
+    await expect(glance).to_contain_text("100 %")
+    await view(inside, "System")
     await expect(inside.locator("#workers")).to_contain_text("No worker lives")
 
 
@@ -91,6 +102,7 @@ async def test_what_the_switch_refused_is_not_the_callers_fault(
 
 
 async def test_dead_letters_and_storage(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    await view(inside, "System")
     await expect(inside.get_by_role("heading", name="Dead letters")).to_be_hidden()
     app = await gw.app(backend)
     account = app.account.id
@@ -160,7 +172,80 @@ async def test_logging_out_ends_the_figures(inside: Page) -> None:
     await expect(inside.get_by_label("Operator token")).to_be_focused()
 
 
-@pytest.mark.parametrize("width", [320, 390, 1280])
-async def test_nothing_is_wider_than_the_window(inside: Page, width: int) -> None:
-    await inside.set_viewport_size({"width": width, "height": 800})
-    assert await inside.evaluate("document.documentElement.scrollWidth") <= width
+async def test_nothing_is_wider_than_the_window(inside: Page) -> None:
+    for name in ("Overview", "Accounts", "Apps", "Deploys", "System", "Audit"):
+        await view(inside, name)
+        for width in (320, 390, 1280):
+            await inside.set_viewport_size({"width": width, "height": 800})
+            assert await inside.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+
+
+async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
+    """An operator finds an account, changes its plan, makes a key for its holder, and sees all of it in the audit."""
+    made = (await gw.platform("POST", "accounts", {"name": "Café <b>Vreni</b>", "plan": "free"})).json()
+    gw.confidential.add(made["apiKey"])
+    record = {"account": made["id"], "auth": {"kind": "jwks", "url": backend.jwks_url}}
+    await gw.platform("PUT", "apps/vrenis-cafe", record)
+    dialog = inside.get_by_role("dialog")
+
+    await view(inside, "Accounts")
+    await inside.get_by_label("Name or id").fill("vreni")
+    await inside.keyboard.press("Enter")
+    await expect(inside.get_by_role("status")).to_have_text("1 account.")
+    await inside.get_by_role("link", name="Café <b>Vreni</b>").click()
+    await expect(inside.get_by_role("heading", level=1)).to_have_text("Café <b>Vreni</b>")
+    await expect(inside.get_by_role("row").filter(has_text="vrenis-cafe")).to_contain_text("Never live")
+    await expect(inside.get_by_role("row").filter(has_text="first")).to_contain_text("never")
+
+    await inside.get_by_label("Plan").select_option("maker")
+    await inside.get_by_role("button", name="Change plan").click()
+    await expect(dialog).to_contain_text("moves from free to maker")
+    await expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    await dialog.get_by_role("button", name="Change plan").click()
+    await expect(inside.get_by_role("status")).to_have_text("The account is on the maker plan.")
+    await expect(inside.get_by_label("Plan")).to_have_value("maker")
+
+    await inside.get_by_role("button", name="Create key").click()
+    await dialog.get_by_role("button", name="Create key").click()
+    await expect(inside.get_by_role("heading", name="The new API key")).to_be_focused()
+    key = await inside.locator(".once pre").inner_text()
+    gw.confidential.add(key)
+    account = await gw.http.get("/account", headers={"Authorization": f"Bearer {key}"})
+    assert account.json()["plan"] == "maker"
+
+    await view(inside, "Apps")
+    await inside.get_by_label("App, domain or account").fill(made["id"])
+    await inside.keyboard.press("Enter")
+    await expect(inside.get_by_role("row").filter(has_text="vrenis-cafe")).to_be_visible()
+    await inside.get_by_role("link", name="Show unhealthy apps").click()
+    await expect(inside.get_by_text("Every app that is probed answers.")).to_be_visible()
+    await view(inside, "Deploys")
+    await expect(inside.get_by_text("No deploy has failed")).to_be_visible()
+
+    await view(inside, "Audit")
+    rows = inside.get_by_role("row").filter(has_text=made["id"])
+    await expect(rows.first).to_contain_text("Create key for")
+    await expect(rows.nth(1)).to_contain_text("Change account")
+    await expect(rows.nth(1)).to_contain_text("plan maker")
+    await expect(rows.nth(1)).to_contain_text("Done")
+    assert key not in await inside.inner_text("main")
+    await inside.get_by_role("link", name="Show the reports").click()
+    await expect(inside.get_by_text("What watchdogs")).to_be_visible()
+    await inside.go_back()
+    await expect(rows.first).to_be_visible()
+
+
+async def test_the_approval_is_given_by_typing_the_services_name(inside: Page, gw: Gateway) -> None:
+    button, dialog = inside.locator("#approval"), inside.get_by_role("dialog")
+    for action, approved in (("Withdraw", False), ("Approve", True)):
+        await button.click()
+        field = dialog.get_by_role("textbox")
+        await expect(field).to_be_focused()
+        await field.fill("yes")
+        await inside.keyboard.press("Enter")
+        await expect(dialog.get_by_role("alert")).to_contain_text("to go on")
+        assert (await gw.platform("GET", "inference")).json()["approved"] is not approved
+        await field.fill(gw.address.removeprefix("http://"))
+        await dialog.get_by_role("button", name=action).click()
+        await expect(button).to_have_text("Withdraw approval" if approved else "Approve processing", timeout=10_000)
+        assert (await gw.platform("GET", "inference")).json()["approved"] is approved

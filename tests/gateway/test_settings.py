@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from gateway.settings import BadSettings, load
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.gateway_process import Gateway
@@ -93,3 +94,20 @@ async def test_a_port_that_is_taken(gw: Gateway) -> None:
     told = run.stdout + run.stderr
     assert "Traceback" not in told
     assert str(gw.port) in told
+
+
+@pytest.mark.parametrize(
+    "text", ["{0}", "ana:{0}", "ana={1}", "ana={0},ana={2}", "ana={0},bob={0}", "operator={0}", "={0}", "an a={0}"]
+)
+async def test_operators_tokens_that_are_none_are_not_repeated(text: str) -> None:
+    tokens = ["token-of-ana-" + "x" * 20, "short-token", "token-of-bob-" + "x" * 20]
+    with pytest.raises(BadSettings) as caught:
+        load({"GATEWAY_OPERATOR_TOKENS": text.format(*tokens)})
+    assert "GATEWAY_OPERATOR_TOKENS" in str(caught.value)
+    assert not [token for token in tokens if token in str(caught.value)]
+
+
+async def test_operators_tokens() -> None:
+    tokens = {"ana": "abcdefghijklmnopqrst==", "bob@example.com": "0123456789abcdefghij"}
+    text = ", ".join(f"{name}={token}" for name, token in tokens.items())
+    assert load({"GATEWAY_OPERATOR_TOKENS": text}).operator_tokens == tokens

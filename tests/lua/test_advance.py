@@ -110,3 +110,13 @@ def test_the_site_follows_what_is_queued(deploy: Deploy) -> None:
     deploy.advance("building", "state", "queued")
     deploy.advance("queued", "state", "building")
     assert deploy.site() == {"queued:live": "dep_2"}, "a newer one stays queued"
+
+
+def test_operators_see_what_failed_and_how_many_ended(deploy: Deploy) -> None:
+    deploy.client.hset(DEPLOY, mapping={"id": "dep_1", "account": "acc"})
+    deploy.client.zadd(f"{BUILDS}:failed", {"acc dep_0": 1, **{f"acc old_{n}": 2 + n for n in range(120)}})
+    assert deploy.advance("building", "state", "failed") == 1
+    assert deploy.advance("building", "state", "failed") == 0
+    assert deploy.client.zrange(f"{BUILDS}:failed", 0, -1) == [b"acc dep_1"]
+    assert 0 < deploy.client.ttl(f"{BUILDS}:failed") <= 86_400
+    assert deploy.client.hgetall(f"{BUILDS}:ended") == {b"failed": b"1"}

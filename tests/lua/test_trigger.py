@@ -94,6 +94,7 @@ def test_a_newer_deploy_replaces_the_queued_one_of_its_address(triggers: Trigger
     replaced = triggers.record("dep_1")
     assert (replaced["state"], replaced["finishedAt"]) == ("canceled", ISO)
     assert replaced["error"] == "replaced by dep_3, a newer deploy of the same address"
+    assert triggers.client.hget(f"{TAG}:builds:ended", "canceled") == b"1"
     assert [fields["id"] for _, fields in triggers.builds()] == ["dep_2", "dep_3"]
     assert triggers.record("dep_2")["state"] == "queued"
 

@@ -109,6 +109,8 @@ class Certificates:
             logger.info("certificate.unseen", app=claim.app.id, domain=domain, reason=error.reason)
             return Observation({}, [], min(AFTER_FAILURE, settings.certificate_interval))
         known, event = step(claim.known, domain, certificate, claim.now())
+        ends = keys.certificate_ends_key(claim.tag)  # for operators; whoever reads it asks the app's record too
+        await self._store.client.zadd(ends, {claim.app.id: certificate.expires})
         events = [] if event is None else [(new_id("evt"), event)]
         return Observation(known, events, settings.certificate_interval)
 

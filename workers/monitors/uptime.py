@@ -96,6 +96,7 @@ class Uptime:
         )
         if reason:
             logger.info("probe.failed", app=app.id, reason=reason, failures=after.failures)
+        await self._list(claim, before, after)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
         counts = self._mark_of_today(claim) | history.changes(before, after, claim.now())
         then = partial(history.add, self._store, claim.tag, app.id, counts, claim.now()) if counts else None
@@ -110,6 +111,14 @@ class Uptime:
             return {}
         self._seen.add(claim.app.id)
         return {f"{today}:down": 0}
+
+    async def _list(self, claim: Claim, before: health.AppHealth, after: health.AppHealth) -> None:
+        """Keeps operators' list of unhealthy apps. Whoever reads it asks the app's record too."""
+        unhealthy = keys.unhealthy_key(claim.tag)
+        if after.status == "unhealthy":
+            await self._store.client.zadd(unhealthy, {claim.app.id: after.since})
+        elif before.status == "unhealthy":
+            await self._store.client.zrem(unhealthy, claim.app.id)
 
 
 async def probe(http: Client, url: str, budget: float) -> health.Reason:

@@ -3,7 +3,7 @@
 import { h } from "/pages/dom.js";
 import { count, duration, money, plural, roughly } from "/pages/format.js";
 import { key, share } from "/dashboard/chart.js";
-import { KINDS, byKind, chart, kindOf } from "./minutes.js";
+import { KINDS, chart, kindOf, total } from "./minutes.js";
 
 const STATUS = {
   operational: ["Operational", "good"],
@@ -15,16 +15,35 @@ const STATUS = {
 const OLD = 60_000; // ms after which a waiting event needs attention
 const LATE = 10_000; // ms since the last heartbeat; workers send one every five seconds
 
-const put = (id, ...children) => document.getElementById(id).replaceChildren(...children.flat(Infinity).filter(Boolean));
-const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
+// A link that has the focus is drawn anew, and keeps it.
+function put(id, ...children) {
+  const card = document.getElementById(id);
+  const focused = card.contains(document.activeElement) ? document.activeElement.href : undefined;
+  card.replaceChildren(...children.flat(Infinity).filter(Boolean));
+  if (focused) [...card.querySelectorAll("a")].find(({ href }) => href === focused)?.focus();
+}
 
+const badge = (text, tone = "") => h("span", { class: `badge ${tone}` }, text);
+const there = (id) => document.getElementById(id) !== null;
+
+// Draws the cards of the view that is open; other views have none.
 export function draw(snapshot) {
+  if (there("glance")) overview(snapshot);
+  if (there("gateways")) system(snapshot);
+}
+
+function overview(snapshot) {
   glance(snapshot);
   inference(snapshot.inference);
   provider(snapshot.provider);
-  redis(snapshot.redis);
+  attention(snapshot);
   requests(snapshot.minutes);
+  models(snapshot.models);
   spend(snapshot.spend);
+}
+
+function system(snapshot) {
+  redis(snapshot.redis);
   queue("webhooks", snapshot.webhooks, "event", outcomes(snapshot.outcomes));
   queue("deploys", snapshot.deploys, "deploy");
   deadLetters(snapshot.deadLetters);
@@ -38,15 +57,28 @@ const tile = (name, value, unit) =>
 
 function glance({ gateways, minutes, firstToken, spend }) {
   const streams = gateways.reduce((sum, gateway) => sum + gateway.streams, 0);
+  const sums = total(minutes);
   const requests = minutes.reduce((sum, minute) => sum + minute.requests, 0);
-  const answered = minutes.reduce((sum, minute) => sum + byKind(minute).answered, 0);
   put(
     "glance",
     tile("Streams open", count(streams)),
-    tile("Requests, last hour", roughly(requests), requests ? `${percent(answered / requests)} answered` : ""),
+    tile("Requests, last hour", roughly(requests), refusedWords(sums)),
+    tile("Answered", answeredShare(sums), "leaving out refused ones"),
     tile("First token, half within", duration(firstToken.p50), firstToken.p99 === null ? "" : `99 % within ${duration(firstToken.p99)}`),
     tile("Spend today", money(spend.total)),
   );
+}
+
+// Of the requests that the service should have answered. Those that it had to refuse, and those that the caller left,
+// say nothing about it.
+function answeredShare({ answered, failed, off }) {
+  const due = answered + failed + off;
+  return due ? percent(answered / due) : "–";
+}
+
+function refusedWords({ faulty, limited }) {
+  const words = [faulty && `${roughly(faulty)} faulty`, limited && `${roughly(limited)} over a limit`].filter(Boolean);
+  return words.length ? `refused: ${words.join(", ")}` : "";
 }
 
 function inference({ managedInferenceStatus, enabled, approved, emergencyOff }) {
@@ -89,6 +121,39 @@ function provider({ bound, used, waiting, top }) {
   );
 }
 
+function attention({ troubles, deadLetters, workers, webhooks, deploys }) {
+  const dead = workers.filter(({ heartbeatMs }) => heartbeatMs === null).length;
+  const late = [webhooks, deploys].filter(({ oldestMs }) => oldestMs > OLD).length;
+  const found = [
+    troubles.unhealthyApps && ["#/apps?health=unhealthy", `${plural(troubles.unhealthyApps, "app")} unhealthy`, "bad"],
+    troubles.failedDeploys && ["#/deploys", `${plural(troubles.failedDeploys, "deploy")} failed in 24 hours`, "warn"],
+    deadLetters.count && ["#/system", plural(deadLetters.count, "dead letter"), "bad"],
+    dead && ["#/system", `${plural(dead, "worker")} died with work in hand`, "bad"],
+    troubles.missingWorkers.length && ["#/system", `Without a worker: ${troubles.missingWorkers.join(", ")}`, "bad"],
+    late && ["#/system", `${plural(late, "queue")} with old entries`, "bad"],
+  ].filter(Boolean);
+  const item = ([href, text, tone]) => h("li", {}, badge(h("a", { href }, text), tone));
+  put("attention", found.length ? h("ul", { class: "attention" }, found.map(item)) : badge("Nothing", "good"));
+}
+
+function models(figures) {
+  put(
+    "models",
+    figures.length
+      ? table(
+          ["Model", "Requests", "Failed at the provider", "First token, half within", "99 % within"],
+          figures.map(({ model, requests, errors, firstToken }) => [
+            model,
+            count(requests),
+            errors ? badge(`${count(errors)}, ${percent(errors / requests)}`, "bad") : "–",
+            duration(firstToken.p50),
+            duration(firstToken.p99),
+          ]),
+        )
+      : h("p", { class: "empty" }, "No model was asked."),
+  );
+}
+
 function redis({ latencyMs, memory, memoryLimit, clients, commandsPerSecond }) {
   const used = bytes(memory);
   put(
@@ -114,10 +179,9 @@ const facts = (entries) =>
   );
 
 function requests(minutes) {
-  const kinds = Object.fromEntries(KINDS.map(([kind]) => [kind, 0]));
+  const kinds = total(minutes);
   const codes = {};
   for (const minute of minutes) {
-    for (const [kind, often] of Object.entries(byKind(minute))) kinds[kind] += often;
     for (const [code, often] of Object.entries(minute.codes)) codes[code] = (codes[code] ?? 0) + often;
   }
   const sorted = Object.entries(codes).sort(([, a], [, b]) => b - a);
@@ -139,7 +203,7 @@ function spend({ day, total, top }) {
       ? table(
           ["Account", "Plan", "Settled", "Reserved", "Of its cap"],
           top.map(({ account, name, plan, settled, reserved, cap }) => [
-            [name, h("span", { class: "small quiet cut" }, account)],
+            [h("a", { href: `#/accounts/${account}` }, name), h("span", { class: "small quiet cut" }, account)],
             plan,
             money(settled),
             money(reserved),

@@ -26,11 +26,19 @@ export function kindOf(code) {
   return OURS.test(code) ? "failed" : "faulty";
 }
 
-export function byKind({ requests, codes }) {
+function byKind({ requests, codes }) {
   const sums = { answered: requests, faulty: 0, limited: 0, off: 0, failed: 0, left: 0 };
   for (const [code, often] of Object.entries(codes)) {
     sums[kindOf(code)] += often;
     sums.answered -= often;
+  }
+  return sums;
+}
+
+export function total(minutes) {
+  const sums = Object.fromEntries(KINDS.map(([kind]) => [kind, 0]));
+  for (const minute of minutes) {
+    for (const [kind, often] of Object.entries(byKind(minute))) sums[kind] += often;
   }
   return sums;
 }

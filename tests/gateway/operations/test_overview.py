@@ -59,6 +59,12 @@ async def test_an_empty_service_has_a_snapshot(gateway: Gateway) -> None:
     assert snapshot["firstToken"] == {"p50": None, "p99": None}
     assert (snapshot["spend"]["total"], snapshot["spend"]["top"]) == (0, [])
     assert snapshot["webhooks"] == {"waiting": 0, "pending": 0, "oldestMs": None}
+    assert snapshot["models"] == []
+    assert snapshot["troubles"] == {
+        "failedDeploys": 0,
+        "unhealthyApps": 0,
+        "missingWorkers": ["webhooks", "deploys", "monitors", "sites"],
+    }
     assert (snapshot["workers"], snapshot["gateways"], snapshot["outcomes"]) == ([], [], {})
     assert snapshot["deadLetters"] == {"count": 0, "newest": []}
     assert snapshot["storage"] == {"limit": 8_388_608, "top": []}
@@ -185,6 +191,45 @@ async def test_the_gauges_show_it_too(gateway: Gateway) -> None:
     await gateway.store.client.delete(*[f"{tag}:events" for tag in partition_tags()])
     await gateway.overview.refresh_gauges()
     assert gauge(gateway, "gateway_webhook_queue_oldest_seconds") == 0
+
+
+async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Gateway) -> None:
+    """A process that starts reads counts of all time: a zero before them would look like an increase."""
+    outcomes = ("delivered", "failed", "dropped")
+    assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [None, None, None]
+    tag = partition_tags()[3]
+    await gateway.store.client.hset(f"{tag}:outcomes", mapping={"failed": 7, "failed:timeout": 7})
+    await gateway.store.client.hset(f"{tag}:builds:ended", mapping={"live": 5})
+    await gateway.overview.refresh_gauges()
+    assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [0, 7, 0]
+    ended = [gauge(gateway, "gateway_deploys_ended", state=each) for each in ("live", "failed", "canceled")]
+    assert ended == [5, 0, 0]
+    assert gauge(gateway, "gateway_apps_unhealthy") == 0
+
+
+async def test_the_clock_names_the_keys_of_now(gateway: Gateway) -> None:
+    """Whatever the time zone of whoever looks: Grafana reads it from Redis."""
+    gateway.counters.request("acc", "", None, None, 10)
+    await gateway.counters.flush()
+    await gateway.overview.refresh_gauges()
+    clock = await gateway.store.client.hgetall("{ops}:clock")
+    assert await gateway.store.client.exists(spenders_key(clock["day"]))
+    assert clock["minute"].startswith(clock["hour"])
+    assert clock["hour"].startswith(clock["day"])
+    assert 0 < await gateway.store.client.ttl("{ops}:clock") <= 60
+
+
+async def test_models_have_their_own_figures(gateway: Gateway) -> None:
+    for ttft in (0.18, 0.18, None):
+        gateway.counters.model("gpt-oss-120b", "", ttft)
+    gateway.counters.model("llama-3.3-70b-instruct", "PROVIDER_TIMEOUT", None)
+    gateway.counters.model("llama-3.3-70b-instruct", "CLIENT_GONE", 2.5)
+    await gateway.counters.flush()
+    oss, llama = (await take_snapshot(gateway))["models"]
+    assert (oss["model"], oss["requests"], oss["errors"]) == ("gpt-oss-120b", 3, 0)
+    assert 150 < oss["firstToken"]["p50"] <= 200
+    assert (llama["requests"], llama["errors"]) == (2, 1)
+    assert 2000 < llama["firstToken"]["p50"] <= 3000
 
 
 async def test_an_account_above_its_cap_is_noticed(gateway: Gateway) -> None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gateway.accounts.records import App
 from gateway.events.catalogue import DomainExpiring
 from gateway.ids import now_iso
+from gateway.operations.troubles import count_expiring_certificates
 from gateway.outbound import addresses
 from gateway.settings import Settings
 from gateway.store import keys
@@ -134,6 +135,8 @@ async def test_told_once_for_each_certificate_within_seven_days(own: Fleet, edge
     assert await known(never) == await known(plain) == {}
     assert (await known(far))["expiresAt"] == str(ends[far])
     assert (await known(far))["issuer"] == far.app.customDomain  # it signed itself
+    seconds, _ = await own.queue.store.client.time()
+    assert await count_expiring_certificates(own.queue.store, seconds * 1000) == 3  # for operators
     # Renewed: nothing to say; and the renewed one is told of when its own end is near.
     ends[near] = edge.shows("near.example.com", 90)
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from gateway.accounts.records import App
 from gateway.ids import now_iso
 from gateway.monitors import history
+from gateway.operations.troubles import list_unhealthy_apps
 from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import keys, scripts
@@ -56,9 +57,12 @@ async def test_an_incident(shared: Fleet) -> None:
     app.fails()
     await app.hears("app.unhealthy")
     await app.probed(3)
+    assert app.app.id in [each.id for each, _ in await list_unhealthy_apps(shared.registry, 100)]
     app.heals()
     await app.hears("app.unhealthy", "app.recovered")
     await app.probed(3)
+    unhealthy = keys.unhealthy_key(keys.tag(app.account.id))
+    assert await shared.queue.store.client.zscore(unhealthy, app.app.id) is None
     down, up = (envelope["data"] for envelope in app.told())
     same = {"appId": app.app.id, "appName": app.app.name, "url": shared.site.url(app.path)}
     assert down == {**same, "failures": 3, "reason": "status"}

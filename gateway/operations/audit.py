@@ -1,0 +1,159 @@
+"""The audit trail: every change that an operator made or tried to make.
+
+- `{ops}:audit:changes` has the changes that people make; `{ops}:audit:reports` what watchdogs, scanners and deploy
+  engines report with the operator token, so that they do not push the changes out
+
+A request writes its record before anything else happens, and again with its result before the answer ends. The second
+write replaces the first in one step.
+
+Failure policy: when the first record cannot be written, the request is refused and changes nothing. When the result
+cannot be written, the change has happened: the record stays without a result, and the log has it as `audit.unfinished`.
+A gateway that dies in between leaves the same record.
+
+A record never holds a secret. Of a body it has the fields in `FIELDS`; of other fields only that they were given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+from gateway.accounts.operators import Operator
+from gateway.errors import BackboneUnavailable
+from gateway.events.catalogue import Time
+from gateway.ids import now_iso
+from gateway.store import keys
+from gateway.store.client import Store, backbone
+from gateway.store.faults import code_of
+
+logger = structlog.get_logger()
+
+Trail = Literal["changes", "reports"]
+MOST = 10_000  # records of a trail
+LIFE = 400 * 86_400  # seconds
+TEXT = 200  # characters kept of a value
+
+# Fields of bodies and answers whose values are no secrets.
+FIELDS = {
+    "account",
+    "approved",
+    "branch",
+    "customDomain",
+    "customDomainVerified",
+    "enabled",
+    "exitCode",
+    "kind",
+    "name",
+}
+FIELDS |= {"ok", "phase", "plan", "reason"}
+ANSWERED = {"deployId", "id"}
+HIDDEN = "(not recorded)"
+
+Value = str | int | bool | None
+
+
+class AuditRecord(msgspec.Struct, kw_only=True):
+    id: str = ""  # of its place in the trail; it changes when the result is known
+    at: Time
+    operator: str
+    token: str  # fingerprint of the token
+    action: str  # such as `change_account`
+    target: str  # the account, app or deploy; empty for the whole service
+    details: dict[str, Value] = {}
+    status: int | None = None  # of the answer; null: the result is not known
+    code: str = ""  # of a refusal
+    requestId: str
+
+
+class Audit:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def begin(self, trail: Trail, operator: Operator, action: str, target: str, request_id: str) -> AuditRecord:
+        """Records that an operator is about to change something. Raises BackboneUnavailable."""
+        record = AuditRecord(
+            at=now_iso(),
+            operator=operator.name,
+            token=operator.fingerprint,
+            action=action,
+            target=target,
+            requestId=request_id,
+        )
+        key = keys.audit_key(trail)
+        with backbone():
+            async with self._store.client.pipeline(transaction=True) as pipe:
+                pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
+                pipe.expire(key, LIFE)
+                record.id, _ = await pipe.execute()
+        record.at = now_iso(int(record.id.partition("-")[0]) / 1000)  # Redis's clock
+        return record
+
+    async def finish(self, trail: Trail, record: AuditRecord) -> None:
+        """Records the result. A failure is logged: the change has happened."""
+        key, begun = keys.audit_key(trail), record.id
+        try:
+            with backbone():
+                async with self._store.client.pipeline(transaction=True) as pipe:
+                    pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
+                    pipe.xdel(key, begun)
+                    pipe.expire(key, LIFE)
+                    await pipe.execute()
+        except BackboneUnavailable as error:
+            record_fields = msgspec.to_builtins(record)
+            logger.error("audit.unfinished", trail=trail, record=record_fields, error=code_of(error.__cause__))
+
+    async def list(self, trail: Trail, limit: int, before: str | None) -> list[AuditRecord]:
+        """Newest first; `before` is the id of a record. Raises BackboneUnavailable."""
+        newest = "+" if before is None else f"({before}"
+        oldest = int((time.time() - LIFE) * 1000)
+        with backbone():
+            entries = await self._store.client.xrevrange(keys.audit_key(trail), newest, oldest, count=limit)
+        return [_decode(entry, fields) for entry, fields in entries]
+
+
+def _encode(record: AuditRecord) -> dict[str, str]:
+    return {"record": msgspec.json.encode(record).decode()}
+
+
+def _decode(entry: str, fields: Mapping[str, str]) -> AuditRecord:
+    record = msgspec.json.decode(fields["record"], type=AuditRecord)
+    if record.status is None:
+        record.at = now_iso(int(entry.partition("-")[0]) / 1000)
+    record.id = entry
+    return record
+
+
+def describe_body(body: Any) -> dict[str, Value]:
+    """The fields that a body gives, without those that it leaves at their defaults."""
+    if not isinstance(body, msgspec.Struct):
+        return {}
+    given = {field.name: getattr(body, field.name) for field in msgspec.structs.fields(body) if _is_given(body, field)}
+    return {name: _shorten(value) if name in FIELDS else HIDDEN for name, value in given.items()}
+
+
+def _is_given(body: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
+    value = getattr(body, field.name)
+    return value is not msgspec.UNSET and (field.required or value != field.default)
+
+
+def describe_answer(answer: bytes) -> tuple[dict[str, Value], str]:
+    """What an answer says was made, and the code of a refusal."""
+    try:
+        fields = msgspec.json.decode(answer)
+    except msgspec.DecodeError:
+        return {}, ""
+    if not isinstance(fields, dict):
+        return {}, ""
+    error = fields.get("error")
+    code = str(error.get("code", "")) if isinstance(error, dict) else ""
+    return {name: _shorten(fields[name]) for name in sorted(ANSWERED & fields.keys())}, code
+
+
+def _shorten(value: Any) -> Value:
+    if value is None or isinstance(value, bool | int):
+        return value
+    return value[:TEXT] if isinstance(value, str) else HIDDEN

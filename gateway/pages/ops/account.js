@@ -1,0 +1,73 @@
+// One account: its plan, what it spends, its apps and its API keys.
+
+import { h } from "/pages/dom.js";
+import { count, money, moment } from "/pages/format.js";
+import { call, get } from "/dashboard/api.js";
+import { share } from "/dashboard/chart.js";
+import { announce, card, facts, field, form, heading, once, refusal, table } from "/dashboard/parts.js";
+import { columns as appColumns } from "./apps.js";
+import { confirmed } from "./confirm.js";
+
+export const title = "Account";
+const PLANS = ["free", "starter", "maker", "max"];
+
+export async function draw(signal, id) {
+  const at = `/platform/accounts/${encodeURIComponent(id)}`;
+  const account = await get(at, signal);
+  return [
+    heading(account.name, [h("code", { class: "small" }, account.id), " · created ", moment(account.createdAt)]),
+    h("div", { class: "pair" }, spend(account), plan(account, at)),
+    card("Apps", apps(account.appList)),
+    card("API keys", keys(account.keys), newKey(account, at)),
+  ];
+}
+
+function spend({ settled, reserved, cap, deploysToday, deploysPerDay }) {
+  const spoken = `${money(settled + reserved)} of ${money(cap)}`;
+  return card(
+    "Today",
+    h("p", { class: "figure" }, money(settled), h("small", {}, ` of ${money(cap)}`)),
+    share(cap, { settled, reserved }, spoken),
+    facts({ Reserved: money(reserved), Deploys: `${count(deploysToday)} of ${count(deploysPerDay)}` }),
+  );
+}
+
+function plan(account, at) {
+  const select = h("select", { id: "plan" }, PLANS.map((name) => h("option", { selected: name === account.plan }, name)));
+  const change = async () => {
+    if (select.value === account.plan) return announce("The account has this plan already.");
+    const text = `${account.name} moves from ${account.plan} to ${select.value}. Caps, quotas and shares change within a second.`;
+    if (!(await confirmed("Change the plan?", text, "Change plan"))) return;
+    await call("PATCH", at, { body: { plan: select.value } });
+    dispatchEvent(new CustomEvent("show-again", { detail: `The account is on the ${select.value} plan.` }));
+  };
+  return card("Plan", form("with-button", field("Plan", select), h("button", {}, "Change plan"), change));
+}
+
+function apps(rows) {
+  if (!rows.length) return h("p", { class: "empty" }, "The account has no apps.");
+  const { Account, ...columns } = appColumns;
+  return table("Apps of the account", columns, rows);
+}
+
+function keys(rows) {
+  const columns = {
+    Name: ({ name }) => name,
+    Id: ({ id }) => h("code", { class: "small" }, id),
+    Created: ({ createdAt }) => moment(createdAt),
+    "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : "never"),
+  };
+  return rows.length ? table("API keys of the account", columns, rows) : h("p", { class: "empty" }, "It has none.");
+}
+
+function newKey(account, at) {
+  const name = h("input", { id: "key-name", required: true, maxlength: 100, autocomplete: "off", value: "replacement" });
+  const place = h("div");
+  const create = async () => {
+    const text = `Only for the holder of ${account.name}, who lost theirs. The key gives full access to the account.`;
+    if (!(await confirmed("Create an API key?", text, "Create key"))) return;
+    const { key } = await call("POST", `${at}/keys`, { body: { name: name.value.trim() } });
+    place.replaceChildren(once("The new API key", "It is shown only once. Pass it on over a safe way.", key));
+  };
+  return h("div", { class: "stack" }, form("with-button snug", field("New key for a holder who lost theirs", name), h("button", {}, "Create key"), create), place);
+}

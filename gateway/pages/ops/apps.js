@@ -1,0 +1,42 @@
+// The apps of all accounts, with a search; and those that do not answer.
+
+import { h, link } from "/pages/dom.js";
+import { capital, plural, since } from "/pages/format.js";
+import { badge, card, heading } from "/dashboard/parts.js";
+import { list, search } from "./lists.js";
+
+export const title = "Apps";
+
+const HEALTH = { healthy: "good", unhealthy: "bad" };
+
+export const columns = {
+  App: ({ name, url }) => [name, h("span", { class: "small quiet" }, link(url, url.replace("https://", "")))],
+  Account: ({ account, accountName }) => h("a", { href: `#/accounts/${account}` }, accountName),
+  Status: ({ status }) => capital(status),
+  Health: ({ health, healthSince }) =>
+    health === "unknown" ? "–" : [badge(capital(health), HEALTH[health]), " ", healthSince && h("span", { class: "small quiet" }, since(healthSince))],
+  "Red findings": ({ openFindings }) => (openFindings.red ? badge(plural(openFindings.red, "finding"), "bad") : "–"),
+};
+
+export async function draw(signal, _, query) {
+  const wanted = query.get("search") ?? "";
+  const unhealthy = query.get("health") === "unhealthy";
+  const filter = unhealthy
+    ? h("a", { href: "#/apps" }, "Show all apps")
+    : h("a", { href: "#/apps?health=unhealthy" }, "Show unhealthy apps");
+  const apps = {
+    path: "/platform/apps",
+    query: unhealthy ? { health: "unhealthy" } : { search: wanted },
+    read: (page) => page.apps,
+    cursor: "after",
+    one: "app",
+    none: unhealthy ? "Every app that is probed answers." : wanted ? `No app matches “${wanted}”.` : "There are no apps yet.",
+    columns,
+  };
+  return [
+    heading(unhealthy ? "Unhealthy apps" : title, unhealthy ? "Those that have not answered the longest first." : "By id."),
+    !unhealthy && search("App, domain or account", "apps", wanted),
+    h("p", {}, filter),
+    card("", await list(apps, signal)),
+  ];
+}

@@ -1,0 +1,34 @@
+// Asks an operator before something changes for others.
+
+import { h } from "/pages/dom.js";
+
+// Resolves with whether it is confirmed. `type` is a name to type first, for what must not happen by a slip.
+export function confirmed(title, text, action, type = "") {
+  const typed = h("input", { id: "typed", autocomplete: "off", autocapitalize: "none", spellcheck: "false" });
+  const refusal = h("p", { class: "refusal", role: "alert" });
+  const keep = h("button", { type: "button", autofocus: !type, onclick: () => dialog.close("") }, "Cancel");
+  const form = h(
+    "form",
+    {
+      onsubmit: (event) => {
+        event.preventDefault();
+        if (!type || typed.value.trim() === type) return dialog.close("yes");
+        refusal.textContent = `Type ${type} to go on.`;
+        typed.setAttribute("aria-invalid", "true");
+        typed.focus();
+      },
+    },
+    h("h2", { id: "sure-title" }, title),
+    h("p", { id: "sure-text" }, text),
+    type && h("div", { class: "field" }, h("label", { for: "typed" }, "Type ", h("code", {}, type), " to confirm"), typed),
+    type && refusal,
+    h("div", { class: "row" }, keep, h("button", { class: "danger" }, action)),
+  );
+  const dialog = h("dialog", { "aria-labelledby": "sure-title", "aria-describedby": "sure-text" }, form);
+  document.body.append(dialog);
+  dialog.showModal();
+  if (type) typed.focus();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => (dialog.remove(), resolve(dialog.returnValue === "yes")), { once: true });
+  });
+}

@@ -1,0 +1,121 @@
+"""Every change by an operator leaves a record, whichever route makes it, and no record holds a secret."""
+
+import re
+import secrets
+from typing import Any
+
+import httpx
+import pytest
+from litestar.routes import HTTPRoute
+
+from gateway.app import create_app
+from gateway.settings import Settings
+from tests.gateway.conftest import Launch
+from tests.support.gateway_process import OPERATOR, Gateway
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NAMED = {name: f"{name}-{secrets.token_hex(16)}" for name in ("ana", "bob")}
+
+
+def writing_routes() -> list[tuple[str, str]]:
+    routes = [route for route in create_app(Settings()).litestar.routes if isinstance(route, HTTPRoute)]
+    platform = [route for route in routes if route.path.startswith("/platform")]
+    return sorted((method, r.path_format) for r in platform for method in r.methods - {"GET", "HEAD", "OPTIONS"})
+
+
+async def trail(gw: Gateway, name: str = "changes", **query: Any) -> list[dict[str, Any]]:
+    parameters = "".join(f"&{key}={value}" for key, value in query.items())
+    answer = await gw.platform("GET", f"audit?trail={name}{parameters}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(("method", "path"), writing_routes())
+async def test_every_writing_route_leaves_a_record(gw: Gateway, method: str, path: str) -> None:
+    """An attempt counts too: none of these names exists, or the body is wrong."""
+    target = f"nothing-{secrets.token_hex(4)}"
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    address = re.sub(r"{\w+}", target, path)
+    answer = await gw.http.request(method, address, headers=headers, json={"no": "field"})
+    found = [r for name in ("changes", "reports") for r in await trail(gw, name)]
+    (record,) = [r for r in found if r["requestId"] == answer.headers["X-Request-Id"]]
+    assert record["target"] == (target if "{" in path else "")
+    assert record["status"] == answer.status_code
+    assert record["code"] == (answer.json()["error"]["code"] if answer.status_code >= 400 else "")
+    assert record["operator"] == "operator"
+
+
+async def test_there_are_writing_routes() -> None:
+    assert len(writing_routes()) >= 12
+
+
+async def test_who_did_what_to_whom_and_what_came_of_it(launch: Launch) -> None:
+    named = ",".join(f"{name}={token}" for name, token in NAMED.items())
+    async with launch(GATEWAY_OPERATOR_TOKENS=named) as gw:
+        gw.confidential |= {*NAMED.values()}
+
+        async def by(name: str, method: str, path: str, body: Any) -> httpx.Response:
+            headers = {"Authorization": f"Bearer {NAMED[name]}"}
+            return await gw.http.request(method, f"/platform/{path}", json=body, headers=headers)
+
+        made = (await by("ana", "POST", "accounts", {"name": "Vreni", "plan": "free"})).json()
+        gw.confidential.add(made["apiKey"])
+        await by("bob", "PATCH", f"accounts/{made['id']}", {"plan": "maker"})
+        password, secret = secrets.token_hex(12), secrets.token_hex(20)
+        gw.confidential |= {password, secret}
+        app = {
+            "account": made["id"],
+            "auth": {"kind": "secret", "secret": secret},
+            "repository": {"url": f"https://ana:{password}@git.example/x.git"},
+        }
+        await by("ana", "PUT", "apps/vrenis-shop", app)
+        refused(await by("bob", "PATCH", "accounts/acc_nobody", {"plan": "free"}), 404, "NOT_FOUND")
+        await gw.switch(enabled=False)
+        records = list(reversed(await trail(gw)))
+        assert [(r["operator"], r["action"], r["target"], r["details"], r["status"], r["code"]) for r in records] == [
+            ("ana", "create_account", made["id"], {"name": "Vreni"}, 201, ""),
+            ("bob", "change_account", made["id"], {"plan": "maker", "plan before": "free"}, 200, ""),
+            (
+                "ana",
+                "put_app",
+                "vrenis-shop",
+                {"account": made["id"], "auth": "(not recorded)", "repository": "(not recorded)"},
+                200,
+                "",
+            ),
+            ("bob", "change_account", "acc_nobody", {"plan": "free"}, 404, "NOT_FOUND"),
+            ("operator", "switch_inference", "", {"enabled": False, "enabled before": True}, 200, ""),
+        ]
+        fingerprints = {r["operator"]: r["token"] for r in records}
+        assert len({*fingerprints.values()}) == 3
+        assert all(re.fullmatch(r"[0-9a-f]{8}", each) for each in fingerprints.values())
+        first, second = await trail(gw, limit=2), await trail(gw, limit=2, before=records[3]["id"])
+        assert [r["id"] for r in first + second] == [r["id"] for r in reversed(records[1:])]
+        with gw.redis.client() as client:
+            assert 0 < client.ttl("{ops}:audit:changes") <= 400 * 86_400
+            client.delete("{ops}:audit:changes")
+            client.set("{ops}:audit:changes", "not a stream", ex=60)
+        # What cannot be recorded does not happen.
+        refused(await by("bob", "PATCH", f"accounts/{made['id']}", {"plan": "max"}), 503, "BACKBONE_UNAVAILABLE")
+        assert (await gw.platform("GET", f"accounts/{made['id']}")).json()["plan"] == "maker"
+
+
+async def test_reports_of_machines_are_kept_apart(gw: Gateway) -> None:
+    answer = await gw.platform("POST", "apps/no-such-app/crashes", {"reason": "oom"})
+    (record,) = [r for r in await trail(gw, "reports") if r["requestId"] == answer.headers["X-Request-Id"]]
+    assert (record["action"], record["target"], record["details"]) == ("report_crash", "no-such-app", {"reason": "oom"})
+    assert not [r for r in await trail(gw) if r["requestId"] == record["requestId"]]
+
+
+async def test_who_is_no_operator_leaves_none(gw: Gateway) -> None:
+    before = await trail(gw, limit=1)
+    refused(await gw.http.put("/platform/inference", json={"enabled": False}), 401, "UNAUTHORIZED")
+    refused(await gw.http.get("/platform/audit"), 401, "UNAUTHORIZED")
+    assert await trail(gw, limit=1) == before
+
+
+async def test_a_page_of_records_has_bounds(gw: Gateway) -> None:
+    for query in ("limit=0", "limit=201", "before=x", "before=0-0", "trail=other"):
+        refused(await gw.platform("GET", f"audit?{query}"), 400, "REQUEST_MALFORMED")

@@ -1,0 +1,60 @@
+"""What operators see of all accounts, apps and failed deploys, over HTTP."""
+
+import secrets
+
+import pytest
+
+from tests.fakes import FakeAppBackend
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_an_account_is_found_and_shown(gw: Gateway, backend: FakeAppBackend) -> None:
+    word = secrets.token_hex(6)
+    made = (await gw.platform("POST", "accounts", {"name": f"Café {word}", "plan": "maker"})).json()
+    gw.confidential.add(made["apiKey"])
+    body = {"account": made["id"], "auth": {"kind": "jwks", "url": backend.jwks_url}}
+    assert (await gw.platform("PUT", f"apps/shop-{word}", body)).is_success
+    (row,) = (page := (await gw.platform("GET", f"accounts?search=CAFÉ%20{word}")).json())["accounts"]
+    assert (row["id"], row["name"], row["plan"], row["apps"]) == (made["id"], f"Café {word}", "maker", 1)
+    assert (row["settled"], row["reserved"], row["cap"]) == (0, 0, 2_000_000_000)
+    assert page["next"] is None
+
+    details = (await gw.platform("GET", f"accounts/{made['id']}")).json()
+    assert {name: details[name] for name in row} == row
+    assert [app["name"] for app in details["appList"]] == [f"shop-{word}"]
+    assert [(key["name"], "key" in key) for key in details["keys"]] == [("first", False)]
+    assert (details["deploysToday"], details["deploysPerDay"]) == (0, 200)
+    assert made["apiKey"] not in str(details)
+    refused(await gw.platform("GET", "accounts/acc_nobody"), 404, "NOT_FOUND")
+
+
+async def test_apps_are_found_by_their_account_too(gw: Gateway, app: App) -> None:
+    for search in (app.name, app.account.id):
+        (row,) = (await gw.platform("GET", f"apps?search={search}")).json()["apps"]
+        assert (row["name"], row["account"], row["status"]) == (app.name, app.account.id, "never-live")
+        assert row["accountName"].startswith("Account ")
+    assert (await gw.platform("GET", "apps?health=unhealthy")).json() == {"apps": [], "next": None}
+
+
+async def test_failed_deploys_are_listed(hosted: App) -> None:
+    gw = hosted.gateway
+    record = {"account": hosted.account.id, "repository": {"url": "https://git.example.com/a"}}
+    await gw.platform("PUT", f"apps/{hosted.name}", record)
+    deploy = (await gw.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "live"})).json()["deployId"]
+    assert (await gw.platform("GET", "deploys/failed")).json() == []
+    await gw.platform("POST", f"deploys/{deploy}/phases", {"phase": "build", "ok": False, "reason": "exit status 1"})
+    (failed,) = (await gw.platform("GET", "deploys/failed")).json()
+    assert (failed["id"], failed["account"], failed["error"]) == (deploy, hosted.account.id, "build: exit status 1")
+
+
+async def test_lists_have_bounds(gw: Gateway) -> None:
+    queries = ["accounts?limit=101", "apps?limit=0", f"accounts?search={'x' * 201}", "apps?health=healthy"]
+    for query in [*queries, "deploys/failed?limit=x"]:
+        refused(await gw.platform("GET", query), 400, "REQUEST_MALFORMED")
+    account = await gw.account()
+    for path in ("accounts", f"accounts/{account.id}", "apps", "deploys/failed"):
+        refused(await account.get(f"/platform/{path}"), 401, "UNAUTHORIZED")

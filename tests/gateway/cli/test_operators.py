@@ -1,0 +1,70 @@
+"""The operators' lists, and deleting an app, against a running gateway."""
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.support.accounts import App
+from tests.support.command_line import Tool
+from tests.support.gateway_process import OPERATOR, Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture
+def operator(gw: Gateway, tmp_path: Path) -> Tool:
+    return Tool(gw.address, OPERATOR, tmp_path)
+
+
+async def test_accounts_are_listed_searched_and_shown(operator: Tool, gw: Gateway) -> None:
+    word = secrets.token_hex(6)
+    key = (await operator("accounts", "create", f"Vreni {word}", "--plan", "maker")).line
+    gw.confidential.add(key)
+    headings, row = (await operator("accounts", "list", "--search", word.upper())).rows
+    assert [cell.strip() for cell in headings] == ["ACCOUNT", "NAME", "PLAN", "APPS", "SPENT TODAY", "CREATED"]
+    account, *others = (cell.strip() for cell in row)
+    assert others == [f"Vreni {word}", "maker", "0", "0.00 of 2.00 EUR", "just now"]
+    shown = (await operator("accounts", "show", account)).out
+    for text in (word, "maker", "0 of 200 today", "first (key_"):
+        assert text in shown
+    assert (await operator("accounts", "show", account, "--json")).json["appList"] == []
+    everybody = (await operator("accounts", "list", "--json")).json
+    assert account in [each["id"] for each in everybody]
+    assert "No account has 'nobody here'" in (await operator("accounts", "list", "--search", "nobody here")).line
+    assert "NOT_FOUND" in await operator.refused("accounts", "show", "acc_nobody")
+
+
+async def test_all_apps_are_listed(operator: Tool, app: App, tmp_path: Path) -> None:
+    headings, row = (await operator("apps", "list", "--search", app.name)).rows
+    assert [cell.strip() for cell in headings] == ["APP", "ACCOUNT", "OF", "STATUS", "ADDRESS"]
+    assert [row[0].strip(), row[1].strip(), row[3].strip()] == [app.name, app.account.id, "never-live"]
+    assert app.name in [each["name"] for each in (await operator("apps", "list", "--all", "--json")).json]
+    holder = Tool(app.gateway.address, app.account.key, tmp_path)
+    assert "UNAUTHORIZED" in await holder.refused("apps", "list", "--all")
+
+
+async def test_who_changed_what(operator: Tool, app: App) -> None:
+    await operator("accounts", "plan", app.account.id, "maker")
+    headings, row, *_ = (await operator("audit")).rows
+    assert [cell.strip() for cell in headings] == ["WHEN", "OPERATOR", "DID", "ON", "WITH", "RESULT"]
+    assert [cell.strip() for cell in row[2:]] == [
+        "change account",
+        app.account.id,
+        "plan maker, plan before max",
+        "done",
+    ]
+    await operator.refused("accounts", "plan", "acc_nobody", "free")
+    _, row, *_ = (await operator("audit", "--limit", "1")).rows
+    assert row[-1].strip() == "refused: 404 NOT_FOUND"
+    assert {each["action"] for each in (await operator("audit", "--reports", "--json")).json} <= {
+        "report_crash",
+        "take_in_scan",
+        "report_phase",
+    }
+
+
+async def test_an_app_is_deleted_only_if_one_means_it(operator: Tool, app: App) -> None:
+    assert "--yes" in await operator.refused("apps", "delete", app.name, code=2)
+    assert app.name in (await operator("apps", "show", app.name)).out
+    assert "Deleted" in (await operator("apps", "delete", app.name, "--yes")).line
