@@ -113,11 +113,12 @@ class Counters:
         minute = int(self._clock()) // 60
         if minute != self._minute:
             self._start_minute(minute)
-        self._here[f"{MODEL}{model}:requests"] += 1
+        prefix = f"{MODEL}{model}:"
+        self._here[prefix + "requests"] += 1
         if code.startswith("PROVIDER_"):
-            self._here[f"{MODEL}{model}:errors"] += 1
+            self._here[prefix + "errors"] += 1
         if ttft is not None:
-            self._here[f"{MODEL}{model}:{TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]}"] += 1
+            self._here[prefix + TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]] += 1
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of another minute, or new ones after a flush took the old ones."""
