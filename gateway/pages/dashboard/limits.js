@@ -54,6 +54,7 @@ export async function limitsCard(name, signal) {
   // Sends what was changed here, so that it undoes nothing that was changed elsewhere.
   const save = async () => {
     saved.textContent = "";
+    for (const limit in FIELDS) hint(limit);
     const body = {};
     for (const [limit, [, [pattern, rule]]] of Object.entries(FIELDS)) {
       const text = inputs[limit].value.trim().replace(",", ".");
@@ -68,7 +69,6 @@ export async function limitsCard(name, signal) {
       if (error.status !== 400 || !(limit in FIELDS)) throw error;
       return complain(limit, sentence(reason.join(": ")));
     }
-    for (const limit in FIELDS) hint(limit);
     saved.textContent = "Saved. It applies within a second.";
     announce("The limits are saved.");
     await refresh();
@@ -94,8 +94,9 @@ function spentToday({ settled, reserved, cap, widest }) {
   const own = cap < Math.round(widest.dailyEuro * 1e9); // otherwise it is the account's, and other apps use it too
   const left = money(Math.max(0, cap - settled - reserved));
   const spoken = `${money(settled)} settled, ${money(reserved)} reserved, of ${money(cap)}`;
+  const bounds = ` of ${money(cap)} today${own ? "" : ", which all apps share"}`;
   return [
-    h("p", { class: "figure" }, money(settled + reserved), h("small", {}, ` of ${money(cap)} today${own ? "" : ", which all apps share"}`)),
+    h("p", { class: "figure" }, money(settled + reserved), h("small", {}, bounds)),
     share(cap, { settled, reserved }, spoken),
     key([
       ["settled", "settled", money(settled)],

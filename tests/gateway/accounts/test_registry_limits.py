@@ -1,0 +1,59 @@
+"""Limits that an account holder changes while somebody else writes the app's record."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.accounts.records import App, AppLimits
+from gateway.accounts.registry import Registry
+from gateway.errors import NotFound
+
+SHOP = App(id="shop", name="shop", account="acc_one", createdAt="")
+
+
+async def set_limits(registry: Registry, app: App = SHOP, **limits: object) -> AppLimits:
+    return await registry.change_limits(app, lambda before: replace(before, **limits))
+
+
+async def limits(registry: Registry, name: str = "shop") -> AppLimits | None:
+    app = await registry.app(name)
+    assert app is not None
+    return app.limits
+
+
+async def test_a_put_that_was_begun_before_keeps_what_was_changed_meanwhile(here: Registry) -> None:
+    await here.put_app(SHOP, None)
+    before = await here.find("shop")
+    await set_limits(here, dailyEuro="0.01")
+    await here.put_app(replace(SHOP, customDomain="shop.example.com"), before)
+    assert await limits(here) == AppLimits(dailyEuro="0.01")
+    before = await here.find("shop")
+    await set_limits(here, requestsPerMinute=3)
+    await here.put_app(replace(SHOP, name="store"), before)
+    assert await limits(here, "store") == AppLimits(dailyEuro="0.01", requestsPerMinute=3)
+    await here.delete_app(replace(SHOP, name="store"))
+
+
+async def test_changes_at_once_are_all_made(here: Registry) -> None:
+    await here.put_app(SHOP, None)
+    names = ("dailyEuro", "userDailyEuro", "requestsPerMinute", "userRequestsPerMinute")
+    values = ("0.1", "0.2", 3, 4)
+    puts = [here.put_app(replace(SHOP, customDomain=f"d{n}.example.com"), SHOP) for n in range(3)]
+    await asyncio.gather(*[set_limits(here, **{n: v}) for n, v in zip(names, values, strict=True)], *puts)
+    assert await limits(here) == AppLimits(*values)
+    await set_limits(here, **dict.fromkeys(names))
+    assert await limits(here) is None
+    await here.delete_app(SHOP)
+
+
+async def test_an_app_that_has_gone_or_moved_has_none_to_change(here: Registry) -> None:
+    with pytest.raises(NotFound):
+        await set_limits(here, dailyEuro="0")
+    await here.put_app(SHOP, None)
+    await set_limits(here, dailyEuro="0")
+    await here.put_app(replace(SHOP, account="acc_two"), SHOP)
+    with pytest.raises(NotFound):
+        await set_limits(here, dailyEuro="0.01")
+    assert await limits(here) is None
+    await here.delete_app(replace(SHOP, account="acc_two"))
