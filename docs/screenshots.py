@@ -273,6 +273,24 @@ async def take(browser: Browser, scene: Scene) -> None:
     await page.context.close()
 
 
+async def begin(browser: Browser, scene: Scene) -> None:
+    """What a new user sees."""
+    page = await visit(browser, scene, "light", DESKTOP)
+    await page.goto(f"{scene.gw.address}/#begin")
+    await page.get_by_label("Your name").fill("Ben’s diary")
+    await shoot(page, "register", whole=False)
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="I have stored it").click()
+    await page.get_by_label("Name").fill("diary")
+    await page.keyboard.press("Enter")
+    await page.get_by_role("button", name="Copy: Publish with the command line").wait_for()
+    await shoot(page, "first-steps", whole=False)
+    await page.goto(f"{scene.gw.address}/dashboard#/apps/diary")
+    await page.get_by_role("heading", name="Source and build").wait_for()
+    await shoot(page, "app-settings")
+    await page.context.close()
+
+
 async def operate(browser: Browser, scene: Scene) -> None:
     for name, scheme, size in (("ops", "light", DESKTOP), ("ops-dark", "dark", DESKTOP), ("ops-phone", "light", PHONE)):
         page = await visit(browser, scene, scheme, size)
@@ -316,6 +334,7 @@ async def main() -> None:
                 scene = Scene(gw, account, App(account, "notes", backend))
                 await scene.play(receiver, backend)
                 await take(browser, scene)
+                await begin(browser, scene)
                 await operate(browser, scene)
             finally:
                 await worker.stop()

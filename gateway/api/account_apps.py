@@ -12,6 +12,7 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.records import App, Auth, Build, JwksAuth, Repository
 from gateway.api.account import AccountApp, list_apps, view_apps
+from gateway.api.app_details import show_app
 from gateway.api.apps import (
     check_auth,
     check_build,
@@ -129,7 +130,7 @@ async def delete_app(account: Caller, app: FromPath[str], gateway: Injected) -> 
 ROUTES: list[ControllerRouterHandler] = [
     Router(
         "/",
-        route_handlers=[list_apps, create_app, show_settings, change_app, delete_app],
+        route_handlers=[list_apps, create_app, show_app, show_settings, change_app, delete_app],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],

@@ -94,7 +94,7 @@ async def list_crashes(account: Caller, app: FromPath[str], gateway: Injected) -
 ROUTES = [
     Router(
         "/account",
-        route_handlers=[show_app, list_findings, list_crashes],
+        route_handlers=[list_findings, list_crashes],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],

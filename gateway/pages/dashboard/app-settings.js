@@ -61,7 +61,7 @@ function tokens(at, { auth }, draw) {
     const method = auth.kind === "backend" ? auth.method : undefined;
     return { kind: "backend", url: address.value.trim(), method, userField: sub };
   };
-  const button = h("button", { class: "main", id: "save-tokens" }, "Save");
+  const button = h("button", { class: "main", id: "save-tokens", "aria-label": "Save users’ tokens" }, "Save");
   const fields = [field("How tokens are verified", kind), url, key, ...claims, field("Claim with the user’s id", claim)];
   return card(
     "Users’ tokens",
@@ -94,7 +94,7 @@ function source(at, { repository, build }, draw) {
     const built = filled({ command: command.value, output: output.value, start: start.value });
     return save(at, { repository: tracked.url ? tracked : null, build: built }, draw, "save-source");
   };
-  const button = h("button", { class: "main", id: "save-source" }, "Save");
+  const button = h("button", { class: "main", id: "save-source", "aria-label": "Save source and build" }, "Save");
   const fields = [
     field("Repository, if any", url),
     field("Branch", branch),
