@@ -93,8 +93,11 @@ class Audit:
         return record
 
     async def finish(self, trail: Trail, record: AuditRecord) -> None:
-        """Records the result. A failure is logged: the change has happened."""
+        """Records and logs the result. A failure is logged too: the change has happened."""
         key, begun = keys.audit_key(trail), record.id
+        who = {"operator": record.operator, "token": record.token}
+        what = {"action": record.action, "target": record.target, "status": record.status, "code": record.code}
+        logger.info("audit.recorded", trail=trail, request_id=record.requestId, **who, **what)
         try:
             with backbone():
                 async with self._store.client.pipeline(transaction=True) as pipe:

@@ -33,10 +33,11 @@ function spend({ settled, reserved, cap, deploysToday, deploysPerDay }) {
 }
 
 function plan(account, at) {
-  const select = h("select", { id: "plan" }, PLANS.map((name) => h("option", { selected: name === account.plan }, name)));
+  const options = PLANS.map((name) => h("option", { selected: name === account.plan }, name));
+  const select = h("select", { id: "plan" }, options);
   const change = async () => {
     if (select.value === account.plan) return announce("The account has this plan already.");
-    const text = `${account.name} moves from ${account.plan} to ${select.value}. Caps, quotas and shares change within a second.`;
+    const text = `${account.name} moves from ${account.plan} to ${select.value}. Its limits change within a second.`;
     if (!(await confirmed("Change the plan?", text, "Change plan"))) return;
     await call("PATCH", at, { body: { plan: select.value } });
     dispatchEvent(new CustomEvent("show-again", { detail: `The account is on the ${select.value} plan.` }));
@@ -61,7 +62,8 @@ function keys(rows) {
 }
 
 function newKey(account, at) {
-  const name = h("input", { id: "key-name", required: true, maxlength: 100, autocomplete: "off", value: "replacement" });
+  const properties = { required: true, maxlength: 100, autocomplete: "off", value: "replacement" };
+  const name = h("input", { id: "key-name", ...properties });
   const place = h("div");
   const create = async () => {
     const text = `Only for the holder of ${account.name}, who lost theirs. The key gives full access to the account.`;
@@ -69,5 +71,6 @@ function newKey(account, at) {
     const { key } = await call("POST", `${at}/keys`, { body: { name: name.value.trim() } });
     place.replaceChildren(once("The new API key", "It is shown only once. Pass it on over a safe way.", key));
   };
-  return h("div", { class: "stack" }, form("with-button snug", field("New key for a holder who lost theirs", name), h("button", {}, "Create key"), create), place);
+  const label = field("New key for a holder who lost theirs", name);
+  return h("div", { class: "stack" }, form("with-button snug", label, h("button", {}, "Create key"), create), place);
 }

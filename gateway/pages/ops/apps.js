@@ -14,7 +14,9 @@ export const columns = {
   Account: ({ account, accountName }) => h("a", { href: `#/accounts/${account}` }, accountName),
   Status: ({ status }) => capital(status),
   Health: ({ health, healthSince }) =>
-    health === "unknown" ? "–" : [badge(capital(health), HEALTH[health]), " ", healthSince && h("span", { class: "small quiet" }, since(healthSince))],
+    health === "unknown"
+      ? "–"
+      : [badge(capital(health), HEALTH[health]), healthSince && h("span", { class: "small quiet" }, since(healthSince))],
   "Red findings": ({ openFindings }) => (openFindings.red ? badge(plural(openFindings.red, "finding"), "bad") : "–"),
 };
 
@@ -24,17 +26,19 @@ export async function draw(signal, _, query) {
   const filter = unhealthy
     ? h("a", { href: "#/apps" }, "Show all apps")
     : h("a", { href: "#/apps?health=unhealthy" }, "Show unhealthy apps");
+  const found = wanted ? `No app matches “${wanted}”.` : "There are no apps yet.";
   const apps = {
     path: "/platform/apps",
     query: unhealthy ? { health: "unhealthy" } : { search: wanted },
     read: (page) => page.apps,
     cursor: "after",
     one: "app",
-    none: unhealthy ? "Every app that is probed answers." : wanted ? `No app matches “${wanted}”.` : "There are no apps yet.",
+    none: unhealthy ? "Every app that is probed answers." : found,
     columns,
   };
+  const lead = unhealthy ? ["Unhealthy apps", "The longest first."] : [title, "By id."];
   return [
-    heading(unhealthy ? "Unhealthy apps" : title, unhealthy ? "Those that have not answered the longest first." : "By id."),
+    heading(...lead),
     !unhealthy && search("App, domain or account", "apps", wanted),
     h("p", {}, filter),
     card("", await list(apps, signal)),

@@ -35,7 +35,8 @@ export async function draw(signal, _, query) {
       "When, UTC": ({ at }) => [moment(at), h("span", { class: "small quiet" }, at.slice(0, 19).replace("T", " "))],
       Operator: ({ operator, token }) => [operator, h("span", { class: "small quiet" }, `token ${token}`)],
       Did: ({ action }) => capital(action.replaceAll("_", " ")),
-      On: ({ target }) => (target.startsWith("acc_") ? h("a", { href: `#/accounts/${target}` }, target) : target || "the service"),
+      On: ({ target }) =>
+        target.startsWith("acc_") ? h("a", { href: `#/accounts/${target}` }, target) : target || "the service",
       With: ({ details: values }) => details(values),
       Result: result,
     },

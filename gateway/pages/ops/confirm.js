@@ -20,7 +20,8 @@ export function confirmed(title, text, action, type = "") {
     },
     h("h2", { id: "sure-title" }, title),
     h("p", { id: "sure-text" }, text),
-    type && h("div", { class: "field" }, h("label", { for: "typed" }, "Type ", h("code", {}, type), " to confirm"), typed),
+    type &&
+      h("div", { class: "field" }, h("label", { for: "typed" }, "Type ", h("code", {}, type), " to confirm"), typed),
     type && refusal,
     h("div", { class: "row" }, keep, h("button", { class: "danger" }, action)),
   );

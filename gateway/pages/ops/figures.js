@@ -129,7 +129,8 @@ function attention({ troubles, deadLetters, workers, webhooks, deploys }) {
     troubles.failedDeploys && ["#/deploys", `${plural(troubles.failedDeploys, "deploy")} failed in 24 hours`, "warn"],
     deadLetters.count && ["#/system", plural(deadLetters.count, "dead letter"), "bad"],
     dead && ["#/system", `${plural(dead, "worker")} died with work in hand`, "bad"],
-    troubles.missingWorkers.length && ["#/system", `Without a worker: ${troubles.missingWorkers.join(", ")}`, "bad"],
+    troubles.missingWorkers.length &&
+      ["#/system", `Without a worker: ${troubles.missingWorkers.join(", ")}`, "bad"],
     late && ["#/system", `${plural(late, "queue")} with old entries`, "bad"],
   ].filter(Boolean);
   const item = ([href, text, tone]) => h("li", {}, badge(h("a", { href }, text), tone));

@@ -6,7 +6,7 @@ import { open } from "./live.js";
 import { explained } from "./words.js";
 
 const CLOSING = "Every app gets 503 from now on. Running streams continue to their end.";
-const APPROVING = "Prompts of all apps are sent to the provider from now on, if the switch is on. Approve only what was agreed upon.";
+const APPROVING = "While the switch is on, the prompts of all apps are sent to the provider from now on.";
 
 // Each closing and the approval need a confirmation; the approval, in either direction, by typing the service's name.
 const GATES = {

@@ -36,10 +36,15 @@ async def test_a_record_without_a_result_stays(store: Store) -> None:
 
 
 async def test_the_result_replaces_it(store: Store) -> None:
+    structlog.reset_defaults()
     trail = Audit(store)
     record = await trail.begin("changes", ANA, "change_account", "acc_1", "request")
     record.status, record.details = 200, {"plan": "max"}
-    await trail.finish("changes", record)
+    with capture_logs() as lines:
+        await trail.finish("changes", record)
+    (line,) = lines
+    assert (line["event"], line["operator"], line["target"], line["status"]) == ("audit.recorded", "ana", "acc_1", 200)
+    assert "max" not in str(line)
     (after,) = await trail.list("changes", 10, None)
     assert (after.status, after.details, after.at) == (200, {"plan": "max"}, record.at)
     assert await store.client.xlen(KEY) == 1
