@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Protocol
 
 import msgspec
@@ -12,6 +13,7 @@ from gateway.inference.sse import Delta
 from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode
+_LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -63,12 +65,11 @@ def malformed(error: Exception) -> RequestMalformed:
     """The error for a body that msgspec refused. It names the field and the expected type, never the value."""
     if not isinstance(error, msgspec.ValidationError):
         return invalid_json()
-    fault, _, location = str(error).partition(" - at `$")
+    fault = str(error)
     # Of msgspec's messages, these two repeat the request.
     if fault.startswith("Object contains unknown field"):
-        words = "holds a field that is not known here"
-    elif fault.startswith("Invalid"):
-        words = "is not one of the allowed values"
-    else:
-        words = explain(fault)
-    return RequestMalformed(f"{location.strip('`.') or 'body'}: {words}.")
+        return RequestMalformed("The body holds a field that is not known here.")
+    located = _LOCATION.fullmatch(fault)
+    words, field = located.groups() if located else (fault, "")
+    words = "is not one of the allowed values" if fault.startswith("Invalid") else explain(words)
+    return RequestMalformed(f"{field or 'body'}: {words}.")

@@ -146,7 +146,7 @@ async def test_a_refusal_repeats_nothing_of_the_request(app: App, case: str) -> 
     assert response.status_code in (400, 422)
     assert SECRET not in response.text
     if "role" in case:
-        assert "$.messages[0].role" in response.json()["error"]["message"]
+        assert response.json()["error"]["message"].startswith("messages[0].role: ")
 
 
 TEXT_PART = {"type": "text", "text": "What is this?"}
