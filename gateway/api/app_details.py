@@ -65,7 +65,7 @@ async def _read_certificate(app: App, gateway: Gateway) -> Certificate | None:
     return Certificate(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
 
 
-@get("/apps/{app:str}", errors=[NotFound])
+@get("/account/apps/{app:str}", errors=[NotFound])
 async def show_app(account: Caller, app: FromPath[str], gateway: Injected) -> AppDetails:
     """One app, with its certificate and the history of its health."""
     return await view_app(account, await require_own_app(app, account, gateway), gateway)
