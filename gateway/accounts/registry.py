@@ -37,6 +37,7 @@ HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
 REREAD = 30.0  # seconds after which subscribers read their records again, for the same reason
 RELOAD_PAUSE = 0.3  # seconds before a record that could not be read is read again
 
+ATTEMPTS = 50  # to change limits that others change at the same time
 CONTENDED = "The app is being changed from several places at once; try again."
 CLAIM_SECONDS = 60.0  # after which a claim to a domain must be in its app's record
 
@@ -202,7 +203,7 @@ class Registry:
 
         Raises NotFound when the app has gone.
         """
-        for _ in range(10):
+        for _ in range(ATTEMPTS):
             text = await self.store.get(keys.app_key(app.name))
             found = None if text is None else msgspec.json.decode(text, type=App)
             if found is None or (found.id, found.account) != (app.id, app.account):

@@ -42,6 +42,7 @@ async def test_changes_at_once_are_all_made(here: Registry) -> None:
     puts = [here.put_app(replace(SHOP, customDomain=f"d{n}.example.com"), SHOP) for n in range(3)]
     await asyncio.gather(*[set_limits(here, **{n: v}) for n, v in zip(names, values, strict=True)], *puts)
     assert await limits(here) == AppLimits(*values)
+    await asyncio.gather(*[set_limits(here, requestsPerMinute=n) for n in range(20)])
     await set_limits(here, **dict.fromkeys(names))
     assert await limits(here) is None
     await here.delete_app(SHOP)
