@@ -245,7 +245,10 @@ async def take(browser: Browser, scene: Scene) -> None:
     await page.get_by_role("button", name="Create").click()
     await page.get_by_role("heading", name="Editorial calendar").wait_for()
     await shoot(page, "hooks")
-    await open_view(page, "Overview", "Overview")
+    await page.context.close()  # the page would ask whether the URL is stored
+
+    page = await visit(browser, scene, "light", DESKTOP)
+    await log_in(page, scene)
     await open_view(page, "shop", "shop")
     await shoot(page, "app")
     await page.goto(f"{scene.gw.address}/")
