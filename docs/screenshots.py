@@ -1,4 +1,4 @@
-"""Makes the pictures in docs/img: `make screenshots`.
+"""Makes the pictures in docs/img, and in docs/img/states every view in every state: `make screenshots`.
 
 Everything in them is real: a gateway, a webhook worker and a database of their own, driven over HTTP. The provider,
 the receiver and the past day alone are played.
@@ -11,6 +11,7 @@ import secrets
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ API = "https://api.example.com"
 FOLDER = Path(__file__).parent / "img"
 SCALE = 1.25
 DESKTOP, PHONE = {"width": 1180, "height": 820}, {"width": 390, "height": 820}
+VIEWS = ("", "usage", "requests", "deploys", "hooks", "notifications", "new-app", "apps/notes", "nothing-here")
+OPERATIONS = ("", "accounts", "apps", "deploys", "system", "audit", "nothing-here")
 LOG = """\
 Cloning https://git.example.com/ana/notes.git at main
 Running: npm ci && npm run build
@@ -62,6 +65,12 @@ class Scene:
         response = await self.gw.http.request(method, path, json=body, headers=headers)
         response.raise_for_status()
         found: dict[str, str] = response.json() if response.content else {}
+        return found
+
+    async def rows(self, path: str) -> list[dict[str, Any]]:
+        response = await self.gw.http.get(path, headers={"Authorization": f"Bearer {self.account.key}"})
+        response.raise_for_status()
+        found: list[dict[str, Any]] = response.json()
         return found
 
     async def deployed(self, app: str, *phases: tuple[str, bool, str], kind: str = "live") -> str:
@@ -218,6 +227,7 @@ async def log_in(page: Page, scene: Scene) -> None:
 
 
 async def shoot(page: Page, name: str, whole: bool = True) -> None:
+    (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
     await page.wait_for_timeout(300)  # fonts, and the last transition
     await page.screenshot(path=FOLDER / f"{name}.png", full_page=whole)
     print(f"docs/img/{name}.png", (FOLDER / f"{name}.png").stat().st_size // 1024, "KB")
@@ -312,8 +322,55 @@ async def operate(browser: Browser, scene: Scene) -> None:
         await page.context.close()
 
 
+async def shoot_views(page: Page, views: Sequence[str], name: str) -> None:
+    for view in views:
+        await page.evaluate(f"location.hash = '#/{view}'")
+        await page.wait_for_timeout(500)
+        await shoot(page, f"states/{name}-{view.replace('/', '-') or 'overview'}")
+
+
+async def show_states(browser: Browser, scene: Scene) -> None:
+    """Not for documents: to be looked at before a release."""
+    made = await scene.gw.platform("POST", "accounts", {"name": "Nobody yet", "plan": "free"})
+    nobody = Scene(scene.gw, Account(scene.gw, made.json()["id"], made.json()["apiKey"]), scene.app)
+    failed = [f"deploys/{row['id']}" for row in await scene.rows("/account/deploys") if row["state"] == "failed"]
+    sent = [f"notifications/{row['id']}" for row in await scene.rows("/account/deliveries?limit=1")]
+    views = [*VIEWS, f"deploys/{scene.deploy}", *failed, *sent]
+    for scheme, size, kind in (("light", DESKTOP, "desktop"), ("dark", PHONE, "phone")):
+        for who, each in (("full", scene), ("empty", nobody)):
+            page = await visit(browser, each, scheme, size)
+            await log_in(page, each)
+            await shoot_views(page, views if each is scene else VIEWS, f"{kind}-{who}")
+            await page.context.close()
+        page = await visit(browser, scene, scheme, size)
+        await page.goto(f"{scene.gw.address}/ops")
+        await page.get_by_label("Operator token").fill(OPERATOR)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name="Spend today").first.wait_for()
+        await shoot_views(page, OPERATIONS, f"{kind}-ops")
+        await page.goto(f"{scene.gw.address}/")
+        await shoot(page, f"states/{kind}-public")
+        await page.goto(f"{scene.gw.address}/docs")
+        await page.get_by_role("button", name="Authorize").wait_for()
+        await shoot(page, f"states/{kind}-docs", whole=False)
+        await page.context.close()
+    with scene.gw.redis.client() as client:
+        spend = keys.spend_key(scene.account.id, time.strftime("%Y-%m-%d", time.gmtime()))
+        for state, settled in (("near-the-cap", 1_700_000_000), ("at-the-cap", 2_000_000_000)):
+            client.hset(spend, mapping={"settled": settled, "reserved": 0})
+            page = await visit(browser, scene, "light", DESKTOP)
+            await log_in(page, scene)
+            await page.wait_for_timeout(500)
+            await shoot(page, f"states/{state}", whole=False)
+            if state == "at-the-cap":
+                scene.gw.redis.freeze()
+                await page.wait_for_timeout(12_000)
+                await shoot(page, "states/without-redis", whole=False)
+                scene.gw.redis.thaw()
+            await page.context.close()
+
+
 async def main() -> None:
-    FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with (
@@ -339,6 +396,7 @@ async def main() -> None:
                 await take(browser, scene)
                 await begin(browser, scene)
                 await operate(browser, scene)
+                await show_states(browser, scene)
             finally:
                 await worker.stop()
 

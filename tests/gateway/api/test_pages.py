@@ -67,6 +67,15 @@ async def test_nothing_else_is_served(gw: Gateway, path: str) -> None:
     assert (response.status_code, response.text) == (404, "Not Found")
 
 
+@pytest.mark.parametrize("page", ["dashboard", "ops", "public"])
+async def test_a_page_is_small(page: str) -> None:
+    """All files that a browser loads for it; /ops uses parts of the dashboard."""
+    files = [*SHARED.iterdir(), *(SHARED.parent / page).iterdir()]
+    if page == "ops":
+        files += [DASHBOARD / name for name in ("parts.js", "chart.js", "style.css")]
+    assert sum(file.stat().st_size for file in files) < 200_000
+
+
 async def test_a_session_is_not_read(gw: Gateway) -> None:
     refused(await gw.http.get("/dashboard/session"), 405, "METHOD_NOT_ALLOWED")
 
