@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 from dotenv import dotenv_values
@@ -229,10 +229,17 @@ def _url(text: str) -> str:
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 
 
+def split_hosts(url: str) -> SplitResult:
+    """As `urlsplit`, for several hosts. Newer Pythons refuse an IPv6 address that is not the first of them."""
+    scheme, separator, rest = url.partition("://")
+    hosts = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return urlsplit(scheme + separator + rest.removeprefix(hosts))._replace(netloc=hosts)
+
+
 def _redis_url(text: str) -> str:
     """The address with `valkey` in place of `redis` is the same. `gateway/store/servers.py` takes it apart."""
     text = re.sub(r"^valkey(s?)", r"redis\1", text)
-    parts = urlsplit(text)
+    parts = split_hosts(text)
     scheme, _, kind = parts.scheme.partition("+")
     if parts.scheme not in REDIS_SCHEMES:
         raise ValueError("must begin with redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://")

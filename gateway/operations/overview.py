@@ -87,8 +87,14 @@ class Overview:
             except BackboneUnavailable as error:
                 logger.debug("overview.waiting", error=code_of(error.__cause__))
             self._metrics.provider_up.set(self._availability.provider_up())
-            self._metrics.available.set(self._availability.status().available)
+            self._metrics.available.set(self._is_available())
             await asyncio.sleep(GAUGES_INTERVAL)
+
+    def _is_available(self) -> bool:
+        try:
+            return self._availability.status().available
+        except BackboneUnavailable:  # the switch is not known, and requests are refused
+            return False
 
     async def refresh_gauges(self) -> None:
         now = await self._now()

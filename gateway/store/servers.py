@@ -22,6 +22,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from gateway.settings import split_hosts
+
 CLUSTER_PORT, SENTINEL_PORT = 6379, 26379
 
 # Of maintenance, which only Redis's paid versions send: the others log a refusal for each connection.
@@ -114,7 +116,7 @@ def parse(url: str, ca_file: str = "") -> RedisServers:
 
     `ca_file` holds certificates to trust beside the public ones, unless the address names others.
     """
-    parts = urlsplit(url)
+    parts = split_hosts(url)
     scheme, _, kind = parts.scheme.partition("+")
     query = parts.query
     if ca_file and scheme == "rediss" and "ssl_ca_certs=" not in query:

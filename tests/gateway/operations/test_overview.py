@@ -209,7 +209,7 @@ async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Gateway)
 
 async def test_the_clock_names_the_keys_of_now(gateway: Gateway) -> None:
     """Whatever the time zone of whoever looks: Grafana reads it from Redis."""
-    gateway.counters.request("acc", "", None, None, 10)
+    gateway.counters.request("acc", line(nano_euro=10))
     await gateway.counters.flush()
     await gateway.overview.refresh_gauges()
     clock = await gateway.store.client.hgetall("{ops}:clock")

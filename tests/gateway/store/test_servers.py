@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import BackboneUnavailable
+from gateway.settings import load
 from gateway.store import scripts
 from gateway.store.client import Store
 from gateway.store.servers import Node, parse
@@ -25,6 +26,7 @@ def test_the_authorities_of_the_settings_hold_for_tls_unless_the_address_names_o
 def test_nodes_have_their_usual_ports() -> None:
     assert parse("redis+cluster://a,b:7000,[::1]").nodes == [Node("a", 6379), Node("b", 7000), Node("::1", 6379)]
     assert parse("redis+sentinel://a,b:1/main").nodes == [Node("a", 26379), Node("b", 1)]
+    assert load({"GATEWAY_REDIS_URL": "redis+cluster://a,[::1]:7000"}).redis_url == "redis+cluster://a,[::1]:7000"
 
 
 def test_credentials_and_options_hold_for_every_node(tmp_path: Path) -> None:
