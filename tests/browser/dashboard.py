@@ -54,6 +54,17 @@ class Holder:
     def row(self, text: str) -> Locator:
         return self.page.get_by_role("row").filter(has_text=text)
 
+    async def reach(self, name: str, role: Any = "link", backwards: bool = False) -> None:
+        """With Tab; what has the focus must show it."""
+        wanted = self.page.get_by_role(role, name=name, exact=True).first
+        await expect(wanted).to_be_visible()
+        for _ in range(60):
+            await self.page.keyboard.press("Shift+Tab" if backwards else "Tab")
+            if await wanted.evaluate("it => it === document.activeElement"):
+                assert await wanted.evaluate("it => getComputedStyle(it).outlineStyle") == "solid"
+                return
+        raise AssertionError(f"{name} cannot be reached")
+
     async def clipboard(self) -> str:
         return await self.page.evaluate("navigator.clipboard.readText()")
 

@@ -47,16 +47,7 @@ async def test_everything_with_the_keyboard_alone(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     await holder.log_in()  # types the key and presses Enter
 
-    async def reach(name: str, role: str = "link", backwards: bool = False) -> None:
-        """With Tab; what has the focus must show it."""
-        wanted = page.get_by_role(role, name=name, exact=True)
-        for _ in range(30):
-            await page.keyboard.press("Shift+Tab" if backwards else "Tab")
-            if await wanted.evaluate("it => it === document.activeElement"):
-                assert await wanted.evaluate("it => getComputedStyle(it).outlineStyle") == "solid"
-                return
-        raise AssertionError(f"{name} cannot be reached")
-
+    reach = holder.reach
     await reach("Skip to the content", backwards=True)
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("main")).to_be_focused()
@@ -80,6 +71,59 @@ async def test_everything_with_the_keyboard_alone(holder: Holder) -> None:
     await reach("Log out", "button", backwards=True)
     await page.keyboard.press("Enter")
     await expect(page.get_by_label("API key")).to_be_focused()
+
+
+async def test_money_deploys_and_the_webhook_with_the_keyboard_alone(holder: Holder) -> None:
+    page, app, reach = holder.page, await holder.app(), holder.reach
+    deploy = await holder.deploy(app)
+    await holder.report(deploy, "build", ok=False, reason="broken")
+    await holder.log_in()
+
+    await reach("Usage", backwards=True)
+    await page.keyboard.press("Enter")
+    await expect(holder.heading("Usage")).to_be_focused()
+    await reach("Range", "combobox")
+    await page.keyboard.press("ArrowDown")
+    await expect(holder.heading("Last 7 days", 2)).to_be_visible()
+
+    await reach("Overview", backwards=True)
+    await page.keyboard.press("Enter")
+    await expect(holder.heading("Overview")).to_be_focused()
+    await reach(app)
+    await page.keyboard.press("Enter")
+    await expect(holder.heading(app)).to_be_focused()
+    await reach("The app, euro per day", "textbox")
+    await page.keyboard.type("0.01")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("Saved. It applies within a second.")).to_be_visible()
+
+    await reach("Deploys", backwards=True)
+    await page.keyboard.press("Enter")
+    await expect(holder.heading("Deploys")).to_be_focused()
+    await reach(f"{app}, deploy {deploy}")
+    await page.keyboard.press("Enter")
+    await expect(holder.heading(f"Deploy of {app}")).to_be_focused()
+    await reach("Redeploy", "button")
+    await page.keyboard.press("Enter")
+    await expect(holder.button("Not now")).to_be_focused()
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page).not_to_have_url(re.compile(deploy))
+    await expect(holder.heading(f"Deploy of {app}")).to_be_focused()
+
+    await reach("Notifications", backwards=True)
+    await page.keyboard.press("Enter")
+    await reach("URL", "textbox")
+    await page.keyboard.type("http://127.0.0.1:9/events")
+    await page.keyboard.press("Enter")
+    await reach("I have stored it", "button")
+    await page.keyboard.press("Enter")
+    await reach("Rotate secret", "button")
+    await page.keyboard.press("Enter")
+    await expect(holder.button("Keep it")).to_be_focused()
+    await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(holder.heading("Your new signing secret", 2)).to_be_focused()
 
 
 @pytest.mark.parametrize("width", [390, 320])
