@@ -1,6 +1,7 @@
 """What failed is sent again from the dashboard, and a rotated secret is not left behind unread."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -99,7 +100,7 @@ async def test_a_secret_is_rotated_and_not_left_behind(holder: Holder) -> None:
         await expect(leaving).to_be_visible()
         await holder.button("Stay").click()
         await expect(page.get_by_text(secret)).to_be_visible()
-        assert page.url.endswith("#/notifications")
+        await expect(page).to_have_url(re.compile("#/notifications$"))
     asked = []
     page.once("dialog", lambda question: asked.append(question.type) or asyncio.ensure_future(question.accept()))
     await page.reload()
