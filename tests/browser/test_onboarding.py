@@ -132,7 +132,7 @@ async def register(page: Page, gw: Gateway) -> str:
     await page.keyboard.press("Tab")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="Overview")).to_be_visible()
-    assert page.url == f"{gw.address}/dashboard"
+    await expect(page).to_have_url(f"{gw.address}/dashboard")
     await expect(page.locator("#account")).to_have_text("Newcomer & Sons <b>")
     return key
 
