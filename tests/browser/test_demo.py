@@ -361,10 +361,9 @@ async def test_a_second_run_is_told_of_the_first(run: Run) -> None:
 async def test_a_taken_port_is_one_clear_sentence(address: str, offset: int, who: str, tmp_path: Path) -> None:
     first = five_free_ports()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, first + offset), family=family):
-        with pytest.raises(StartFailed, match=f"Port {first + offset} is in use, and the {who} needs it.*") as refused:
-            await dev.run(Layout(first, tmp_path))
-    assert "\n" not in str(refused.value)
+    told = rf"^Port {first + offset} is in use, and the {who} needs it\. [^\n]+$"
+    with socket.create_server((address, first + offset), family=family), pytest.raises(StartFailed, match=told):
+        await dev.run(Layout(first, tmp_path))
 
 
 async def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path) -> None:
