@@ -142,6 +142,15 @@ class Gateway:
             self.process.wait()
             self.process = None
 
+    def empty(self) -> None:
+        """For the next test: an empty Redis, in which no key was forgotten, and an empty data folder."""
+        with self.redis.client() as client:
+            leaked = unexplained(client)
+            client.flushall()
+        for path in self.data_folder.iterdir():
+            subprocess.run(["rm", "-rf", path], check=True)  # builds leave folders too deep for `shutil.rmtree`
+        assert not leaked, f"keys without expiry or reason: {leaked}"
+
     @property
     def log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
