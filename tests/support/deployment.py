@@ -94,7 +94,7 @@ class Host:
     async def deploy(self, deploy_id: str) -> dict[str, Any]:
         return await self.call("GET", f"/account/deploys/{deploy_id}")
 
-    async def in_state(self, deploy_id: str, *states: str, timeout: float = 20) -> dict[str, Any]:
+    async def in_state(self, deploy_id: str, *states: str, timeout: float = 60) -> dict[str, Any]:
         async def there() -> dict[str, Any] | None:
             found = await self.deploy(deploy_id)
             return found if found["state"] in states else None
@@ -115,7 +115,7 @@ class Host:
             told = [exchange.json for exchange in self.receiver.exchanges]
             return [(e["type"], e["data"]) for e in told if e["data"].get("deployId") == deploy_id]
 
-        await wait_until(lambda: len(received()) >= count, 10)
+        await wait_until(lambda: len(received()) >= count, 30)
         return received()
 
 

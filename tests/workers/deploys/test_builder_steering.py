@@ -2,7 +2,6 @@
 
 import asyncio
 import subprocess
-import time
 
 import pytest
 
@@ -69,7 +68,7 @@ async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     others = [await host.app(build=BUILD) for _ in range(4)]
     await live(host, app, page("one"))
     await live(host, app, page("two"))
-    slow = [await host.publish(other, page("x", "sleep 30;")) for other in others]
+    slow = [await host.publish(other, page("x", "sleep 120;")) for other in others]
 
     async def some_build() -> bool:
         return "building" in [(await host.deploy(deploy))["state"] for deploy in slow]
@@ -77,7 +76,6 @@ async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     await wait_until(some_build, 20)
     back = await host.over(await roll_back(host, app))
     assert back["state"] == "live", back
-    assert back["durationMs"] < 15_000
     assert "building" in {(await host.deploy(deploy))["state"] for deploy in slow}
 
 
@@ -85,7 +83,7 @@ async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
     app = await host.app(build=BUILD)
     first = await live(host, app, page("one"))
     await live(host, app, page("two"))
-    coming = await host.publish(app, page("three", "sleep 60;"))
+    coming = await host.publish(app, page("three", "sleep 120;"))
     await host.in_state(coming, "building")
     back = await host.over(await roll_back(host, app, first))
     assert back["state"] == "live"
@@ -178,7 +176,7 @@ async def test_a_newer_deploy_replaces_a_queued_one(host: Host) -> None:
 async def test_a_build_canceled_while_its_worker_is_dead_stays_so(own: Host) -> None:
     app = await own.app(build=BUILD)
     worker = await own.worker("deploys")
-    deploy = await own.publish(app, page("one", "sleep 30;"))
+    deploy = await own.publish(app, page("one", "sleep 120;"))
     await own.in_state(deploy, "building")
     worker.kill()
     await own.call("POST", f"/account/deploys/{deploy}/cancel")
@@ -189,25 +187,24 @@ async def test_a_build_canceled_while_its_worker_is_dead_stays_so(own: Host) -> 
 
 async def test_many_cancel_at_once_and_one_does(host: Host) -> None:
     app = await host.app(build=BUILD)
-    deploy = await host.publish(app, page("one", "sleep 20;"))
+    deploy = await host.publish(app, page("one", "sleep 120;"))
     await host.in_state(deploy, "building")
-    began, headers = time.monotonic(), {"Authorization": f"Bearer {host.account.key}"}
+    headers = {"Authorization": f"Bearer {host.account.key}"}
     answers = await asyncio.gather(
         *[host.gateway.http.post(f"/account/deploys/{deploy}/cancel", headers=headers) for _ in range(5)]
     )
     assert sorted(answer.status_code for answer in answers) == [202, 400, 400, 400, 400]
-    await live(host, app, page("two"))
-    assert time.monotonic() - began < 19
+    await live(host, app, page("two"))  # which does not wait for the end of the build
 
 
 async def test_queued_deploys_say_what_they_wait_for(own: Host) -> None:
     app, other, third = [await own.app(build=BUILD) for _ in range(3)]
-    first = await own.publish(app, page("one", "sleep 30;"))
+    first = await own.publish(app, page("one", "sleep 120;"))
     assert (await own.deploy(first))["waitsFor"] == "a worker that builds deploys; none is running"
     await own.worker("deploys")
     await own.in_state(first, "building")
     second = await own.publish(app, page("two"))
-    await own.in_state(await own.publish(other, page("x", "sleep 30;")), "building")
+    await own.in_state(await own.publish(other, page("x", "sleep 120;")), "building")
     waits = await own.publish(third, page("three"))
 
     async def positions() -> bool:
@@ -222,7 +219,7 @@ async def test_queued_deploys_say_what_they_wait_for(own: Host) -> None:
 
 async def test_one_account_s_builds_do_not_delay_another_s(host: Host) -> None:
     apps = [await host.app(build=BUILD) for _ in range(4)]
-    slow = [await host.publish(app, page("x", "sleep 40;")) for app in apps]
+    slow = [await host.publish(app, page("x", "sleep 120;")) for app in apps]
 
     async def two_build() -> bool:
         return [(await host.deploy(deploy))["state"] for deploy in slow].count("building") == 2
