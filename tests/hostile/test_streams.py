@@ -6,8 +6,16 @@ import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import flood, joined
-from tests.hostile.bystander import assert_unharmed, attacked, descriptors, measure, process_of, report, scaled
-from tests.support.accounts import App
+from tests.hostile.bystander import (
+    Bystander,
+    assert_unharmed,
+    attacked,
+    descriptors,
+    measure,
+    process_of,
+    report,
+    scaled,
+)
 from tests.support.polling import wait_until
 from tests.support.raw_http import request
 
@@ -15,16 +23,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest.mark.timeout(300)
-async def test_streams_whose_readers_stop(honest: App, backend: FakeAppBackend, provider: FakeProvider) -> None:
-    count = scaled(5000)
+async def test_streams_whose_readers_stop(honest: Bystander, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    before, count = honest.before, scaled(2000)
     hostile = await honest.gateway.app(backend)
     # In large writes: the provider shares the test's loop, and has the bystander to answer meanwhile.
     prompt = provider.plays([joined(flood(50, 1000)[:-3])] * 40, flood(0, 0))
     body = json.dumps({"prompt": prompt, "stream": True, "maxTokens": 2000}).encode()
     asked = request(hostile.path, body, f"Authorization: Bearer {hostile.token()}")
-    before = await measure(honest)
     async with attacked(honest.gateway, "stall", count, asked, patience=120):
-        during = await measure(honest)
+        during = await measure(honest.app)
         report(f"{count:,} streams whose readers stop", before, during)
         assert_unharmed(before, during)
         # What one read of the provider's socket gave may wait on either side of the relay: 256 KiB, or twice that.
