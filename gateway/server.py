@@ -2,7 +2,7 @@
 
 uvicorn alone waits forever for the end of a request's head or body, accepts a head or trailers of any size, queues any
 number of pipelined requests, and keeps a connection whose client stopped reading. `BoundedProtocol` counts the bytes
-that are neither head nor body, and `end_overdue_connections`, which looks once a second, aborts those that exceed a time
+that are neither head nor body, and once a second `end_overdue_connections` aborts the connections that exceed a time
 limit. `TimedReceive` bounds the time of a body and leaves the application a chance to answer.
 
 Connections are bounded by the descriptors of the process, so that each client's stream still finds one for the
