@@ -20,7 +20,7 @@ from tests.support.worker_process import Worker
 
 # So that no test waits long for the next look at something.
 QUICK: dict[str, float] = {
-    "gateway.settings.LEAST_CLAIM_IDLE": 1.0,
+    "gateway.settings.SHORTEST_CLAIM_IDLE": 1.0,
     "workers.deploys.builder.CANCEL_INTERVAL": 0.1,
     "workers.deploys.log.FLUSH_INTERVAL": 0.1,
     "workers.sites.serving.POLL_INTERVAL": 0.05,

@@ -150,8 +150,16 @@ class Queue:
         self.webhooks = Webhooks(self.store, Vault(ENCRYPTION_KEY), allow_private=True)
         self.workers: list[Worker] = []
 
-    async def worker(self, url: str | None = None, *, wrapper: tuple[str, ...] = (), **settings: str) -> Worker:
+    async def worker(
+        self,
+        url: str | None = None,
+        *,
+        wrapper: tuple[str, ...] = (),
+        constants: Mapping[str, float] = {},
+        **settings: str,
+    ) -> Worker:
         worker = Worker(url or self.url, self.folder, self.confidential, **settings)
+        worker.constants = constants
         self.workers.append(worker)
         return await worker.start(*wrapper)
 
