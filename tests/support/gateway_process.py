@@ -110,7 +110,7 @@ class Gateway:
             self.process = subprocess.Popen(
                 command, env=self.environment, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
             )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 40
         while not await self.answers("/health"):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 await self.stop()
