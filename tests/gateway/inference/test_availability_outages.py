@@ -94,13 +94,14 @@ HANGS = {"nothing": [HANG], "a head": [Head(), HANG], "a token": [ROLE, chunk("a
 
 async def test_a_provider_that_hangs(launch: Launch, backend: FakeAppBackend) -> None:
     """A provider that accepted requests and never answered them stayed `operational`."""
-    async with FakeProvider() as provider, launch(SOON, GATEWAY_PROVIDER_URL=provider.url, **HASTY) as gw:
+    settings = {**HASTY, **UNLIMITED}
+    async with FakeProvider() as provider, launch(SOON, GATEWAY_PROVIDER_URL=provider.url, **settings) as gw:
         app = await gw.app(backend)
         for sent in HANGS.values():
             slow = provider.plays(sent)
             for _ in range(2):
-                for answer in await asyncio.gather(app.ask(slow), app.ask(slow)):
-                    refused(answer, 504, "PROVIDER_TIMEOUT")
+                for late in await asyncio.gather(app.ask(slow), app.ask(slow)):
+                    refused(late, 504, "PROVIDER_TIMEOUT")
                 answered(await app.ask("x"))
             await asyncio.sleep(2 * PUBLISHED_WITHIN)
             assert await status(gw) == OPERATIONAL, "slow prompts between others are no outage"
