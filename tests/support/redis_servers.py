@@ -144,10 +144,11 @@ def _primaries(name: str, replicas: Sequence[RedisServer] = ()) -> Iterator[list
     nodes = [RedisServer(name, *options) for _ in range(3)]
     everyone = [*nodes, *replicas]
     try:
-        for node in everyone:
+        for n, node in enumerate(everyone):
             node.start()
             with node.client() as client:
-                client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
+                for other in everyone[:n]:  # each meets each: word of mouth takes seconds
+                    client.execute_command("CLUSTER MEET", "127.0.0.1", other.port)
         for node, first, end in zip(nodes, SLOTS, SLOTS[1:], strict=False):
             with node.client() as client:
                 client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)

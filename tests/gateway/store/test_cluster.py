@@ -25,8 +25,9 @@ def whole(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def servers() -> Iterator[ReplicatedCluster]:
+    """A cluster of whose primaries each test may lose one of its own."""
     with replicated_cluster() as running:
         yield running
 
@@ -48,6 +49,10 @@ async def count_everywhere(store: Store) -> None:
 
 async def counted(store: Store) -> list[int]:
     return [int(await store.client.hget(f"{tag}:tests", "calls") or 0) for tag in partition_tags()]
+
+
+def tag_on(servers: ReplicatedCluster, index: int) -> str:
+    return next(tag for tag in partition_tags() if servers.owner(slot_of(tag)) == index)
 
 
 def slot_of(tag: str) -> int:
@@ -173,17 +178,15 @@ async def test_a_slot_that_no_node_serves_for_a_while(whole: ReplicatedCluster) 
 
 
 async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:
-    slot = slot_of("{p00}")
-    index = servers.owner(slot)
-    other = next(tag for tag in partition_tags() if servers.owner(slot_of(tag)) != index)
+    index, tag, other = 0, tag_on(servers, 0), tag_on(servers, 1)
     async with opened(servers.url) as store:
         await count_everywhere(store)
         servers.primaries[index].kill()
-        assert not await passes(store, "{p00}")
+        assert not await passes(store, tag)
         await asyncio.to_thread(servers.fail_over, index)
 
         async def recovered() -> bool:
-            return await passes(store, "{p00}")
+            return await passes(store, tag)
 
         await wait_until(recovered, 10)
         assert await passes(store, other)
@@ -191,22 +194,20 @@ async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:
 
 async def test_a_primary_that_was_replaced_is_left(servers: ReplicatedCluster) -> None:
     """It lives on, as a replica: no connection breaks, and every write is redirected."""
-    index = servers.owner(slot_of("{p00}"))
     async with opened(servers.url) as store:
         await count_everywhere(store)
-        await asyncio.to_thread(servers.fail_over, index)
+        await asyncio.to_thread(servers.fail_over, 1)
         for _ in range(5):
             await count_everywhere(store)
 
 
 async def test_a_frozen_primary_fails_its_own_partitions_alone(servers: ReplicatedCluster) -> None:
-    index = servers.owner(slot_of("{p00}"))
-    other = next(tag for tag in partition_tags() if servers.owner(slot_of(tag)) != index)
+    index, tag, other = 2, tag_on(servers, 2), tag_on(servers, 1)
     async with opened(servers.url) as store:
         await count_everywhere(store)
         servers.primaries[index].freeze()
         try:
-            frozen = asyncio.create_task(passes(store, "{p00}"))
+            frozen = asyncio.create_task(passes(store, tag))
             for _ in range(10):
                 assert await passes(store, other)
             assert not await frozen
