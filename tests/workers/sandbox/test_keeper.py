@@ -134,7 +134,7 @@ async def test_what_it_leaves_behind_is_killed(each_room: Room) -> None:
 
 async def test_cancelled_all_of_it_is_dead_before_the_return(each_room: Room) -> None:
     running = asyncio.create_task(each_room.run(f"trap '' TERM; {LEFT_BEHIND} echo there; sleep $MARK"))
-    await wait_until(lambda: each_room.lines == ["there"])
+    await wait_until(lambda: each_room.lines == ["there"], 20)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
