@@ -30,7 +30,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.log import RequestLine
 from gateway.store import keys, scripts
@@ -115,7 +115,7 @@ class Counters:
             self._start_minute(minute)
         prefix = f"{MODEL}{model}:"
         self._here[prefix + "requests"] += 1
-        if code.startswith("PROVIDER_"):
+        if code in PROVIDER_FAULT_CODES:
             self._here[prefix + "errors"] += 1
         if ttft is not None:
             self._here[prefix + TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]] += 1
