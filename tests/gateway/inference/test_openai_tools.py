@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from tests.fakes import FakeProvider
-from tests.fakes.provider import DONE, ROLE, chunk, tokens
-from tests.fakes.server import CLOSE, HANG, Script
+from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
+from tests.fakes.server import CLOSE, HANG
 from tests.support.accounts import App
 from tests.support.polling import wait_until
 from tests.support.prices import bound, cost
@@ -31,23 +31,11 @@ def json_bytes(value: Any) -> int:
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def call(index: int = 0, *, id: str | None = None, name: str | None = None, arguments: str | None = None) -> bytes:
-    """One event with a part of a call."""
-    function = {k: v for k, v in {"name": name, "arguments": arguments}.items() if v is not None}
-    part = {"index": index, **({"id": id, "type": "function"} if id else {}), "function": function}
-    return chunk(tool_calls=[part])
-
-
-def calls(*pieces: bytes, usage: tuple[int, int] | None = (9, 4)) -> Script:
-    end = [chunk(usage=usage)] if usage else []
-    return [chunk(role="assistant", content=None, tool_calls=[]), *pieces, chunk(finish="tool_calls"), *end, DONE]
-
-
 TWO_CALLS = calls(
-    call(0, id="call_1", name="weather", arguments=""),
-    call(0, arguments='{"city": "Z'),
-    call(0, arguments='ürich"}'),
-    call(1, id="call_2", name="weather", arguments='{"city": "Bern"}'),
+    call_part(0, id="call_1", name="weather", arguments=""),
+    call_part(0, arguments='{"city": "Z'),
+    call_part(0, arguments='ürich"}'),
+    call_part(1, id="call_2", name="weather", arguments='{"city": "Bern"}'),
 )
 EXPECTED = [("call_1", "weather", '{"city": "Zürich"}'), ("call_2", "weather", '{"city": "Bern"}')]
 
@@ -192,7 +180,7 @@ async def test_tools_as_large_as_the_cap_do_not_fit_into_it(app: App, provider: 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_part_of_a_call_costs_the_bound_after_a_cut(app: App, provider: FakeProvider, stream: bool) -> None:
-    prompt = provider.plays(ROLE, call(0, id="call_1", name="weather", arguments=""), CLOSE)
+    prompt = provider.plays(ROLE, call_part(0, id="call_1", name="weather", arguments=""), CLOSE)
     body = {"messages": [user(prompt)], "tools": [TOOL], "stream": stream}
     response = await app.post(body, path=PATH)
     assert "PROVIDER_ERROR" in response.text
@@ -202,7 +190,7 @@ async def test_a_part_of_a_call_costs_the_bound_after_a_cut(app: App, provider: 
 
 
 async def test_leaving_within_a_call_cancels_it_and_costs_the_bound(app: App, provider: FakeProvider) -> None:
-    prompt = provider.plays(ROLE, call(0, id="call_1", name="weather", arguments="{"), HANG)
+    prompt = provider.plays(ROLE, call_part(0, id="call_1", name="weather", arguments="{"), HANG)
     async with sdk(app) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=[user(prompt)], tools=[TOOL], stream=True)
         async for part in stream:
