@@ -30,7 +30,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.log import MOST_TOKENS, RequestLine
 from gateway.store import keys, scripts
@@ -103,7 +103,7 @@ class Counters:
         if admitted:
             prefix = f"{MODEL}{line.model}:"
             here[prefix + "requests"] += 1
-            if line.code.startswith("PROVIDER_"):
+            if line.code in PROVIDER_FAULT_CODES:
                 here[prefix + "errors"] += 1
             if bucket is not None:
                 here[prefix + bucket] += 1
