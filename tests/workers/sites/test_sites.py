@@ -198,6 +198,7 @@ async def test_it_waits_for_its_port(pair: tuple[Sites, Sites], hosting: Hosting
     with socket.create_server(("127.0.0.1", hosting.port)):
         worker.start()
         await wait_until(lambda: "sites.port_taken" in worker.log, 20)
+        assert '"reason":"Address already in use"' in worker.log
     await worker.serving()
     assert (await hosting.ask("/", host=HOST)).body == b"files"
 
