@@ -193,8 +193,8 @@ class Counters:
 
     async def leave(self) -> None:
         """Ends the counting of a process that stops: writes what is left, and removes its heartbeat."""
-        if not await self.flush():
-            logger.warning("counters.left", keys=len(self._tallies) + self._usage.waiting())
+        if not await self.flush() and (left := len(self._tallies) + self._usage.waiting()):
+            logger.warning("counters.left", keys=left)
             return
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
