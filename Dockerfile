@@ -4,12 +4,13 @@ ARG PYTHON=3.11-slim-bookworm
 FROM python:${PYTHON} AS build
 WORKDIR /src
 COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY capsule_gateway capsule_gateway
 COPY gateway gateway
 COPY workers workers
 COPY lua lua
 COPY capsule capsule
 RUN python -m venv /opt/capsule \
-    && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock '.[otel]'
+    && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock '.[otel,s3]'
 
 FROM python:${PYTHON}
 # git, Node.js and npm are for builds; nginx serves the apps; bubblewrap, iproute2 and libseccomp2 confine both.
