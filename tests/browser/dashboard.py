@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.async_api import Browser, Locator, Page, expect
 
-from gateway.ids import now_iso
+from gateway.ids import day_of, now_iso
 from gateway.monitors import history
 from gateway.store import keys
 from tests.support.accounts import Account
@@ -96,7 +96,7 @@ class Holder:
         days = history.outage(now - 3 * history.DAY, now - 3 * history.DAY + 60_000)
         with self.gateway.redis.client() as client:
             client.xadd(keys.crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
-            client.hset(keys.health_days_key(tag, app), mapping={**days, f"{history.day_of(now)}:down": 0})
+            client.hset(keys.health_days_key(tag, app), mapping={**days, f"{day_of(now)}:down": 0})
             for key in (keys.crashes_key(tag, app), keys.health_days_key(tag, app)):
                 client.expire(key, 600)
 

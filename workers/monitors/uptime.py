@@ -19,7 +19,7 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.ids import new_id
+from gateway.ids import day_of, new_id
 from gateway.monitors import health, history
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
@@ -104,7 +104,7 @@ class Uptime:
 
     def _mark_of_today(self, claim: Claim) -> dict[str, int]:
         """Once a day for each app, what marks the day as one on which it was probed."""
-        today = history.day_of(claim.now())
+        today = day_of(claim.now())
         if today != self._today:
             self._today, self._seen = today, set()
         if claim.app.id in self._seen:
