@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 .PHONY: run test check bench soak chaos screenshots lock clean
 
 run: $(VENV)/run.stamp
-	@$(BIN)/python -m gateway.dev
+	@$(BIN)/capsule dev
 
 # Half of what the tests do is waiting, so two cores serve four of them.
 test: $(VENV)/dev.stamp
@@ -41,16 +41,16 @@ $(BIN)/python:
 	@rm -rf $(VENV); $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "This needs Python's venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
-# pip reads dependency groups since 25.1.
 $(VENV)/run.stamp: pyproject.toml requirements.lock | $(BIN)/python
 	@echo "Installing packages into $(VENV) ..."
-	@$(PIP) install 'pip>=25.1'
-	@$(PIP) install -c requirements.lock -e . --group run
+	@$(PIP) install -c requirements.lock -e '.[dev]'
 	@touch $@
 
+# pip reads dependency groups since 25.1.
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@echo "Installing test and development tools ..."
-	@$(PIP) install -c requirements.lock -e . --group dev
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c requirements.lock -e '.[dev,otel,s3]' --group dev
 	@touch $@
 
 # Pins the newest versions that pyproject.toml allows. Run it with the oldest supported Python, which needs the most
@@ -58,7 +58,7 @@ $(VENV)/dev.stamp: $(VENV)/run.stamp
 lock:
 	rm -rf $(VENV)/lock && $(PYTHON) -m venv $(VENV)/lock
 	$(VENV)/lock/bin/python -m pip install -q 'pip>=25.1'
-	$(VENV)/lock/bin/python -m pip install -q -e . --group dev
+	$(VENV)/lock/bin/python -m pip install -q -e '.[dev,otel,s3]' --group dev
 	$(VENV)/lock/bin/python -m pip freeze --exclude-editable > requirements.lock
 	rm -rf $(VENV)/lock
 

@@ -5,6 +5,7 @@ Nothing else in the project reads the environment. The field `redis_url` holds t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import ssl
@@ -348,6 +349,8 @@ def _storage_url(text: str) -> str:
 
 def _find_s3_fault(environ: Mapping[str, str]) -> str:
     """What the storage misses that needs no network to know."""
+    if importlib.util.find_spec("obstore") is None:
+        return 'GATEWAY_STORAGE_URL: s3:// needs a library: pip install "capsule-gateway[s3]"'
     # Instead of keys, a platform such as Kubernetes or ECS gives credentials that expire.
     if any(environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")):
         return ""

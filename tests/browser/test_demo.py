@@ -1,4 +1,4 @@
-"""`make run` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
+"""`capsule dev` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
 
 Screenshots go to the folder that SCREENSHOTS names, for a look at them.
 """
@@ -27,21 +27,13 @@ from gateway.dev.layout import Layout
 from tests.browser.axe import assert_accessible
 from tests.support.gateway_process import python
 from tests.support.polling import wait_until
+from tests.support.redis_servers import five_free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RATE = 4  # questions a user and minute, so that a test meets the limit
 PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # seconds; an answer lasts two, long enough to be met under way
 REPOSITORY = Path(__file__).parents[2]
-
-
-def five_free_ports() -> int:
-    for first in range(20_000, 30_000, 10):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + 5):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise RuntimeError("no five ports in a row are free")
 
 
 @dataclass
