@@ -18,6 +18,7 @@ import msgspec
 from dotenv import dotenv_values
 
 NANO = 1_000_000_000  # nano-euro in a euro: money is counted in whole nano-euro
+SHORTEST_CLAIM_IDLE = 10.0  # seconds
 T = TypeVar("T")
 Plan = Literal["free", "starter", "maker", "max"]
 PLANS: tuple[Plan, ...] = get_args(Plan)
@@ -387,8 +388,8 @@ def _host_port(text: str) -> str:
 
 
 def _claim_idle(text: str) -> float:
-    if (seconds := _seconds(text)) < 10:
-        raise ValueError("must be at least 10 seconds, twice the budget of one delivery")
+    if (seconds := _seconds(text)) < SHORTEST_CLAIM_IDLE:
+        raise ValueError(f"must be at least {SHORTEST_CLAIM_IDLE:g} seconds, twice the budget of one delivery")
     return seconds
 
 

@@ -304,7 +304,6 @@ class Inference:
         if call.admitted:
             metrics = self._metrics.model(call.model)
             metrics.duration.observe(now - call.began)
-            self._counters.model(call.model, call.code, ttft)
             if ttft is not None:
                 metrics.ttft.observe(ttft)
             if usage is not None:
@@ -324,7 +323,7 @@ class Inference:
             duration_ms=round((now - call.began) * 1000, 1),
         )
         if call.account or call.code:  # neither a preflight nor the list of models
-            self._counters.request(call.account, line)
+            self._counters.request(call.account, line, admitted=call.admitted)
         request_line(line)
         if call.trace is not None and self._traces is not None:
             self._traces.finish(call, call.trace)
