@@ -68,7 +68,7 @@ async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
         await worker.joined()
         server.kill()
         await wait_until(lambda: {"round.postponed", "stream.waiting"} <= warnings().keys(), 10)
-        await asyncio.sleep(2)  # several rounds of sixteen partitions
+        await asyncio.sleep(1.2)  # several rounds of sixteen partitions
         assert max(warnings().values()) <= 2  # probes and certificates have a round each
         assert sum(warnings().values()) <= 4
         server.start()
