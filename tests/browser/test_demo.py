@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from gateway.dev import __main__ as dev
+from gateway.dev import run as dev
 from gateway.dev.children import StartFailed
 from gateway.dev.layout import Layout
 from tests.browser.axe import assert_accessible
@@ -89,7 +89,8 @@ async def start(port: int, folder: Path) -> Run:
         "GATEWAY_RATE_LIMITS": f"user={RATE}",
     }
     process = await asyncio.create_subprocess_exec(
-        *python("gateway.dev", PACE),
+        *python("gateway.cli", PACE),
+        "dev",
         cwd=REPOSITORY,
         env=environment,
         stdout=asyncio.subprocess.PIPE,
