@@ -13,7 +13,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 100  # that an example may take
-TOOLS = {"curl", "openssl"}
+TOOLS = {"curl", "node"}
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from gateway.errors import ProviderFailed
@@ -109,6 +108,8 @@ async def ask_in_node(clients: dict[str, tuple[Section, Questions]], folder: Pat
 
 def ask_in_python(client: dict[str, Any], question: dict[str, str]) -> list[str | None]:
     """As `clients.mjs` does it."""
+    import openai  # large, and each test process imports every module
+
     shown = ""
     parts: Iterator[str] = client["ask"](question["url"], question["token"], question["prompt"])
     try:

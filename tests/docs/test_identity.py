@@ -1,6 +1,7 @@
 """Every example of docs/identity.md runs, and then tokens pass that are made as each provider makes them."""
 
 import base64
+import functools
 import json
 import secrets
 import time
@@ -21,7 +22,6 @@ from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-RSA = private_key("RS256")
 USER = "5c1d0a53-90f5-4ae1-8bd0-6d0a2d7c1b0e"
 PRINT_TOKEN = 'import { getToken } from "./lib/auth.js"; console.log(await getToken());'
 
@@ -83,6 +83,12 @@ class Setup(NamedTuple):
             assert await self.status(token) == (401, "TOKEN_INVALID"), token
 
 
+@functools.cache
+def rsa() -> Any:
+    """It takes a while to make."""
+    return private_key("RS256")
+
+
 def claims(**more: Any) -> dict[str, Any]:
     return {"sub": USER, "iat": int(time.time()), "exp": int(time.time()) + 600} | more
 
@@ -120,15 +126,15 @@ async def supabase(here: Setup) -> None:
 
 
 async def auth0(here: Setup) -> None:
-    here.issuer.documents["/.well-known/jwks.json"] = {"keys": [jwk("RS256", RSA, "1")]}
+    here.issuer.documents["/.well-known/jwks.json"] = {"keys": [jwk("RS256", rsa(), "1")]}
     issuer = f"{here.issuer.address}/"
     access = claims(sub="auth0|6123", iss=issuer, aud=["notes-api", f"{issuer}userinfo"], azp="client")
-    token = jwt.encode(access, RSA, "RS256", {"kid": "1"})
+    token = jwt.encode(access, rsa(), "RS256", {"kid": "1"})
     await here.shell(here.section.take("sh"))
     stub = f"export const auth0 = {{ getTokenSilently: async () => {token!r} }};"
     await here.accepts(await here.token_of_page("lib/auth0.js", stub))
-    of_client = jwt.encode(access | {"aud": "client"}, RSA, "RS256", {"kid": "1"})
-    no_slash = jwt.encode(access | {"iss": here.issuer.address}, RSA, "RS256", {"kid": "1"})
+    of_client = jwt.encode(access | {"aud": "client"}, rsa(), "RS256", {"kid": "1"})
+    no_slash = jwt.encode(access | {"iss": here.issuer.address}, rsa(), "RS256", {"kid": "1"})
     await here.refuses(of_client, no_slash, secrets.token_urlsafe(24))
 
 
@@ -136,19 +142,21 @@ async def keycloak(here: Setup) -> None:
     realm = f"{here.issuer.address}/realms/main"
     keys = f"{realm}/protocol/openid-connect/certs"
     here.issuer.documents["/realms/main/.well-known/openid-configuration"] = {"issuer": realm, "jwks_uri": keys}
-    encrypting = jwk("RS256", RSA, "0") | {"use": "enc", "alg": "RSA-OAEP"}
-    here.issuer.documents["/realms/main/protocol/openid-connect/certs"] = {"keys": [encrypting, jwk("RS256", RSA, "1")]}
+    encrypting = jwk("RS256", rsa(), "0") | {"use": "enc", "alg": "RSA-OAEP"}
+    here.issuer.documents["/realms/main/protocol/openid-connect/certs"] = {
+        "keys": [encrypting, jwk("RS256", rsa(), "1")]
+    }
     discovered = json.loads(await here.shell(here.section.take("sh")))
     setting = here.section.take("sh")
     assert f"--auth-jwks {discovered['jwks_uri']} " in setting
     assert f"--issuer {discovered['issuer']} " in setting
     await here.shell(setting)
     access = claims(iss=realm, aud=["notes", "account"], azp="notes", typ="Bearer")
-    token = jwt.encode(access, RSA, "RS256", {"kid": "1"})
+    token = jwt.encode(access, rsa(), "RS256", {"kid": "1"})
     stub = f"export const keycloak = {{ updateToken: async () => true, token: {token!r} }};"
     await here.accepts(await here.token_of_page("lib/keycloak.js", stub))
     for fault in (access | {"aud": "account"}, without(access, "sub"), access | {"iss": f"{realm}2"}):
-        await here.refuses(jwt.encode(fault, RSA, "RS256", {"kid": "1"}))
+        await here.refuses(jwt.encode(fault, rsa(), "RS256", {"kid": "1"}))
 
 
 async def next_auth(here: Setup) -> None:
