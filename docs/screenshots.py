@@ -19,7 +19,7 @@ import msgspec
 from playwright.async_api import Browser, Page
 
 from gateway.deploys.logs import stamp_line
-from gateway.ids import now_iso
+from gateway.ids import day_of, now_iso
 from gateway.monitors import history
 from gateway.store import keys
 from gateway.telemetry.usage import LoggedRequest
@@ -130,7 +130,7 @@ class Scene:
             client.zadd(keys.unhealthy_key(keys.tag(self.account.id)), {"shop": int((now - 700) * 1000)})
             certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
             client.hset(keys.certificate_key(keys.tag(self.account.id), "notes"), mapping=certificate)
-            days = {f"{history.day_of(int(now * 1000) - ago * history.DAY)}:down": 0 for ago in range(1, 71)}
+            days = {f"{day_of(int(now * 1000) - ago * history.DAY)}:down": 0 for ago in range(1, 71)}
             began = int((now - 700) * 1000) - 20 * history.DAY
             days |= history.outage(began, began + 1_560_000)
             health_days = keys.health_days_key(keys.tag(self.account.id), "shop")

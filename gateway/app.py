@@ -1,6 +1,6 @@
 """The ASGI application: the inference path first, Litestar behind it.
 
-`gateway.app:create_app` is the factory for any ASGI server: `uvicorn --factory gateway.app:create_app`.
+`create_app` is the factory for any ASGI server: `uvicorn --factory capsule_gateway:create_app`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gateway import log
 from gateway.api import (
     account,
     account_apps,
-    app_details,
     apps,
     deploys,
     engine,
@@ -37,7 +36,7 @@ from gateway.api import (
     usage,
     webhooks,
 )
-from gateway.api.agents import AgentEndpoint
+from gateway.api.agent_endpoint import AgentEndpoint
 from gateway.api.audit import finish_audit
 from gateway.api.bodies import Body
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
@@ -95,7 +94,6 @@ ROUTES: list[ControllerRouterHandler] = [
     *apps.ROUTES,
     *engine.ROUTES,
     *account.ROUTES,
-    *app_details.ROUTES,
     *account_apps.ROUTES,
     *keys.ROUTES,
     *usage.ROUTES,

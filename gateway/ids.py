@@ -28,3 +28,8 @@ def now_iso(seconds: float | None = None) -> str:
     """ISO 8601 UTC with milliseconds and Z; of `seconds` since the epoch, or of now."""
     whole, millis = divmod(round((time.time() if seconds is None else seconds) * 1000), 1000)
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{millis:03d}Z"
+
+
+def day_of(milliseconds: int) -> str:
+    """The UTC day of a time since the epoch, such as `2026-07-02`."""
+    return time.strftime("%Y-%m-%d", time.gmtime(milliseconds // 1000))

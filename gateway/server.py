@@ -42,6 +42,7 @@ BODY_RATE = 16_384  # one second more for so many bytes that have arrived,
 UPLOAD_SECONDS = 600.0  # but never more than this
 STALL_SECONDS = 60.0  # that a client may leave a response unread
 LEFTOVER_SECONDS = 5.0  # that a body may continue after its response
+LOOK_SECONDS = 1.0  # between two looks for connections that exceed a limit
 PIPELINED = 16  # requests of one connection that may wait for the answer to an earlier one
 
 DESCRIPTORS = 65_536  # at most, of one process; more gains nothing on one core
@@ -317,7 +318,7 @@ async def end_overdue_connections(count: Callable[[str, int], None] | None = Non
     """Runs for the life of the process. `count` receives why connections were ended, and how many."""
     loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(1)
+        await asyncio.sleep(LOOK_SECONDS)
         overdue = [c for c in CONNECTIONS if c.is_overdue(loop.time())]
         for number, connection in enumerate(overdue):
             connection.end("overdue")

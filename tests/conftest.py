@@ -12,6 +12,14 @@ from tests.support.key_leaks import unexplained
 from tests.support.redis_servers import BINARIES, RedisServer
 from tests.support.tcp_proxy import Proxy
 
+TESTS = Path(__file__).parent
+SLOWEST = ["chaos", "hostile", "workers", "browser"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The folders whose modules take longest come first, so that no process ends long after the others."""
+    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in SLOWEST)
+
 
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[RedisServer]:

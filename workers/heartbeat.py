@@ -30,7 +30,6 @@ async def keep_heartbeat(store: Store, group: str) -> None:
     """Renews the heartbeat of one worker for as long as its task runs."""
     token, number = secrets.token_hex(8), 1
     while True:
-        end_if_cancelled()
         key = keys.worker_key(group, worker_name(number))
         # While Redis is away, the heartbeat expires unless it answers again in time.
         with contextlib.suppress(BackboneUnavailable), backbone():
@@ -42,4 +41,5 @@ async def keep_heartbeat(store: Store, group: str) -> None:
                 await store.client.expire(key, keys.HEARTBEAT_SECONDS)
             await store.client.sadd(keys.WORKERS, f"{group}:{worker_name(number)}")
             await store.client.expire(keys.WORKERS, LISTED_SECONDS)
+        end_if_cancelled()
         await asyncio.sleep(INTERVAL)

@@ -167,6 +167,7 @@ class Consumer:
             try:
                 with backbone():
                     await work(*args)
+                end_if_cancelled()
                 await asyncio.sleep(seconds)
             except BackboneUnavailable as error:
                 await self._make_lost_groups(error.__cause__)
@@ -300,6 +301,7 @@ class Consumer:
         """Runs until Redis fails. It starts with a pause: if Redis was away, entries that living workers hold look as
         idle as those of dead ones, until their workers have renewed them."""
         await self._remove_idle_consumers(tag)
+        end_if_cancelled()
         await asyncio.sleep(self._idle / 3000)
         while True:
             end_if_cancelled()

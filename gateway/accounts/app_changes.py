@@ -1,4 +1,4 @@
-"""Creating, changing and deleting apps on behalf of account holders, who may send several requests at once.
+"""Creating and deleting apps on behalf of account holders, who may send several requests at once.
 
 Creations and deletions of an account's apps happen one at a time: each holds a lock in Redis, for less time than the
 lock lives. So the plan's limit holds, and a name that is deleted and created at once belongs to one app.
@@ -13,15 +13,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any
 from weakref import WeakValueDictionary
-
-import msgspec
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
-from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken, NotFound, RateLimited, RequestMalformed
+from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken, RateLimited, RequestMalformed
 from gateway.ids import new_id
 from gateway.store import keys, scripts
 from gateway.store.client import backbone
@@ -32,7 +29,6 @@ LOCK_SECONDS = 15
 CHANGE_SECONDS = 10.0  # that a creation or a deletion may take
 WAIT_SECONDS = 8.0  # for others of the account
 POLL_INTERVAL = 0.02
-ATTEMPTS = 10  # to change a record that others change too
 
 
 class AppChanges:
@@ -77,18 +73,6 @@ class AppChanges:
 
     async def _is_withheld(self, app: App) -> bool:
         return await self._store.get(keys.former_name_key(app.name)) not in (None, app.account)
-
-    async def change(self, app: App, **fields: Any) -> App:
-        """Raises NotFound if the app was deleted, renamed or moved since it was read."""
-        for _ in range(ATTEMPTS):
-            present = await self._store.get(keys.app_key(app.name)) or ""
-            record = msgspec.json.decode(present, type=App) if present else None
-            if record is None or (record.id, record.account) != (app.id, app.account):
-                raise NotFound
-            changed: App = msgspec.structs.replace(record, **fields)
-            if await self._registry.replace_app(present, changed):
-                return changed
-        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
 
     async def withhold_name(self, app: App) -> None:
         """Keeps the name of a live app from other accounts, from its deletion on."""

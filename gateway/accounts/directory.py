@@ -17,9 +17,8 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.errors import BackboneUnavailable
 from gateway.store import keys
-from gateway.store.client import backbone
+from gateway.store.client import backbone, until_redis_answers
 
 logger = structlog.get_logger()
 
@@ -43,7 +42,7 @@ class Directory:
     async def accounts(self, search: str, limit: int, before: str | None) -> Page[Account]:
         """Newest first. `search` is part of a name or an id."""
         return await self._page(
-            self._account_ids(before, BATCH if search else limit + 1),
+            self._ids(keys.accounts_key, before, BATCH if search else limit + 1, newest_first=True),
             self._read_accounts,
             lambda account: _contains(search, account.name, account.id),
             lambda account: account.id,
@@ -53,7 +52,7 @@ class Directory:
     async def apps(self, search: str, limit: int, after: str | None) -> Page[OwnedApp]:
         """By id. `search` is part of a name, an id, a custom domain, or the account's name or id."""
         return await self._page(
-            self._app_ids(after, BATCH if search else limit + 1),
+            self._ids(keys.apps_key, after, BATCH if search else limit + 1, newest_first=False),
             self._read_apps,
             lambda row: _contains(search, row[0].name, row[0].id, row[0].customDomain or "", row[1].id, row[1].name),
             lambda row: row[0].id,
@@ -85,32 +84,23 @@ class Directory:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    async def _account_ids(self, before: str | None, count: int) -> AsyncIterator[list[str]]:
-        """All ids in batches, each of at least `count` if there are so many."""
+    async def _ids(
+        self, key_of: Callable[[str], str], last: str | None, count: int, *, newest_first: bool
+    ) -> AsyncIterator[list[str]]:
+        """All ids after `last` in batches, each of at least `count` if there are so many."""
+        start, end = ("+", "-") if newest_first else ("-", "+")
         while True:
-            newest = "+" if before is None else f"({before}"
+            begin = start if last is None else f"({last}"
             with backbone():
                 async with self._store.client.pipeline(transaction=False) as pipe:
                     for tag in keys.partition_tags():
-                        pipe.zrevrangebylex(keys.accounts_key(tag), newest, "-", 0, count)
-                    found = sorted((each for ids in await pipe.execute() for each in ids), reverse=True)[:count]
+                        pipe.zrange(key_of(tag), begin, end, desc=newest_first, bylex=True, offset=0, num=count)
+                    pages = await pipe.execute()
+            found = sorted((each for page in pages for each in page), reverse=newest_first)[:count]
             if not found:
                 return
             yield found
-            before = found[-1]
-
-    async def _app_ids(self, after: str | None, count: int) -> AsyncIterator[list[str]]:
-        while True:
-            first = "-" if after is None else f"({after}"
-            with backbone():
-                async with self._store.client.pipeline(transaction=False) as pipe:
-                    for tag in keys.partition_tags():
-                        pipe.zrangebylex(keys.apps_key(tag), first, "+", 0, count)
-                    found = sorted(each for ids in await pipe.execute() for each in ids)[:count]
-            if not found:
-                return
-            yield found
-            after = found[-1]
+            last = found[-1]
 
     async def _read_accounts(self, ids: Sequence[str]) -> list[Account]:
         records = await self._store.get_all([keys.account_key(each) for each in ids])
@@ -128,13 +118,19 @@ class Directory:
         An account without apps is listed after the next use of one of its API keys.
         """
         try:
-            for tag in keys.partition_tags():
-                with backbone():
-                    listed = await self._store.client.zcard(keys.accounts_key(tag))
-                if not listed:
-                    await self._complete(tag)
-        except (BackboneUnavailable, msgspec.DecodeError) as error:
+            await until_redis_answers(self._complete_all)
+        except msgspec.DecodeError as error:
             logger.warning("directory.incomplete", error=str(error), action="the next process that starts repeats it")
+
+    async def _complete_all(self) -> None:
+        with backbone():
+            async with self._store.client.pipeline(transaction=False) as pipe:
+                for tag in keys.partition_tags():
+                    pipe.zcard(keys.accounts_key(tag))
+                listed = await pipe.execute()
+        for tag, count in zip(keys.partition_tags(), listed, strict=True):
+            if not count:
+                await self._complete(tag)
 
     async def _complete(self, tag: str) -> None:
         client = self._store.client

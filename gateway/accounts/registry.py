@@ -37,7 +37,7 @@ HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
 REREAD = 30.0  # seconds after which subscribers read their records again, for the same reason
 RELOAD_PAUSE = 0.3  # seconds before a record that could not be read is read again
 
-ATTEMPTS = 50  # to change limits that others change at the same time
+LIMITS_ATTEMPTS = 50  # to change limits that others change at the same time
 CONTENDED = "The app is being changed from several places at once; try again."
 CLAIM_SECONDS = 60.0  # after which a claim to a domain must be in its app's record
 
@@ -198,23 +198,31 @@ class Registry:
                 return self._forget(key)
         raise BackboneUnavailable(CONTENDED)
 
-    async def change_limits(self, app: App, change: Callable[[AppLimits], AppLimits]) -> AppLimits:
-        """Changes the limits by compare-and-set; changes at once that name different limits both hold.
+    async def change_app(self, app: App, change: Callable[[App], App], attempts: int = 10) -> App:
+        """Changes the record by compare-and-set, so that of changes at once that name different fields each holds.
 
-        Raises NotFound when the app has gone.
+        Raises NotFound if the app was deleted, renamed or moved since it was read.
         """
-        for _ in range(ATTEMPTS):
-            text = await self.store.get(keys.app_key(app.name))
-            found = None if text is None else msgspec.json.decode(text, type=App)
-            if found is None or (found.id, found.account) != (app.id, app.account):
+        key = keys.app_key(app.name)
+        for _ in range(attempts):
+            present = await self.store.get(key)
+            record = None if present is None else msgspec.json.decode(present, type=App)
+            if present is None or record is None or (record.id, record.account) != (app.id, app.account):
                 raise NotFound
-            limits = change(found.limits or AppLimits())
-            record = msgspec.structs.replace(found, limits=None if limits == AppLimits() else limits)
-            new = msgspec.json.encode(record).decode()
-            if await scripts.change(self.store, keys.app_key(app.name), new, expected=text):
-                self._forget(keys.app_key(app.name))
-                return limits
+            changed = change(record)
+            if await scripts.change(self.store, key, msgspec.json.encode(changed).decode(), expected=present):
+                self._forget(key)
+                return changed
         raise BackboneUnavailable(CONTENDED)
+
+    async def change_limits(self, app: App, change: Callable[[AppLimits], AppLimits]) -> AppLimits:
+        """As `change_app`, for the limits that the account holder sets."""
+
+        def apply(record: App) -> App:
+            limits = change(record.limits or AppLimits())
+            return msgspec.structs.replace(record, limits=None if limits == AppLimits() else limits)
+
+        return (await self.change_app(app, apply, LIMITS_ATTEMPTS)).limits or AppLimits()
 
     async def _take_domain(self, app: App) -> None:
         """Claims a verified custom domain, so that of two apps with the same domain, one is served there.
@@ -289,13 +297,6 @@ class Registry:
                 await self.store.client.zrem(zset, app.id)
             await self.store.client.delete(*keys.monitored_keys(tag, app.id))
 
-    async def replace_app(self, present: str, app: App) -> bool:
-        """Writes an app under the name it has, if its record in Redis is still `present`."""
-        key = keys.app_key(app.name)
-        written = await scripts.change(self.store, key, msgspec.json.encode(app).decode(), expected=present)
-        self._forget(key)
-        return written
-
     async def delete_app(self, app: App) -> None:
         """May be repeated after an interruption. Raises NotFound if the app now belongs to another account."""
         other = await self._remove_record(app)
@@ -318,7 +319,7 @@ class Registry:
             if await scripts.change(self.store, key, "", expected=present):
                 self._forget(key)
                 return None
-        raise BackboneUnavailable("The app is being changed from several places at once; try again.")
+        raise BackboneUnavailable(CONTENDED)
 
     async def _remove(self, key: str) -> None:
         await scripts.change(self.store, key, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -119,8 +118,8 @@ class AccountView(msgspec.Struct):
 
 @get("/account", summary="The account, its limits, and what it spent today")
 async def show_account(account: Caller, gateway: Injected) -> AccountView:
+    day = await gateway.store.today()
     with backbone():
-        day = time.strftime("%Y-%m-%d", time.gmtime((await gateway.store.client.time())[0]))
         settled, reserved = await gateway.store.client.hmget(keys.spend_key(account.id, day), ["settled", "reserved"])
     return AccountView(
         id=account.id,

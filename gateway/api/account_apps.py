@@ -11,8 +11,8 @@ from litestar.params import FromPath, JSONBody
 from litestar.types import ControllerRouterHandler
 
 from gateway.accounts.records import App, Auth, Build, JwksAuth, Repository
+from gateway.api import app_details
 from gateway.api.account import AccountApp, list_apps, view_apps
-from gateway.api.app_details import show_app
 from gateway.api.apps import (
     check_auth,
     check_build,
@@ -106,7 +106,9 @@ async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChan
         changes["repository"] = keep_credentials(repository, found.repository)
     if data.build is not msgspec.UNSET:
         changes["build"] = check_build(data.build)
-    return view_settings(await gateway.app_changes.change(found, **changes) if changes else found)
+    if changes:
+        found = await gateway.registry.change_app(found, lambda record: msgspec.structs.replace(record, **changes))
+    return view_settings(found)
 
 
 def keep_credentials(repository: Repository | None, before: Repository | None) -> Repository | None:
@@ -130,7 +132,7 @@ async def delete_app(account: Caller, app: FromPath[str], gateway: Injected) -> 
 ROUTES: list[ControllerRouterHandler] = [
     Router(
         "/",
-        route_handlers=[list_apps, create_app, show_app, show_settings, change_app, delete_app],
+        route_handlers=[list_apps, create_app, show_settings, change_app, delete_app, *app_details.HANDLERS],
         guards=[account_only],
         dependencies=ACCOUNT_DEPENDENCY,
         tags=["Account"],

@@ -1,30 +1,28 @@
-"""The agent tool `service_hook`, which manages deploy hooks over MCP, and the HTTP endpoint `/mcp` of all agent tools.
+"""The agent tool `service_hook`, which manages deploy hooks over MCP, and all agent tools for the HTTP endpoint `/mcp`.
 
-The endpoint calls the gateway itself, for the account whose API key the request carries. It keeps no sessions, so any
-process can answer any request. `gateway/cli/agents.py` serves the same tools over standard input and output.
+`gateway/api/agent_endpoint.py` is that endpoint; it calls the gateway itself, for the account whose API key the request
+carries. `gateway/cli/agents.py` serves the same tools over standard input and output.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from importlib.metadata import version
 from typing import Annotated, Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
-from litestar import Request
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.transport_security import TransportSecuritySettings
 
+from gateway.accounts.records import Account
 from gateway.api.agent_apps import AccountApps, LocalApps, app_tool
 from gateway.api.agent_deliveries import AccountDeliveries, LocalDeliveries, delivery_tool
 from gateway.api.agent_deploys import AccountDeploys, LocalDeploys, deploy_tool
 from gateway.api.agent_tools import ANYTHING, answer, make_tool, parse_arguments, text
-from gateway.api.authentication import require_account
 from gateway.deploys.hooks import Hooks
-from gateway.errors import MethodNotAllowed, ServiceError
 from gateway.process import Gateway
 
 MESSAGE_BYTES = 65_536
@@ -130,8 +128,8 @@ class LocalHooks:
         await self._hooks.revoke(self._account_id, hook_id)
 
 
-class AgentEndpoint:
-    """The ASGI application at `/mcp`. `running` is its part of the gateway's lifespan."""
+class AgentSessions:
+    """The tools over streamable HTTP. They keep no sessions, so any process can answer any request."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -143,48 +141,40 @@ class AgentEndpoint:
             max_request_body_size=MESSAGE_BYTES,
             transport_security=own_host_only(gateway.settings.base_url),
         )
-        self._sessions = server.session_manager
+        self._manager = server.session_manager
 
-    def _hooks_of(self, context: Context[Any]) -> LocalHooks:
-        request = context.request_context.request
-        assert request is not None
-        return LocalHooks(self._gateway.hooks, request.scope[ACCOUNT].id)
-
-    def _deploys_of(self, context: Context[Any]) -> LocalDeploys:
-        request = context.request_context.request
-        assert request is not None
-        return LocalDeploys(self._gateway, request.scope[ACCOUNT])
-
-    def _deliveries_of(self, context: Context[Any]) -> LocalDeliveries:
-        request = context.request_context.request
-        assert request is not None
-        return LocalDeliveries(self._gateway, request.scope[ACCOUNT])
-
-    def _apps_of(self, context: Context[Any]) -> LocalApps:
-        request = context.request_context.request
-        assert request is not None
-        return LocalApps(self._gateway, request.scope[ACCOUNT])
-
-    @asynccontextmanager
-    async def running(self, _: object) -> AsyncIterator[None]:
-        async with self._sessions.run():
-            yield
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return self._manager.run()
 
     # `Any`, because Litestar and the SDK have different types for ASGI.
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        try:
-            request: Request[Any, Any, Any] = Request(scope)
-            if request.method != "POST":
-                raise MethodNotAllowed("POST")  # the other methods belong to sessions
-            account = await require_account(request, self._gateway)
-            await self._sessions.handle_request({**scope, ACCOUNT: account}, receive, send)
-        except ServiceError as error:
-            headers, body = error.render(scope["state"].get("request_id", ""))
-            await send({"type": "http.response.start", "status": error.status, "headers": headers})
-            await send({"type": "http.response.body", "body": body, "more_body": False})
+    async def answer(self, account: Account, scope: Any, receive: Any, send: Any) -> None:
+        await self._manager.handle_request({**scope, ACCOUNT: account}, receive, send)
+
+    def _hooks_of(self, context: Context[Any]) -> LocalHooks:
+        return LocalHooks(self._gateway.hooks, _account(context).id)
+
+    def _deploys_of(self, context: Context[Any]) -> LocalDeploys:
+        return LocalDeploys(self._gateway, _account(context))
+
+    def _apps_of(self, context: Context[Any]) -> LocalApps:
+        return LocalApps(self._gateway, _account(context))
+
+    def _deliveries_of(self, context: Context[Any]) -> LocalDeliveries:
+        return LocalDeliveries(self._gateway, _account(context))
+
+
+def _account(context: Context[Any]) -> Account:
+    request = context.request_context.request
+    assert request is not None
+    account: Account = request.scope[ACCOUNT]
+    return account
 
 
 def own_host_only(base_url: str) -> TransportSecuritySettings:
     """Protects against DNS rebinding and against other sites' pages."""
     parts = urlsplit(base_url)
-    return TransportSecuritySettings(allowed_hosts=[parts.netloc], allowed_origins=[f"{parts.scheme}://{parts.netloc}"])
+    # Any port, because proxies leave it out or write their own. The name alone tells of another site.
+    name = parts.netloc.removesuffix(f":{parts.port}")
+    return TransportSecuritySettings(
+        allowed_hosts=[name, f"{name}:*"], allowed_origins=[f"{parts.scheme}://{parts.netloc}"]
+    )

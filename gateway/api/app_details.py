@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from litestar import Router, get
+from litestar import get
 from litestar.params import FromPath, QueryParameter
 
 from gateway.accounts.records import Account, App, Build
 from gateway.api.account import AccountApp, view_apps
 from gateway.api.apps import RepositoryView
-from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.api.authentication import Caller
 from gateway.api.deploys import require_own_app
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalogue import Finding, Time
@@ -71,7 +71,7 @@ async def show_app(account: Caller, app: FromPath[str], gateway: Injected) -> Ap
     return await view_app(account, await require_own_app(app, account, gateway), gateway)
 
 
-@get("/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
+@get("/account/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
 async def list_findings(
     account: Caller,
     app: FromPath[str],
@@ -85,19 +85,10 @@ async def list_findings(
     return (await gateway.findings.find_open(await require_own_app(app, account, gateway)))[:limit]
 
 
-@get("/apps/{app:str}/crashes", errors=[NotFound])
+@get("/account/apps/{app:str}/crashes", errors=[NotFound])
 async def list_crashes(account: Caller, app: FromPath[str], gateway: Injected) -> list[Crash]:
     """An app's last 20 crashes of 30 days, newest first."""
     return await gateway.crashes.list(await require_own_app(app, account, gateway))
 
 
-ROUTES = [
-    Router(
-        "/account",
-        route_handlers=[list_findings, list_crashes],
-        guards=[account_only],
-        dependencies=ACCOUNT_DEPENDENCY,
-        tags=["Account"],
-        security=ACCOUNT_SECURITY,
-    )
-]
+HANDLERS = [show_app, list_findings, list_crashes]  # of the router of `account_apps.py`

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -14,6 +13,7 @@ from gateway.accounts.directory import OwnedApp
 from gateway.accounts.records import Account
 from gateway.api.deploys import DeployView
 from gateway.api.keys import ListedKey
+from gateway.deploys.addresses import live_url
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalogue import Time
 from gateway.monitors import health
@@ -84,7 +84,7 @@ async def list_accounts(
     `search` is part of a name or an id. A search looks at 2,000 accounts at a time; `next` goes on with the others.
     """
     page = await gateway.directory.accounts(search.strip(), limit, before)
-    return AccountPage(await _list_accounts(page.rows, gateway), page.next)
+    return AccountPage(await _list_accounts(page.rows, await gateway.store.today(), gateway), page.next)
 
 
 @get("/accounts/{account_id:str}", errors=[NotFound])
@@ -93,11 +93,12 @@ async def show_account(account_id: FromPath[str], gateway: Injected) -> AccountD
     account = await gateway.registry.account(account_id)
     if account is None:
         raise NotFound
-    (listed,) = await _list_accounts([account], gateway)
+    day = await gateway.store.today()
+    (listed,) = await _list_accounts([account], day, gateway)
     apps = [(app, account) for app in await gateway.registry.apps_of(account_id)]
     return AccountDetails(
         **msgspec.structs.asdict(listed),
-        deploysToday=await gateway.deploys.count_today(account_id, time.strftime("%Y-%m-%d", time.gmtime())),
+        deploysToday=await gateway.deploys.count_today(account_id, day),
         deploysPerDay=gateway.settings.deploy_quotas[account.plan],
         appList=await _list_apps(apps, gateway),
         keys=[
@@ -136,12 +137,9 @@ async def list_failed(gateway: Injected, limit: Limit = 50) -> list[FailedDeploy
     return [FailedDeploy.of(deploy, account=deploy.account) for deploy in failed]
 
 
-async def _list_accounts(accounts: Sequence[Account], gateway: Gateway) -> list[ListedAccount]:
-    client = gateway.store.client
+async def _list_accounts(accounts: Sequence[Account], day: str, gateway: Gateway) -> list[ListedAccount]:
     with backbone():
-        seconds, _ = await client.time()
-        day = time.strftime("%Y-%m-%d", time.gmtime(seconds))
-        async with client.pipeline(transaction=False) as pipe:
+        async with gateway.store.client.pipeline(transaction=False) as pipe:
             for account in accounts:
                 pipe.scard(keys.account_apps_key(account.id))
                 pipe.hmget(keys.spend_key(account.id, day), ["settled", "reserved"])
@@ -166,7 +164,7 @@ async def _list_apps(apps: Sequence[OwnedApp], gateway: Gateway) -> list[Operato
             name=app.name,
             account=account.id,
             accountName=account.name,
-            url=f"https://{app.name}.{gateway.settings.apps_domain}",
+            url=live_url(app.name, gateway.settings),
             createdAt=app.createdAt,
             **msgspec.structs.asdict(state),
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import msgspec
 from litestar import Router, get, put
@@ -82,9 +81,8 @@ async def change_limits(
 @get("/account/apps/{app:str}/spend", summary="What an app spent today", errors=[NotFound])
 async def show_spend(account: Caller, app: FromPath[str], gateway: Injected) -> AppSpend:
     found = await require_own_app(app, account, gateway)
+    day, fields = await gateway.store.today(), keys.app_spend_fields(found.id)
     with backbone():
-        day = time.strftime("%Y-%m-%d", time.gmtime((await gateway.store.client.time())[0]))
-        fields = keys.app_spend_fields(found.id)
         settled, reserved = await gateway.store.client.hmget(keys.spend_key(account.id, day), fields)
     limits = limits_of(found, account.plan, gateway.settings)
     cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)

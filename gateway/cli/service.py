@@ -115,11 +115,11 @@ def path(*parts: str) -> str:
 
 
 class Service:
-    def __init__(self, url: str, key: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, url: str, key: str, timeout: float | None = None) -> None:
         self.url = url
         self.is_account = key.startswith(ACCOUNT_KEY)  # otherwise the key is the operator token
         try:
-            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=timeout)
+            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=timeout or TIMEOUT)
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise WrongUsage(f"the proxy set in the environment cannot be used: {error}") from None
 

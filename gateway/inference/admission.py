@@ -48,6 +48,8 @@ RESERVED_MESSAGE = (
 )
 MINUTE = 60.0  # seconds
 IN_TIME = 2.0  # seconds in which an admission must reach Redis; after that its caller has given up
+MARGIN = 1.0  # seconds by which this process may misjudge Redis's clock
+PAUSE = 0.5  # seconds between two passes over the settlements that wait for Redis
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -139,7 +141,7 @@ class Admission:
         except BaseException as error:
             # The script may have run and only its answer been lost, or it may yet run, in time.
             if reservation.bound:
-                self._settle_later(Unwritten(reservation, 0, sent + IN_TIME + 1))
+                self._settle_later(Unwritten(reservation, 0, sent + IN_TIME + MARGIN))
             if isinstance(error, BackboneUnavailable):
                 logger.error("admission.failed", error=code_of(error.__cause__))
             raise
@@ -196,7 +198,7 @@ class Admission:
             await self.settle_unwritten()
             if self._unwritten:
                 self._waiting.set()
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(PAUSE)
 
     async def settle_unwritten(self, *, at_last: bool = False) -> bool:
         """One pass over the settlements that are due, oldest first, or with `at_last` over all.

@@ -312,7 +312,6 @@ class Inference:
         if call.admitted:
             metrics = self._metrics.model(call.model)
             metrics.duration.observe(now - call.began)
-            self._counters.model(call.model, call.code, ttft)
             if ttft is not None:
                 metrics.ttft.observe(ttft)
             if usage is not None:
@@ -333,7 +332,7 @@ class Inference:
             provider_status=(call.stream.status or None) if call.stream is not None else None,
         )
         if call.account or call.code:  # neither a preflight nor the list of models
-            self._counters.request(call.account, line)
+            self._counters.request(call.account, line, admitted=call.admitted)
         request_line(line)
         if call.trace is not None and self._traces is not None:
             self._traces.finish(call, call.trace)

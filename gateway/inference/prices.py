@@ -12,8 +12,6 @@ MAX_OUTPUT_TOKENS = 2_000
 TEMPLATE_TOKENS = 256
 MESSAGE_TOKENS = 16
 
-MOST_TOKENS = 1_000_000_000  # of one request that are counted; they cost far more than any bound
-
 
 class Price(msgspec.Struct, frozen=True):
     """Nano-euro per token."""

@@ -11,8 +11,9 @@ import contextlib
 import msgspec
 
 from gateway.errors import ProviderFailed
-from gateway.inference.prices import MOST_TOKENS, Usage
+from gateway.inference.prices import Usage
 from gateway.inference.signals import ProviderSignal, classify, error_status
+from gateway.log import MOST_TOKENS
 
 EVENT_LIMIT = 1_048_576  # bytes of one event
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -14,8 +14,9 @@ from gateway.errors import Headers
 from gateway.inference.call import Call
 from gateway.inference.connection import Stream
 from gateway.inference.formats import Ask, finish_reason
-from gateway.inference.prices import MOST_TOKENS, PRICES
+from gateway.inference.prices import PRICES
 from gateway.inference.tools import TOOL_CALLS
+from gateway.log import MOST_TOKENS
 from gateway.settings import Settings
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
 

@@ -6,10 +6,9 @@ added when it ends; until then, `read` adds it from the app's state. An outage o
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
+from gateway.ids import day_of
 from gateway.monitors import health
 from gateway.monitors.health import AppHealth
 from gateway.store import keys, scripts
@@ -42,10 +41,6 @@ def outage(since: int, until: int) -> dict[str, int]:
         counts[f"{day_of(start)}:outages"] = 1
         start = end
     return counts
-
-
-def day_of(milliseconds: int) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(milliseconds // 1000))
 
 
 async def add(store: Store, tag: str, app_id: str, counts: dict[str, int], now: int) -> None:

@@ -19,7 +19,7 @@ import structlog
 from gateway.accounts.registry import Registry
 from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
-from gateway.ids import now_iso
+from gateway.ids import day_of, now_iso
 from gateway.inference.availability import Availability
 from gateway.inference.permits import Permits, read_share
 from gateway.operations.backlog import Backlog, read_backlog
@@ -276,7 +276,3 @@ class SnapshotFeed:
             current, self._next = self._next, asyncio.get_running_loop().create_future()
             current.set_result(self._last)
             await asyncio.sleep(SNAPSHOT_INTERVAL)
-
-
-def day_of(now: int) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(now // 1000))

@@ -17,6 +17,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable, NotReplicated
+from gateway.ids import day_of
 from gateway.store import keys, servers
 from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
 from gateway.store.faults import code_of, describe
@@ -149,6 +150,11 @@ class Store:
         with backbone():
             value: str | None = await self.client.get(key)
             return value
+
+    async def today(self) -> str:
+        """The UTC day by Redis's clock. Raises BackboneUnavailable."""
+        with backbone():
+            return day_of((await self.client.time())[0] * 1000)
 
     async def get_all(self, names: Sequence[str]) -> list[str | None]:
         """The values of keys in any partitions, read together. Raises BackboneUnavailable."""

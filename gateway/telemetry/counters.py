@@ -32,11 +32,11 @@ import structlog
 
 from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
-from gateway.log import RequestLine
+from gateway.log import MOST_TOKENS, RequestLine
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from gateway.store.faults import code_of
-from gateway.telemetry.usage import MOST_TOKENS, UsageRecorder
+from gateway.telemetry.usage import UsageRecorder
 
 logger = structlog.get_logger()
 
@@ -84,8 +84,11 @@ class Counters:
 
     # -- counting --------------------------------------------------------------------------------------------
 
-    def request(self, account: str, line: RequestLine) -> None:
-        """Counts a request that ended. `account` is empty if it was for an unknown app. Never waits."""
+    def request(self, account: str, line: RequestLine, *, admitted: bool = False) -> None:
+        """Counts a request that ended. Never waits.
+
+        `account` is empty if it was for an unknown app. `admitted`: it counts among those of its model.
+        """
         minute = int(self._clock()) // 60
         if minute != self._minute:
             self._start_minute(minute)
@@ -93,9 +96,17 @@ class Counters:
         here["requests"] += 1
         if line.code:
             here[f"code:{line.code}"] += 1
-        if line.ttft_ms is not None:
+        bucket = None if line.ttft_ms is None else TTFT_FIELDS[bisect_left(TTFT, line.ttft_ms)]
+        if bucket is not None:
             here["streams"] += 1
-            here[TTFT_FIELDS[bisect_left(TTFT, line.ttft_ms)]] += 1
+            here[bucket] += 1
+        if admitted:
+            prefix = f"{MODEL}{line.model}:"
+            here[prefix + "requests"] += 1
+            if line.code in PROVIDER_FAULT_CODES:
+                here[prefix + "errors"] += 1
+            if bucket is not None:
+                here[prefix + bucket] += 1
         if line.input_tokens is not None and line.output_tokens is not None:
             # A provider may report any number, and Redis refuses integers beyond 64 bits.
             here["inputTokens"] += min(line.input_tokens, MOST_TOKENS)
@@ -107,18 +118,6 @@ class Counters:
             self.spenders.add(account)
         if account:
             self._usage.add(account, line)
-
-    def model(self, model: str, code: str, ttft: float | None) -> None:
-        """Counts a request that reached a model. `ttft` is in seconds, and None without a stream. Never waits."""
-        minute = int(self._clock()) // 60
-        if minute != self._minute:
-            self._start_minute(minute)
-        prefix = f"{MODEL}{model}:"
-        self._here[prefix + "requests"] += 1
-        if code in PROVIDER_FAULT_CODES:
-            self._here[prefix + "errors"] += 1
-        if ttft is not None:
-            self._here[prefix + TTFT_FIELDS[bisect_left(TTFT, ttft * 1000)]] += 1
 
     def _start_minute(self, minute: int) -> None:
         """Starts the tallies of another minute, or new ones after a flush took the old ones."""
@@ -194,8 +193,8 @@ class Counters:
 
     async def leave(self) -> None:
         """Ends the counting of a process that stops: writes what is left, and removes its heartbeat."""
-        if not await self.flush():
-            logger.warning("counters.left", keys=len(self._tallies) + self._usage.waiting())
+        if not await self.flush() and (left := len(self._tallies) + self._usage.waiting()):
+            logger.warning("counters.left", keys=left)
             return
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:

@@ -26,14 +26,13 @@ import msgspec
 import structlog
 
 from gateway.errors import BackboneRefused, BackboneUnavailable
-from gateway.log import RequestLine
+from gateway.log import MOST_TOKENS, RequestLine
 from gateway.store import keys, scripts
 from gateway.store.client import Store
 from gateway.store.faults import code_of
 
 logger = structlog.get_logger()
 
-MOST_TOKENS = 1_000_000_000  # counted per request
 MOST_WAITING = 10_000  # requests that wait to be logged
 LOGGED = 1_000  # requests kept per account
 BATCH = 50  # accounts that are written together

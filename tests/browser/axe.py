@@ -6,7 +6,9 @@ from playwright.async_api import Page
 
 from tests.browser.packages import require
 
-SIZES = [{"width": 1280, "height": 860}, {"width": 390, "height": 780}]
+DESKTOP, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 780}
+LOOKS = [("light", DESKTOP), ("dark", PHONE)]
+EVERY_LOOK = [*LOOKS, ("light", PHONE), ("dark", DESKTOP)]
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 FAULTS = """async (tags) => {
     const { violations } = await axe.run(document, { runOnly: tags });
@@ -15,14 +17,13 @@ FAULTS = """async (tags) => {
 }"""
 
 
-async def assert_accessible(page: Page) -> None:
+async def assert_accessible(page: Page, looks: list[Any] = LOOKS) -> None:
     """In both schemes, on a desktop and on a phone."""
-    for scheme in ("light", "dark"):
+    for scheme, size in looks:
         await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        for size in SIZES:
-            await page.set_viewport_size(size)
-            await page.evaluate("Promise.all(document.getAnimations().map((each) => each.finished))")
-            if not await page.evaluate("typeof axe === 'object'"):
-                await page.evaluate(require("axe-core/axe.min.js").read_text())
-            faults: list[Any] = await page.evaluate(FAULTS, TAGS)
-            assert not faults, (page.url, scheme, size["width"], faults)
+        await page.set_viewport_size(size)
+        await page.evaluate("Promise.all(document.getAnimations().map((each) => each.finished))")
+        if not await page.evaluate("typeof axe === 'object'"):
+            await page.evaluate(require("axe-core/axe.min.js").read_text())
+        faults: list[Any] = await page.evaluate(FAULTS, TAGS)
+        assert not faults, (page.url, scheme, size["width"], faults)

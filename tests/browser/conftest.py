@@ -11,8 +11,12 @@ from tests.browser.site import Site
 from tests.browser.visitor import Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import App, Gateway, gateway_with_redis
+from tests.support.worker_process import Worker
 
 Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
+
+# What is counted is written this often, in seconds, and so are the operators' figures.
+SOON = {"gateway.telemetry.counters.INTERVAL": 0.2, "gateway.operations.overview.SNAPSHOT_INTERVAL": 0.5}
 
 session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
 fixture = pytest_asyncio.fixture(loop_scope="session")
@@ -38,14 +42,31 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 
 @session_fixture
 async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """For the tests of all modules, each with accounts of its own."""
+    folder = tmp_path_factory.mktemp("gateway")
+    async with gateway_with_redis(provider, folder, SOON, GATEWAY_DEPLOY_ENGINE="external") as running:
+        yield running
+
+
+@session_fixture
+async def worker(gw: Gateway) -> AsyncIterator[Worker]:
+    """Sends the webhooks of `gw`."""
+    worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()
+    yield worker
+    assert await worker.stop() == 0
+    worker.assert_log_is_clean()
+
+
+@session_fixture
+async def limited(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     limits = {"GATEWAY_RATE_LIMITS": "user=3", "GATEWAY_DAILY_CAPS": "free=0.0001"}
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), **limits) as running:
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("limited"), **limits) as running:
         yield running
 
 
 @fixture
-async def app(gw: Gateway, backend: FakeAppBackend) -> App:
-    return await gw.app(backend)
+async def app(limited: Gateway, backend: FakeAppBackend) -> App:
+    return await limited.app(backend)
 
 
 @fixture

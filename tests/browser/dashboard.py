@@ -9,7 +9,7 @@ from typing import Any
 
 from playwright.async_api import Browser, Locator, Page, expect
 
-from gateway.ids import now_iso
+from gateway.ids import day_of, now_iso
 from gateway.monitors import history
 from gateway.store import keys
 from tests.support.accounts import Account
@@ -19,6 +19,11 @@ VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "notific
 VIEWS |= {"usage": "Usage", "requests": "Requests"}
 # The browser itself reports every refused request; what the page makes of it is what tests look at.
 EXPECTED = "Failed to load resource"
+HURRY = "const later = window.setTimeout; window.setTimeout = (work, wait) => later(work, wait / 10);"
+HURRY_DEADLINES = """
+const deadline = AbortSignal.timeout.bind(AbortSignal);
+AbortSignal.timeout = (wait) => deadline(wait / 10);
+"""
 # Values that a page shows only by mistake.
 SLIPS = {"false", "null", "undefined", "NaN", "[object Object]"}
 
@@ -36,14 +41,9 @@ class Holder:
         await self.page.keyboard.press("Enter")
         await expect(self.heading(VIEWS.get(view))).to_be_focused()
 
-    async def hurry(self) -> None:
-        """The page asks again ten times as often as it would, and waits a tenth for an answer."""
-        script = """
-            const [later, deadline] = [window.setTimeout, AbortSignal.timeout.bind(AbortSignal)];
-            window.setTimeout = (work, wait) => later(work, wait / 10);
-            AbortSignal.timeout = (wait) => deadline(wait / 10);
-        """
-        await self.page.add_init_script(script)
+    async def hurry(self, *, deadlines: bool = False) -> None:
+        """The page asks again ten times as often as it would, and with `deadlines` waits a tenth for an answer."""
+        await self.page.add_init_script(HURRY + (HURRY_DEADLINES if deadlines else ""))
 
     def heading(self, name: str | None = None, level: int = 1) -> Locator:
         return self.page.get_by_role("heading", name=name, level=level)
@@ -96,7 +96,7 @@ class Holder:
         days = history.outage(now - 3 * history.DAY, now - 3 * history.DAY + 60_000)
         with self.gateway.redis.client() as client:
             client.xadd(keys.crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
-            client.hset(keys.health_days_key(tag, app), mapping={**days, f"{history.day_of(now)}:down": 0})
+            client.hset(keys.health_days_key(tag, app), mapping={**days, f"{day_of(now)}:down": 0})
             for key in (keys.crashes_key(tag, app), keys.health_days_key(tag, app)):
                 client.expire(key, 600)
 

@@ -21,7 +21,7 @@ from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import answer
 from tests.support.accounts import App
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.worker_process import Worker
 
@@ -29,21 +29,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 Visit = Callable[..., AbstractAsyncContextManager[Holder]]
 fixture = pytest_asyncio.fixture(loop_scope="session")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    folder = tmp_path_factory.mktemp("dashboard")
-    async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def worker(gw: Gateway) -> AsyncIterator[Worker]:
-    worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()
-    yield worker
-    assert await worker.stop() == 0
-    worker.assert_log_is_clean()
 
 
 @fixture

@@ -1,5 +1,6 @@
 """An app's page and the deploys, each walked once: what the pages say is what the gateway has and does."""
 
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,19 +11,11 @@ from playwright.async_api import Browser, expect
 
 from gateway.store import keys
 from tests.browser.dashboard import Holder, visiting
-from tests.fakes import FakeProvider
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PHONE = {"width": 390, "height": 780}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    folder = tmp_path_factory.mktemp("dashboard")
-    async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
-        yield running
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -125,7 +118,9 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
     await holder.button("Redeploy").click()
     await page.get_by_role("dialog").get_by_role("button", name="Redeploy").click()
     await expect(page.get_by_role("definition").filter(has_text="Redeploy")).to_be_visible()
+    await expect(page).not_to_have_url(re.compile(f"{second}$"))
     again = page.url.rpartition("/")[2]
+    assert again.startswith("dep_")
     assert again not in (first, second)
 
     stamped = "".join(
@@ -135,6 +130,7 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
     await holder.report(again, "build")
     log = page.get_by_role("log")
     await expect(log.get_by_role("time")).to_have_count(3)
+    await expect(page.get_by_role("status")).to_have_text("The deploy is checking.")
     await page.get_by_label("Filter: Build log").fill("BUIL")
     await expect(page.get_by_role("status")).to_have_text("2 matches in 3 lines")
     await expect(log.get_by_text("all done")).to_be_hidden()

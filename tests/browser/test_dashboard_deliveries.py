@@ -10,28 +10,13 @@ from playwright.async_api import Browser, expect
 
 from tests.browser.axe import assert_accessible
 from tests.browser.dashboard import Holder, visiting
-from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.fakes.server import answer
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("deliveries")) as running:
-        yield running
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def worker(gw: Gateway) -> AsyncIterator[Worker]:
-    worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()
-    yield worker
-    assert await worker.stop() == 0
-    worker.assert_log_is_clean()
 
 
 @pytest_asyncio.fixture(loop_scope="session")

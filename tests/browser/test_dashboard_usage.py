@@ -1,13 +1,12 @@
 """What the dashboard says about money and requests: a day on which every answer was stopped, up to the cap."""
 
+import asyncio
 import csv
 import io
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, expect
 
 from tests.browser.axe import assert_accessible
@@ -16,7 +15,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import HANG
 from tests.support.accounts import App
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.prices import EURO, bound
 
@@ -25,17 +24,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 QWEN = "qwen3.6-35b-a3b"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("usage")) as running:
-        yield running
-
-
 async def stop(app: App, prompt: str, times: int) -> None:
     """Each stream is left after its first token."""
-    for _ in range(times):
+
+    async def leave() -> None:
         async with app.stream(prompt, model=QWEN) as source:
             await anext(source.aiter_sse())
+
+    await asyncio.gather(*(leave() for _ in range(times)))
 
 
 async def logged(holder: Holder, number: int) -> None:

@@ -12,9 +12,9 @@ import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
 from tests.browser.dashboard import VIEWS, Holder, visiting
-from tests.fakes import FakeProvider
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
+from tests.support.worker_process import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -23,13 +23,6 @@ fixture = pytest_asyncio.fixture(loop_scope="session")
 
 HOSTILE = '<img src=x onerror="window.hit = 1">' + "W" * 60
 CODES = {429: "DEPLOY_QUOTA_REACHED", 503: "BACKBONE_UNAVAILABLE", 500: "INTERNAL"}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    folder = tmp_path_factory.mktemp("dashboard")
-    async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
-        yield running
 
 
 @fixture
@@ -127,7 +120,7 @@ async def test_money_deploys_and_the_webhook_with_the_keyboard_alone(holder: Hol
 
 
 @pytest.mark.parametrize("width", [390, 320])
-async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit, width: int) -> None:
+async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit, worker: Worker, width: int) -> None:
     scheme = "dark" if width == 320 else "light"
     size = {"width": width, "height": 780}
     async with visit(HOSTILE, viewport=size, color_scheme=scheme, reduced_motion="reduce") as holder:
@@ -151,6 +144,8 @@ async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit,
             await expect(
                 holder.heading(VIEWS.get(view, app if view == f"apps/{app}" else f"Deploy of {app}"))
             ).to_be_focused()
+            if view == "notifications":
+                await expect(holder.row("app.crashed")).to_be_visible()
             assert await holder.width() == width, view
             shown = await page.get_by_role("main").inner_text()
             assert (HOSTILE in shown) == (view not in ("notifications", "usage", "requests")), view
@@ -196,7 +191,7 @@ async def test_a_service_that_fails_is_told_and_asked_again(holder: Holder, stat
 
 
 async def test_a_gateway_that_stands_still_is_told(holder: Holder) -> None:
-    await holder.hurry()
+    await holder.hurry(deadlines=True)
     await holder.log_in("hooks")
     assert holder.gateway.process
     os.kill(holder.gateway.process.pid, signal.SIGSTOP)
@@ -250,13 +245,13 @@ async def test_times_show_exactly_when(holder: Holder) -> None:
     assert re.search(r"\d+ \w+ \d{4}.*\d\d:\d\d:\d\d", await time.get_attribute("title") or "")
 
 
-@pytest.mark.parametrize("view", ["nowhere", "deploys/%F0%28", "deploys/dep_unknown"])
-async def test_an_address_that_is_none_leads_back(holder: Holder, view: str) -> None:
+async def test_an_address_that_is_none_leads_back(holder: Holder) -> None:
     await holder.log_in()
-    await holder.page.evaluate(f"location.hash = '#/{view}'")
-    await expect(holder.heading("There is nothing here")).to_be_focused()
-    await holder.page.get_by_role("link", name="To the overview").click()
-    await expect(holder.heading("Overview")).to_be_focused()
+    for view in ("nowhere", "deploys/%F0%28", "deploys/dep_unknown"):
+        await holder.page.evaluate(f"location.hash = '#/{view}'")
+        await expect(holder.heading("There is nothing here")).to_be_focused()
+        await holder.page.get_by_role("link", name="To the overview").click()
+        await expect(holder.heading("Overview")).to_be_focused()
 
 
 async def test_the_public_page(holder: Holder) -> None:

@@ -1,4 +1,4 @@
-"""`make run` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
+"""`capsule dev` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
 
 Screenshots go to the folder that SCREENSHOTS names, for a look at them.
 """
@@ -12,7 +12,6 @@ import shutil
 import signal
 import socket
 import stat
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,22 +21,19 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from gateway.dev import __main__ as dev
+from gateway.dev.children import StartFailed
+from gateway.dev.layout import Layout
 from tests.browser.axe import assert_accessible
+from tests.support.gateway_process import python
 from tests.support.polling import wait_until
+from tests.support.redis_servers import five_free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RATE = 4  # questions a user and minute, so that a test meets the limit
+PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # seconds; an answer lasts two, long enough to be met under way
 REPOSITORY = Path(__file__).parents[2]
-
-
-def five_free_ports() -> int:
-    for first in range(20_000, 30_000, 10):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + 5):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise RuntimeError("no five ports in a row are free")
 
 
 @dataclass
@@ -56,6 +52,10 @@ class Run:
         return re.findall(r"csk_\S+", self.said)[0]
 
     @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+    @property
     def curl(self) -> str:
         [line] = [line for line in self.said.splitlines() if line.startswith("curl ")]
         return line
@@ -71,7 +71,7 @@ class Run:
         return self.said
 
     async def stop(self, number: int = signal.SIGINT) -> int:
-        if self.process.returncode is None:
+        if not self.ended:
             self.process.send_signal(number)
         await self.read()
         code = await asyncio.wait_for(self.process.wait(), 30)
@@ -89,9 +89,7 @@ async def start(port: int, folder: Path) -> Run:
         "GATEWAY_RATE_LIMITS": f"user={RATE}",
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway.dev",
+        *python("gateway.dev", PACE),
         cwd=REPOSITORY,
         env=environment,
         stdout=asyncio.subprocess.PIPE,
@@ -104,9 +102,10 @@ async def start(port: int, folder: Path) -> Run:
 async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
     run = await start(five_free_ports(), tmp_path_factory.mktemp("a folder"))
     await run.read(until="Press Ctrl-C to stop.")
-    assert run.process.returncode is None, run.said
+    assert not run.ended, run.said
     yield run
-    assert await run.stop(signal.SIGTERM) == 0, run.said
+    if not run.ended:  # the last test takes it down
+        assert await run.stop() == 0, run.said
 
 
 @contextlib.asynccontextmanager
@@ -126,8 +125,9 @@ async def state(page: Page, name: str) -> None:
     await expect(page.locator(f"main[data-state={name}]")).to_be_visible(timeout=15_000)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "height"), [(1280, 860), (390, 780)], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("scheme", "width", "height"), [("light", 1280, 860), ("dark", 390, 780)], ids=["desktop-light", "phone-dark"]
+)
 async def test_the_page_streams(browser: Browser, run: Run, scheme, width: int, height: int, tmp_path: Path) -> None:
     folder = Path(os.environ.get("SCREENSHOTS", tmp_path))
     size = {"width": width, "height": height}
@@ -169,6 +169,9 @@ async def test_addresses_that_the_service_shows_work(run: Run) -> None:
 
         urls = await wait_until(live, 60)
         assert urls["demo"] == run.demo
+        operator = {"Authorization": f"Bearer {json.loads((run.folder / 'keys.json').read_text())['operator_token']}"}
+        listed = (await http.get("/platform/apps", headers=operator)).json()["apps"]
+        assert {app["name"]: app["url"] for app in listed} == urls
         nowhere = urls["demo"].replace("demo", "none")
         for url, words in ((urls["demo"], "<title>"), (urls["hello"], "Hello from a capsule."), (nowhere, "")):
             headers = {"Host": url.removeprefix("http://"), "Connection": "close"}
@@ -350,49 +353,48 @@ async def test_a_second_run_is_told_of_the_first(run: Run) -> None:
 async def test_a_taken_port_is_one_clear_sentence(address: str, offset: int, who: str, tmp_path: Path) -> None:
     first = five_free_ports()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, first + offset), family=family):
+    told = rf"^Port {first + offset} is in use, and the {who} needs it\. [^\n]+$"
+    with socket.create_server((address, first + offset), family=family), pytest.raises(StartFailed, match=told):
+        await dev.run(Layout(first, tmp_path))
+
+
+async def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path) -> None:
+    first = five_free_ports()
+    with socket.create_server(("127.0.0.1", first)):
         run = await start(first, tmp_path)
         await run.read()
         assert await run.process.wait() == 1
-    assert run.said.startswith(f"Port {first + offset} is in use, and the {who} needs it.")
+    assert run.said.startswith(f"Port {first} is in use, and the gateway needs it.")
     assert len(run.said.splitlines()) == 1
 
 
-async def test_a_restart_keeps_key_and_account(tmp_path: Path) -> None:
+async def test_ctrl_c_lets_a_running_answer_end_twice_does_not_and_a_restart_keeps_key_and_account(
+    tmp_path: Path,
+) -> None:
     port = five_free_ports()
     keys = []
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for numbers, whole in (([signal.SIGINT], True), ([signal.SIGTERM, signal.SIGINT], False)):
         run = await start(port, tmp_path)
         await run.read(until="Press Ctrl-C to stop.")
         keys.append(run.api_key)
-        assert await run.stop(number) == 0
-        assert run.said.endswith("Stopped.\n")
-        assert not [n for n in range(port, port + 5) if _listens(n)]
-    assert keys[0] == keys[1]
-
-
-async def test_ctrl_c_lets_a_running_answer_end_and_twice_does_not(tmp_path: Path) -> None:
-    port = five_free_ports()
-    for times, whole in ((1, True), (2, False)):
-        run = await start(port, tmp_path)
-        await run.read(until="Press Ctrl-C to stop.")
         shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
         assert shell.stdout
         told = await shell.stdout.readline()
-        for _ in range(times):
-            run.process.send_signal(signal.SIGINT)
+        for number in numbers:
+            run.process.send_signal(number)
             await run.read(until="Stopping")
         told += await asyncio.wait_for(shell.stdout.read(), 20)
         assert (b"\nevent: done\n" in told) is whole
         assert await run.stop() == 0
+        assert run.said.endswith("Stopped.\n")
         assert not [n for n in range(port, port + 5) if _listens(n)]
         await shell.wait()
+    assert keys[0] == keys[1]
 
 
-async def test_a_child_that_dies_takes_all_down_and_says_why(tmp_path: Path) -> None:
-    run = await start(five_free_ports(), tmp_path)
-    await run.read(until="Press Ctrl-C to stop.")
-    log = tmp_path / "logs" / "valkey.log"
+async def test_a_child_that_dies_takes_all_down_and_says_why(run: Run) -> None:
+    """The last test of this run."""
+    log = run.folder / "logs" / "valkey.log"
     os.kill(int(re.findall(r"pid=(\d+)", log.read_text())[0]), signal.SIGKILL)
     await run.read()
     assert await run.process.wait() == 1

@@ -103,9 +103,12 @@ async def test_an_abort_inside_on_token_is_the_last_of_it(visitor: Visitor, prov
 
 async def test_an_abort_does_not_wait_for_a_slow_on_token(visitor: Visitor, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("One"), HANG)
-    # Long enough for the request to reach the provider on a busy machine.
-    never = "{ stop: { signal: AbortSignal.timeout(1500) }, onToken: () => new Promise(() => {}) }"
-    answer = await asyncio.wait_for(visitor.ask(prompt, never), 5)
+    await visitor.page.evaluate("window.stop_ = new AbortController()")
+    never = "{ stop: stop_, onToken: () => new Promise(() => void (window.called = true)) }"
+    asking = asyncio.create_task(visitor.ask(prompt, never))
+    await visitor.page.wait_for_function("window.called")
+    await visitor.page.evaluate("stop_.abort(new DOMException('late', 'TimeoutError'))")
+    answer = await asyncio.wait_for(asking, 5)
     assert answer.error
     assert answer.error["name"] == "TimeoutError"
     await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
@@ -157,20 +160,20 @@ async def test_a_rate_limit_says_how_long_to_wait(visitor: Visitor, app: App, pr
     assert 50 <= answer.error["retryAfter"] <= 60
 
 
-async def test_a_spent_budget(gw: Gateway, backend: FakeAppBackend, visit: Visit) -> None:
-    app = await gw.app(backend, plan="free")
+async def test_a_spent_budget(limited: Gateway, backend: FakeAppBackend, visit: Visit) -> None:
+    app = await limited.app(backend, plan="free")
     async with visit(app) as visitor:
         answer = await visitor.ask("?")
     assert answer.error
     assert (answer.code, answer.error["status"]) == ("SPEND_CAP_REACHED", 402)
 
 
-async def test_switched_off(visitor: Visitor, gw: Gateway) -> None:
-    gw.off_file.touch()
+async def test_switched_off(visitor: Visitor, limited: Gateway) -> None:
+    limited.off_file.touch()
     try:
         answer = await visitor.ask("?")
     finally:
-        gw.off_file.unlink()
+        limited.off_file.unlink()
     assert answer.error
     assert (answer.code, answer.error["status"]) == ("INFERENCE_DISABLED", 503)
 

@@ -1,4 +1,7 @@
-"""From the public page to an answer of the model, without an operator: a real browser, a real shell, a real deploy."""
+"""From the public page to an answer of the model, without an operator: a real browser, a real shell, a real deploy.
+
+And an app of the template, from its source to an answer in the browser.
+"""
 
 import asyncio
 import os
@@ -12,13 +15,28 @@ import pytest_asyncio
 from playwright.async_api import Browser, Locator, Page, expect
 
 from tests.browser.axe import assert_accessible
-from tests.browser.dashboard import EXPECTED
+from tests.browser.dashboard import EXPECTED, HURRY
+from tests.browser.site import TEMPLATE
 from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import COMPLETIONS
 from tests.support.accounts import Account, App
 from tests.support.deployment import Host, hosting
 from tests.support.gateway_process import Gateway
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+# What Vite does with the module; the sign-in is the app's own business.
+BUILD = """
+mkdir dist && cp -r index.html demo lib dist
+if [ -n "$VITE_SERVICE_AI_URL" ]; then env="{ \\"VITE_SERVICE_AI_URL\\": \\"$VITE_SERVICE_AI_URL\\" }"; fi
+{ echo "import.meta.env = ${env:-{\\}};"; cat lib/ai.js; } > dist/lib/ai.js
+"""
+
+
+def source(token: str) -> dict[str, str]:
+    files = {str(path.relative_to(TEMPLATE)): path.read_text() for path in TEMPLATE.rglob("*.*") if path.is_file()}
+    return {**files, "build.sh": BUILD, "lib/auth.js": f"export const getToken = async () => '{token}';"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -51,6 +69,7 @@ async def test_a_newcomer_needs_no_operator(
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
     page.set_default_timeout(15_000)
+    await page.add_init_script(HURRY)
 
     key = await register(page, gw)
     steps = page.get_by_role("region", name="Get started")
@@ -176,3 +195,35 @@ async def test_a_day_s_registrations_that_are_used_up(browser: Browser, host: Ho
 async def test_another_site_s_page_registers_nobody(host: Host, origin: str) -> None:
     answer = await host.gateway.http.post("/register", json={"name": "x"}, headers={"Origin": origin})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "CSRF_REFUSED")
+
+
+# -- an app of the template ----------------------------------------------------------------------------------
+
+
+async def test_a_capsule_app_from_source_to_answer(
+    browser: Browser, host: Host, provider: FakeProvider, backend: FakeAppBackend
+) -> None:
+    """Built, served and asked at its own address."""
+    app = await host.account.app(backend, build={"command": "sh build.sh", "output": "dist"})
+    deploy = await host.over(await host.publish(app.name, source(app.token())))
+    assert deploy["state"] == "live", f"{deploy}"
+    hook = await host.hook(app.name)
+
+    before = len(provider.asked("What is a capsule?"))
+    context = await browser.new_context()
+    page = await context.new_page()
+    try:
+        await page.goto(f"http://{app.name}.apps.localhost:{host.apps_port}/")
+        await page.get_by_role("button", name="What is a capsule?").click()
+        await expect(page.locator("#answer")).to_have_text("".join(COMPLETIONS))
+
+        # The next build has no address, and the page says so.
+        await host.gateway.switch(enabled=False)
+        assert (await host.over(await host.trigger(hook)))["state"] == "live"
+        await page.reload()
+        await page.get_by_role("button", name="What is a capsule?").click()
+        await expect(page.locator("#trouble h2")).to_be_visible()
+        assert len(provider.asked("What is a capsule?")) == before + 1
+    finally:
+        await host.gateway.switch(enabled=True)
+        await context.close()

@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
+from tests.browser.conftest import SOON
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 
@@ -16,14 +18,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("ops")) as running:
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("ops"), SOON) as running:
         yield running
 
 
-@fixture
-async def page(browser: Browser, gw: Gateway) -> AsyncIterator[Page]:
-    """At /ops, not logged in. At the end it must have thrown nothing and loaded nothing it may not."""
+@asynccontextmanager
+async def visiting(browser: Browser, gw: Gateway, *, logged_in: bool) -> AsyncIterator[Page]:
+    """At /ops. At the end the page must have thrown nothing and loaded nothing it may not."""
     context = await browser.new_context(base_url=gw.address)
+    if logged_in:
+        answer = await context.request.post("/ops/session", data={"token": OPERATOR}, headers={"Origin": gw.address})
+        assert answer.status == 204
     page = await context.new_page()
     broken: list[str] = []
     page.on("pageerror", lambda error: broken.append(str(error)))
@@ -37,10 +42,16 @@ async def page(browser: Browser, gw: Gateway) -> AsyncIterator[Page]:
 
 
 @fixture
-async def inside(page: Page) -> Page:
-    await log_in(page)
-    await expect(page.locator("#live")).to_have_text("Live")
-    return page
+async def page(browser: Browser, gw: Gateway) -> AsyncIterator[Page]:
+    async with visiting(browser, gw, logged_in=False) as page:
+        yield page
+
+
+@fixture
+async def inside(browser: Browser, gw: Gateway) -> AsyncIterator[Page]:
+    async with visiting(browser, gw, logged_in=True) as page:
+        await expect(page.locator("#live")).to_have_text("Live")
+        yield page
 
 
 async def view(page: Page, name: str) -> None:

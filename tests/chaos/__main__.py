@@ -34,14 +34,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--rate", type=float, default=200, help="requests per second")
     parser.add_argument("--steps", type=int, help="end after so many steps: a step has one fault, or two")
-    parser.add_argument("--no-leases", action="store_true", help="do not wait at the end until all leases have ended")
+    parser.add_argument(
+        "--small", action="store_true", help="fewer processes and shorter faults; leases and last deploys stay open"
+    )
     parser.add_argument(
         "--recovery", type=float, default=5, help="seconds from the cluster's recovery to the service's"
     )
     given = parser.parse_args()
-    options = Options(
-        given.minutes, given.seed, given.rate, given.recovery, steps=given.steps, settle=not given.no_leases
-    )
+    options = Options(given.minutes, given.seed, given.rate, given.recovery, steps=given.steps, small=given.small)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.chmod(0o711)
     print(f"chaos for {options.minutes:g} minutes with the seed {options.seed}, in {folder}", flush=True)

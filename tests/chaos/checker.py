@@ -197,10 +197,12 @@ class Checker:
         self.lost_events = len(accepted.keys() - {entry.event for entry in self.received} - failed)
         self.add(books.check_events(accepted, self.received, failed, self._faults))
 
-    async def check_deploys(self, hosts: Sequence[str]) -> None:
-        """`hosts`: where the apps are served."""
+    async def check_deploys(self, hosts: Sequence[str], patience: float) -> None:
+        """`hosts`: where the apps are served. `patience`: seconds that a deploy may take until it ends."""
         for name, deploy in self._population.deploys.items():
             state = await self._population.deploy_state(name)
+            if state not in (None, *books.FINAL) and time.monotonic() < deploy.at + patience:
+                continue
             self.add(books.check_deploy(name, state, deploy.at, self.deploy_events[name], self._faults))
             if state == "live" and self._population.published[deploy.app] == 1:
                 for host in hosts:

@@ -45,10 +45,9 @@ class Step:
     pause: float  # seconds after everything has recovered
 
 
-def steps(seed: int, *, short: bool = False) -> Iterator[Step]:
-    """Without an end. `short` makes faults and pauses a quarter as long."""
+def steps(seed: int, scale: float = 1.0) -> Iterator[Step]:
+    """Without an end. `scale` makes faults and pauses shorter."""
     chance = random.Random(seed)
-    scale = 0.25 if short else 1.0
     bags: dict[str, list[str]] = {}
     while True:
         count = 2 if chance.random() < 0.3 else 1

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ class Process:
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name, self.log_file = name, log
-        self.command, self.environment = [sys.executable, "-m", *command], dict(environment)
+        self.command, self.environment = command, dict(environment)
         self.frozen = False
         self.started_at = 0.0
         self.ends: list[str] = []

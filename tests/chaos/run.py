@@ -28,11 +28,16 @@ from tests.chaos.population import Population
 from tests.chaos.processes import Fleet
 from tests.chaos.prompts import COMPLETION, PROMPT
 from tests.chaos.recovery import Recovery
+from tests.support.gateway_process import python
 from tests.support.redis_servers import free_port
 
-GATEWAYS = 3
-WORKERS = {"webhooks": 2, "monitors": 2, "deploys": 2}  # those with heartbeats
-HOSTS = 2  # with a data folder, a worker `deploys` and a worker `sites` each
+WORKERS = ("webhooks", "monitors", "deploys")  # those with heartbeats
+# Of a small run, so that nobody waits long for what works again.
+SMALL = {
+    "workers.stream.HEARTBEAT": 1.0,
+    "workers.heartbeat.INTERVAL": 1.0,
+}
+SMALL_DEPLOYS = {"workers.deploys.shared.UNDO_SECONDS": 10.0, "workers.deploys.schedule.LEASE": 5_000}
 STREAM_SECONDS = 15  # that a stream may take; a lease is 60 s longer
 PROBED = 12  # apps of each shard with which recovery is measured
 HEARTBEAT = 5.0  # seconds between two heartbeats of a worker
@@ -45,11 +50,25 @@ class Options(msgspec.Struct, frozen=True):
     recovery: float = 5  # seconds from the cluster's recovery to everybody else's
     start: float = 10  # seconds that a killed process may take to start, beside them
     steps: int | None = None  # of the plan, if fewer fit into the minutes
-    settle: bool = True  # wait at the end until all leases have ended
+    small: bool = False  # fewer processes, shorter faults, and no wait for leases and for deploys of the last minutes
+
+    @property
+    def gateways(self) -> int:
+        return 2 if self.small else 3
+
+    @property
+    def workers(self) -> int:
+        """Of each kind. Those for deploys and sites share a host with a data folder."""
+        return 1 if self.small else 2
 
     @property
     def short(self) -> bool:
         return self.minutes < 3
+
+    @property
+    def scale(self) -> float:
+        """Of the times of faults and pauses."""
+        return 0.1 if self.small else 0.25 if self.short else 1.0
 
 
 class Run:
@@ -62,8 +81,8 @@ class Run:
         self._provider_key, self._operator = f"provider-{secrets.token_hex(16)}", f"operator-{secrets.token_hex(16)}"
         self._encryption_key = base64.urlsafe_b64encode(os.urandom(32)).decode()
         self._outside_port = free_port()
-        self._ports = {f"gateway-{n + 1}": free_port() for n in range(GATEWAYS)}
-        self._apps = [f"127.0.0.1:{free_port()}" for _ in range(HOSTS)]
+        self._ports = {f"gateway-{n + 1}": free_port() for n in range(options.gateways)}
+        self._apps = [f"127.0.0.1:{free_port()}" for _ in range(options.workers)]
         self._generation = 20.0 if options.short else 60.0  # seconds
         # Such that the hot apps of a generation meet their rates, and its capped accounts their cap.
         requests = options.rate * self._generation
@@ -110,10 +129,12 @@ class Run:
     def _start_service(self, cluster: Cluster) -> None:
         environment, logs = self._environment(cluster), self.folder / "logs"
         for name, port in self._ports.items():
-            self.fleet.add(name, ["gateway.cli", "serve", "--port", str(port)], environment, logs)
-        for kind, count in {**WORKERS, "sites": HOSTS}.items():
-            for number in range(1, count + 1):
-                self.fleet.add(f"{kind}-{number}", ["workers", kind], {**environment, **self._host(number)}, logs)
+            self.fleet.add(name, [*python("gateway.cli"), "serve", "--port", str(port)], environment, logs)
+        for kind in (*WORKERS, "sites"):
+            constants = {**SMALL, **(SMALL_DEPLOYS if kind == "deploys" else {})} if self.options.small else {}
+            command = [*python("workers", constants), kind]
+            for number in range(1, self.options.workers + 1):
+                self.fleet.add(f"{kind}-{number}", command, {**environment, **self._host(number)}, logs)
         for process in self.fleet.processes.values():
             process.start()
 
@@ -202,6 +223,7 @@ class Run:
                     task.cancel()
                 load.stdin.close()
                 await asyncio.to_thread(load.wait, 60)
+                _say("the load has ended")
                 await self._finish()
             finally:
                 for task in (*background, supervising, faulting):
@@ -245,7 +267,7 @@ class Run:
 
         faults, end = Faults(self.fleet, cluster, switch), time.monotonic() + self.options.minutes * 60
         await self._settle_in(recovery)
-        for step in islice(steps(self.options.seed, short=self.options.short), self.options.steps):
+        for step in islice(steps(self.options.seed, self.options.scale), self.options.steps):
             if time.monotonic() > end:
                 return
             await self._make(step, faults, cluster, recovery)
@@ -257,6 +279,7 @@ class Run:
         for name in self._ports:
             if await recovery.gateway_answers(name, begin, 60) is None:
                 raise RuntimeError(f"{name} never answered")
+        _say("every gateway answers")
 
     async def _make(self, step: Step, faults: Faults, cluster: Cluster, recovery: Recovery) -> None:
         async with asyncio.timeout(90):
@@ -273,7 +296,7 @@ class Run:
         for injection in injections:
             self.disturbances.remove(injection.disturbance())
             self.disturbances.append(injection.disturbance(now))
-            print(f"{now:.0f} {injection.fault.kind} ({injection.target}) {now - injection.begin:.1f} s", flush=True)
+            _say(f"{injection.fault.kind} ({injection.target}) {now - injection.begin:.1f} s")
 
     async def _one(self, fault: Fault, faults: Faults) -> Injection | None:
         self.faults[fault.kind] += 1
@@ -305,8 +328,8 @@ class Run:
             else:
                 for injection in injections:
                     self.recoveries[injection.fault.kind].append(took)
-        for group, count in WORKERS.items():
-            if await recovery.workers_beat(group, count, since, limit + HEARTBEAT) is None:
+        for group in WORKERS:
+            if await recovery.workers_beat(group, self.options.workers, since, limit + HEARTBEAT) is None:
                 self._blame(kind, f"the workers {group} had no heartbeat", limit + HEARTBEAT)
 
     async def _restart(self, name: str, killed: float) -> float:
@@ -324,16 +347,18 @@ class Run:
     async def _finish(self) -> None:
         """Waits, each time with a bound, for what may still come, and closes the books."""
         checker = self.checker
-        await self._until(checker.backlog, 120)
-        if self.options.settle:
-            await self._until(checker.reserved, STREAM_SECONDS + 60 + 45)
-        else:
+        if self.options.small:
+            await self._until(checker.backlog, 40)
             await asyncio.sleep(3)  # settlements that wait in their gateway
+        else:
+            await self._until(checker.backlog, 120)
+            await self._until(checker.reserved, STREAM_SECONDS + 60 + 45)
+        _say("nothing is under way any more")
         checker.read()
         checker.judge(everything=True)
-        self.settled = await checker.check_money(released=self.options.settle)
+        self.settled = await checker.check_money(released=not self.options.small)
         await checker.check_events()
-        await checker.check_deploys(self._apps)
+        await checker.check_deploys(self._apps, patience=120 if self.options.small else 0)
         for process in self.fleet.processes.values():
             checker.add(process.ends)
         checker.add(self.population.unexpected)
@@ -343,3 +368,8 @@ class Run:
             async with asyncio.timeout(seconds):
                 while await nothing():
                     await asyncio.sleep(1)
+
+
+def _say(what: str) -> None:
+    """With the time, so that a run that takes too long shows where."""
+    print(f"{time.monotonic():.0f} {what}", flush=True)

@@ -125,4 +125,4 @@ class FakeProvider(FakeServer):
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

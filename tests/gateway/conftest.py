@@ -18,6 +18,8 @@ from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
 
 Launch = Callable[..., AbstractAsyncContextManager[Gateway]]
 
+COUNTED_SOON = {"gateway.telemetry.counters.INTERVAL": 0.3}  # seconds
+
 session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
 
 
@@ -35,14 +37,14 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 
 @session_fixture
 async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway")) as running:
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), COUNTED_SOON) as running:
         yield running
 
 
 @session_fixture
 async def twin(gw: Gateway, provider: FakeProvider) -> AsyncIterator[Gateway]:
     """A second process on the same Redis."""
-    async with gateway(gw.redis.url, provider, gw.folder) as running:
+    async with gateway(gw.redis.url, provider, gw.folder, COUNTED_SOON) as running:
         yield running
 
 
@@ -51,7 +53,7 @@ async def penny(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory
     """Caps of 0.0012 EUR for the free plan and a millionth for the next."""
     caps = "free=0.0012,starter=0.000001,maker=2,max=10"
     folder = tmp_path_factory.mktemp("penny")
-    async with gateway_with_redis(provider, folder, GATEWAY_DAILY_CAPS=caps) as running:
+    async with gateway_with_redis(provider, folder, COUNTED_SOON, GATEWAY_DAILY_CAPS=caps) as running:
         yield running
 
 
@@ -75,8 +77,15 @@ async def app(gw: Gateway, backend: FakeAppBackend) -> App:
     return await gw.app(backend)
 
 
+@session_fixture
+async def building(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """Its deploys are built by an outside engine, which is the test."""
+    folder = tmp_path_factory.mktemp("building")
+    async with gateway_with_redis(provider, folder, GATEWAY_DEPLOY_ENGINE="external") as running:
+        yield running
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def hosted(launch: Launch, backend: FakeAppBackend) -> AsyncIterator[App]:
-    """An app whose deploys an outside engine builds, which is the test."""
-    async with launch(GATEWAY_DEPLOY_ENGINE="external") as gw:
-        yield await gw.app(backend)
+async def hosted(building: Gateway, backend: FakeAppBackend) -> App:
+    """An app of its own whose deploys the test builds."""
+    return await building.app(backend)

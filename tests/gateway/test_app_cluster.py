@@ -1,16 +1,19 @@
 """The same gateway on Redis Cluster: three masters, accounts spread over them."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import CLOSE, answer
-from tests.support.gateway_process import gateway
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.prices import bound, cost
 from tests.support.redis_servers import BINARIES, cluster
@@ -21,86 +24,98 @@ from tests.support.worker_process import Worker
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.mark.parametrize("name", BINARIES)
-async def test_smoke(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, name: str) -> None:
-    with cluster(name) as url:
-        async with gateway(url, provider, tmp_path) as gw:
-            apps = [await gw.app(backend) for _ in range(20)]
-            prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
-            answers = await asyncio.gather(*(app.ask(prompt) for app in apps))
-            assert {answered(a)["text"] for a in answers} == {"Bonjour"}
-            for app in apps:
-                assert await app.account.settled() == cost(7, 3)
-            app = apps[0]
-            assert text_of(await app.events(prompt)) == "Bonjour"
-            cut = provider.plays(ROLE, chunk("a"), CLOSE)
-            refused(await app.ask(cut), 502, "PROVIDER_ERROR")
-            assert await app.account.settled() == 2 * cost(7, 3) + bound(cut)
-            assert counted(await app.ask("x"))[1] == 16
-            for _ in range(16):
-                await app.ask("x")
-            refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
-            for capped in apps[1:4]:
-                at, headers = f"/account/apps/{capped.name}", {"Authorization": f"Bearer {capped.account.key}"}
-                for field, code in (("userDailyEuro", "USER_CAP_REACHED"), ("dailyEuro", "APP_CAP_REACHED")):
-                    limits = {"userDailyEuro": None, field: "0.002"}
-                    assert (await gw.http.put(f"{at}/limits", json=limits, headers=headers)).is_success
-                    assert (await capped.ask(prompt, token=capped.token("ben"))).status_code == 200
-                    assert (await gw.http.put(f"{at}/limits", json={field: "0"}, headers=headers)).is_success
-                    refused(await capped.ask(prompt, token=capped.token("ben")), 402, code)
-                assert await capped.account.settled() == 3 * cost(7, 3)
-                assert (await capped.account.get(f"{at}/spend")).json()["settled"] == 3 * cost(7, 3)
-            assert [a["name"] for a in (await app.account.get("/account/apps")).json()] == [app.name]
-
-            async def logged() -> list[dict[str, Any]] | None:
-                rows: list[dict[str, Any]] = (await app.account.get("/account/requests")).json()
-                return rows if len(rows) == 21 else None
-
-            assert sum(row["nanoEuro"] for row in await wait_until(logged, 10)) == await app.account.settled()
-            for each in apps:
-                (day, *_) = (await each.account.get("/account/usage?by=day")).json()["rows"]
-                assert day["nanoEuro"] == await each.account.settled()
-            await gw.switch(enabled=False)
-
-            async def off() -> bool:
-                return (await apps[1].ask("x")).status_code == 503
-
-            await wait_until(off, 1, 0.1)
-            assert (await gw.http.get("/ready")).status_code == 200
-            assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
+@pytest_asyncio.fixture(scope="module", params=BINARIES, loop_scope="session")
+async def clustered(
+    provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncIterator[Gateway]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with cluster(request.param) as url:
+        async with gateway(url, provider, folder, GATEWAY_DEPLOY_ENGINE="external") as gw:
+            yield gw
 
 
-@pytest.mark.parametrize("name", BINARIES)
-async def test_deploys(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, name: str) -> None:
-    with cluster(name) as url:
-        async with gateway(url, provider, tmp_path, GATEWAY_DEPLOY_ENGINE="external") as gw:
-            for app in [await gw.app(backend) for _ in range(6)]:
-                headers, deploys = {"Authorization": f"Bearer {app.account.key}"}, []
-                for _ in range(3):
-                    source = f"/account/apps/{app.name}/source"
-                    answer = await gw.http.put(source, content=b"\x1f\x8b" + bytes(50), headers=headers)
-                    deploys.append(answer.json()["deployId"])
-                    if len(deploys) < 3:
-                        for phase in ("build", "health", "canary"):
-                            report = {"phase": phase, "ok": True}
-                            assert (await gw.platform("POST", f"deploys/{deploys[-1]}/phases", report)).is_success
-                back = await gw.http.post(f"/account/apps/{app.name}/rollback", headers=headers)
-                assert back.status_code == 202, back.text
-                deploys.append(back.json()["deployId"])
-                canceled = await gw.http.post(f"/account/deploys/{deploys[-1]}/cancel", headers=headers)
-                assert canceled.json()["state"] == "canceled", canceled.text
-                listed = (await gw.http.get("/account/deploys?limit=1000", headers=headers)).json()
-                assert [deploy["id"] for deploy in listed] == deploys[::-1]
-                assert [deploy["state"] for deploy in listed] == ["canceled", "canceled", "live", "live"]
-                changed = await gw.http.put(f"/account/apps/{app.name}/env", json={"A": "b"}, headers=headers)
-                assert [each["name"] for each in changed.json()] == ["A"]
-                own = await gw.http.post("/account/apps", json={"name": f"{app.name}-own"}, headers=headers)
-                assert own.status_code == 201, own.text
-                body = {"build": {"command": "make"}}
-                assert (await gw.http.patch(f"/account/apps/{app.name}-own", json=body, headers=headers)).is_success
-                for each in (app.name, f"{app.name}-own"):
-                    assert (await gw.http.delete(f"/account/apps/{each}", headers=headers)).status_code == 204
-            assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAppBackend) -> None:
+    gw = clustered
+    apps = [await gw.app(backend) for _ in range(20)]
+    prompt = provider.plays(tokens("Bon", "jour", usage=(7, 3)))
+    answers = await asyncio.gather(*(app.ask(prompt) for app in apps))
+    assert {answered(a)["text"] for a in answers} == {"Bonjour"}
+    for app in apps:
+        assert await app.account.settled() == cost(7, 3)
+    app = apps[0]
+    assert text_of(await app.events(prompt)) == "Bonjour"
+    cut = provider.plays(ROLE, chunk("a"), CLOSE)
+    refused(await app.ask(cut), 502, "PROVIDER_ERROR")
+    assert await app.account.settled() == 2 * cost(7, 3) + bound(cut)
+    assert counted(await app.ask("x"))[1] == 16
+    for _ in range(16):
+        await app.ask("x")
+    refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+    for capped in apps[1:4]:
+        at, headers = f"/account/apps/{capped.name}", {"Authorization": f"Bearer {capped.account.key}"}
+        for field, code in (("userDailyEuro", "USER_CAP_REACHED"), ("dailyEuro", "APP_CAP_REACHED")):
+            limits = {"userDailyEuro": None, field: "0.002"}
+            assert (await gw.http.put(f"{at}/limits", json=limits, headers=headers)).is_success
+            assert (await capped.ask(prompt, token=capped.token("ben"))).status_code == 200
+            assert (await gw.http.put(f"{at}/limits", json={field: "0"}, headers=headers)).is_success
+            refused(await capped.ask(prompt, token=capped.token("ben")), 402, code)
+        assert await capped.account.settled() == 3 * cost(7, 3)
+        assert (await capped.account.get(f"{at}/spend")).json()["settled"] == 3 * cost(7, 3)
+    assert [a["name"] for a in (await app.account.get("/account/apps")).json()] == [app.name]
+
+    async def logged() -> list[dict[str, Any]] | None:
+        rows: list[dict[str, Any]] = (await app.account.get("/account/requests")).json()
+        return rows if len(rows) == 21 else None
+
+    assert sum(row["nanoEuro"] for row in await wait_until(logged, 10)) == await app.account.settled()
+    for each in apps:
+        settled = await each.account.settled()
+
+        async def is_counted(account: Account = each.account, settled: int = settled) -> bool:
+            (day, *_) = (await account.get("/account/usage?by=day")).json()["rows"]
+            return bool(day["nanoEuro"] == settled)
+
+        await wait_until(is_counted, 10)
+    await gw.switch(enabled=False)
+
+    async def off() -> bool:
+        return (await apps[1].ask("x")).status_code == 503
+
+    await wait_until(off, 1, 0.1)
+    assert (await gw.http.get("/ready")).status_code == 200
+    assert (await gw.platform("DELETE", f"apps/{app.name}")).status_code == 204
+    await gw.switch(enabled=True)
+
+
+async def test_deploys(clustered: Gateway, backend: FakeAppBackend) -> None:
+    gw = clustered
+    for app in [await gw.app(backend) for _ in range(6)]:
+        headers, deploys = {"Authorization": f"Bearer {app.account.key}"}, []
+        for _ in range(3):
+            source = f"/account/apps/{app.name}/source"
+            answer = await gw.http.put(source, content=b"\x1f\x8b" + bytes(50), headers=headers)
+            deploys.append(answer.json()["deployId"])
+            if len(deploys) < 3:
+                for phase in ("build", "health", "canary"):
+                    report = {"phase": phase, "ok": True}
+                    assert (await gw.platform("POST", f"deploys/{deploys[-1]}/phases", report)).is_success
+        back = await gw.http.post(f"/account/apps/{app.name}/rollback", headers=headers)
+        assert back.status_code == 202, back.text
+        deploys.append(back.json()["deployId"])
+        canceled = await gw.http.post(f"/account/deploys/{deploys[-1]}/cancel", headers=headers)
+        assert canceled.json()["state"] == "canceled", canceled.text
+        listed = (await gw.http.get("/account/deploys?limit=1000", headers=headers)).json()
+        assert [deploy["id"] for deploy in listed] == deploys[::-1]
+        assert [deploy["state"] for deploy in listed] == ["canceled", "canceled", "live", "live"]
+        changed = await gw.http.put(f"/account/apps/{app.name}/env", json={"A": "b"}, headers=headers)
+        assert [each["name"] for each in changed.json()] == ["A"]
+        own = await gw.http.post("/account/apps", json={"name": f"{app.name}-own"}, headers=headers)
+        assert own.status_code == 201, own.text
+        body = {"build": {"command": "make"}}
+        assert (await gw.http.patch(f"/account/apps/{app.name}-own", json=body, headers=headers)).is_success
+        for each in (app.name, f"{app.name}-own"):
+            assert (await gw.http.delete(f"/account/apps/{each}", headers=headers)).status_code == 204
+    assert (await gw.platform("GET", "deploys?state=queued")).json() == []
 
 
 async def test_events(provider: FakeProvider, tmp_path: Path) -> None:

@@ -47,6 +47,11 @@ async def serving() -> AsyncIterator[int]:
         tasks[1].cancel()
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+
+
 async def ends(reader: asyncio.StreamReader) -> bytes:
     """What the server sent before it closed the connection."""
     try:
@@ -56,7 +61,7 @@ async def ends(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_a_head_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
     async with serving() as port:
         for begun in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -85,7 +90,7 @@ async def talk_on(writer: asyncio.StreamWriter) -> None:
 
 
 async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEFTOVER_SECONDS", 0.5)
+    monkeypatch.setattr(server, "LEFTOVER_SECONDS", 0.2)
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
@@ -96,7 +101,7 @@ async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest
 
 
 async def test_a_reader_that_stalls_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(server, "STALL_SECONDS", 0.2)
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -38,7 +38,7 @@ class Site:
         if path in ("/endless", "/nearly"):
             await send({"type": "http.response.start", "status": 200, "headers": []})
             transport = scope["state"]["connection"].transport
-            while path == "/endless" or not transport.get_write_buffer_size():
+            while not transport.is_closing() and (path == "/endless" or not transport.get_write_buffer_size()):
                 await send({"type": "http.response.body", "body": b"x" * 8192, "more_body": True})
                 await asyncio.sleep(0.01 if path == "/endless" else 0)
             await send({"type": "http.response.body", "body": b""})
@@ -83,10 +83,11 @@ async def port(site: Site) -> AsyncIterator[int]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEAD_SECONDS", "LEFTOVER_SECONDS", "STALL_SECONDS"):
-        monkeypatch.setattr(server, name, 0.5)
+        monkeypatch.setattr(server, name, 0.2)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
 
 
-async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.2, most: float = 6) -> float:
+async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
     """Seconds until the server ended the connection, while the client sends `drip` again and again."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -143,6 +144,7 @@ async def test_a_body_that_ends_soon_after_its_answer(port: int) -> None:
 )
 async def test_a_head_that_drips(port: int, opening: bytes) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
+    await wait_until(lambda: server.CONNECTIONS)
     writer.write(opening)
     await held(writer, drip=b"y" if opening else b"")
 

@@ -1,13 +1,26 @@
 """Thousands of connections that never become a request."""
 
-import pytest
+import contextlib
+from collections.abc import AsyncIterator
 
-from tests.fakes import FakeAppBackend
-from tests.gateway.conftest import Launch
-from tests.hostile.bystander import assert_unharmed, attacked, measure, report, scaled
-from tests.hostile.conftest import CONSTANTS, SETTINGS
-from tests.support.accounts import App
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.hostile.bystander import (
+    Bystander,
+    Figures,
+    assert_unharmed,
+    attacked,
+    descriptors,
+    measure,
+    process_of,
+    report,
+    scaled,
+)
+from tests.hostile.conftest import attackable
 from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
 from tests.support.raw_http import request
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -22,31 +35,40 @@ ATTACKS = {
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ATTACKS)
-async def test_connections_that_are_held(honest: App, attack: str) -> None:
-    name, opening = ATTACKS[attack]
+async def test_connections_that_are_held(honest: Bystander, attack: str) -> None:
     count = scaled(5000)
-    before = await measure(honest)
+    during = await figures(honest, attack, count, f"{count:,} connections: {attack}")
+    assert during.descriptors <= honest.before.descriptors + count + 20
+    assert during.memory - honest.before.memory < 30 + count * 0.03
+
+
+async def figures(honest: Bystander, attack: str, count: int, title: str) -> Figures:
+    """During an attack, which leaves nothing behind."""
+    name, opening = ATTACKS[attack]
     async with attacked(honest.gateway, name, count, opening):
-        during = await measure(honest)
-    report(f"{count:,} connections: {attack}", before, during)
-    assert_unharmed(before, during)
-    assert during.descriptors <= before.descriptors + count + 20
-    assert during.memory - before.memory < 30 + count * 0.03
+        during = await measure(honest.app)
+    report(title, honest.before, during)
+    assert_unharmed(honest.before, during)
+    await wait_until(lambda: descriptors(process_of(honest.gateway)) < honest.before.descriptors + 20, 20)
+    return during
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def narrow(
+    provider: FakeProvider, backend: FakeAppBackend, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Bystander]:
+    """A process that takes 384 connections."""
+    async with contextlib.AsyncExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Gateway, "prefix", ["/bin/sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"])
+            serving = attackable(provider, backend, tmp_path_factory.mktemp("narrow"))
+            bystander = await stack.enter_async_context(serving)
+        yield bystander
 
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ["heads that drip", "bodies that drip"])
-async def test_more_connections_than_the_process_takes(
-    launch: Launch, backend: FakeAppBackend, attack: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_more_connections_than_the_process_takes(narrow: Bystander, attack: str) -> None:
     """Those that wait longest make room: the bystander is served, as long as the process takes any connection."""
-    name, opening = ATTACKS[attack]
-    monkeypatch.setattr(Gateway, "prefix", ["/bin/sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"])
-    async with launch(CONSTANTS, **SETTINGS) as gateway:
-        honest = await gateway.app(backend)
-        before = await measure(honest)
-        async with attacked(gateway, name, 1000, opening):
-            during = await measure(honest)
-    report(f"1,000 connections at a process that takes 384: {attack}", before, during)
-    assert_unharmed(before, during)
+    during = await figures(narrow, attack, 1000, f"1,000 connections at a process that takes 384: {attack}")
     assert during.descriptors < 500

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="function")
 
 ORIGINS = 16
 RATE = 6.4  # garbage tokens a second for each of them; 102 in all
-COLD = 20  # apps of other accounts
+COLD = 12  # apps of other accounts
 ALLOWED = 1.0  # seconds; the goal is 0.1 on a quiet machine
 
 
@@ -47,9 +47,9 @@ async def test_cold_apps_beside_an_account_whose_origins_hang(tmp_path: Path) ->
     ):
         victims = [await gateway.app(backend) for _ in range(COLD)]
         answers = [
-            await floods.enter_async_context(flood(app, RATE, 9, {"alg": "ES256"}, connections=40)) for app in hanging
+            await floods.enter_async_context(flood(app, RATE, 6, {"alg": "ES256"}, connections=40)) for app in hanging
         ]
-        await asyncio.sleep(3)
+        await asyncio.sleep(2)
         times = []
         for victim in victims:
             began = time.perf_counter()
@@ -63,4 +63,4 @@ async def test_cold_apps_beside_an_account_whose_origins_hang(tmp_path: Path) ->
         )
         print(f"at most {calls} calls for one hanging origin; {answers[0]}")
     assert max(times) < ALLOWED
-    assert all(each.keys() <= {"503", "429"} for each in answers)
+    assert all(each and each.keys() <= {"503", "429"} for each in answers)

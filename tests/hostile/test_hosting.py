@@ -1,6 +1,8 @@
 """Visitors who hold one hosted app's requests, while others visit another tenant's apps on the same web server."""
 
 import asyncio
+import contextlib
+import subprocess
 import time
 from collections.abc import AsyncIterator
 
@@ -9,9 +11,10 @@ import pytest_asyncio
 
 from tests.hostile.bystander import FULL, attacked, scaled
 from tests.support.folders import passable_folder
+from tests.support.gateway_process import python
 from tests.support.hosted_apps import SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
-from tests.support.redis_servers import free_port
+from tests.support.redis_servers import RedisServer, free_port
 from tests.workers.sites.test_sites import Sites
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -20,7 +23,7 @@ HANGING = "require('http').createServer(() => {}).listen(process.env.PORT)"
 HONEST = "require('http').createServer((_, answer) => answer.end('honest')).listen(process.env.PORT)"
 HOSTS = {"hanging": "hanging.apps.test", "static": "static.apps.test"}  # of the attacked tenant
 BYSTANDERS = ("page.apps.test", "honest.apps.test")  # of another tenant: files, and an app that runs
-REQUESTS = 150 if FULL else 60  # to each bystander
+REQUESTS = 150 if FULL else 40  # to each bystander
 
 # name: what the attacker does, and what each of its connections sends first
 ATTACKS = {
@@ -32,9 +35,22 @@ ATTACKS = {
 }
 
 
-@pytest_asyncio.fixture(params=SERVERS, loop_scope="session")
-async def hosting(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
-    with passable_folder() as folder:
+class Attacked(Sites):
+    """Requests that wait for their turn do so only briefly: the attack begins when each has its answer."""
+
+    def start(self) -> None:
+        constants = {"workers.sites.limits.WAIT_SECONDS": 1.0}
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*python("workers", constants), "sites"], env=self.environment, stdout=log, stderr=log
+            )
+
+
+@pytest_asyncio.fixture(scope="module", params=SERVERS, loop_scope="session")
+async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+    server = RedisServer().start()
+    with passable_folder() as folder, contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
         if request.param == "nginx":
             needs_nginx(folder)
         hosting = Hosting(folder)
@@ -47,7 +63,7 @@ async def hosting(redis_url: str, request: pytest.FixtureRequest) -> AsyncIterat
             site.swap(deploy.id)
             hosting.releases.serve_as(f"{name}.apps.test", site)
             hosting.releases.run(site.release(deploy.id))
-        worker = Sites(hosting, redis_url, request.param)
+        worker = Attacked(hosting, server.url, request.param)
         worker.start()
         try:
             await worker.serving()
@@ -82,7 +98,7 @@ async def test_an_attacked_app_leaves_the_others_alone(hosting: Hosting, attack:
         for host, waits in zip(BYSTANDERS, await asyncio.gather(*(visit(hosting, h) for h in BYSTANDERS)), strict=True):
             p50, p99 = (waits[int(len(waits) * part)] for part in (0.5, 0.99))
             print(f"{attack}: {host} {p50:.0f} / {p99:.0f} ms")
-            assert p50 < 50
+            assert p50 < (50 if FULL else 200)
             # The other attackers come again as soon as they are refused, thousands in a second.
             assert p99 < (50 if FULL and attack == "requests that hang" else 1_000)
 

@@ -8,8 +8,7 @@ import secrets
 import pytest
 
 from tests.fakes import FakeAppBackend
-from tests.hostile.bystander import SECONDS, assert_unharmed, attacked, measure, report
-from tests.support.accounts import App
+from tests.hostile.bystander import SECONDS, Bystander, assert_unharmed, attacked, measure, report
 from tests.support.gateway_process import Gateway
 from tests.support.raw_http import request
 
@@ -33,15 +32,14 @@ async def refusals(gateway: Gateway) -> float:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["no token", "an unknown kid", "a bad signature", "no kid"])
-async def test_garbage_tokens(honest: App, backend: FakeAppBackend, kind: str) -> None:
+async def test_garbage_tokens(honest: Bystander, backend: FakeAppBackend, kind: str) -> None:
     hostile = await honest.gateway.app(backend)
     kid = {"an unknown kid": "nobody", "a bad signature": backend.keys["ES256"][0]}.get(kind)
     headers = [] if kind == "no token" else [f"Authorization: Bearer {garbage(kid)}"]
-    before = await measure(honest)
     async with attacked(honest.gateway, "flood", 20, request(hostile.path, b"{}", *headers)):
         refused = await refusals(honest.gateway)
-        during = await measure(honest)
+        during = await measure(honest.app)
         rate = (await refusals(honest.gateway) - refused) / SECONDS
     assert rate > 300, "the attack was too slow to count"
-    report(f"1,000 requests per second with {kind}", before, during)
-    assert_unharmed(before, during)
+    report(f"1,000 requests per second with {kind}", honest.before, during)
+    assert_unharmed(honest.before, during)

@@ -18,6 +18,15 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.worker_process import Worker
 
+# So that no test waits long for the next look at something.
+QUICK: dict[str, float] = {
+    "gateway.settings.SHORTEST_CLAIM_IDLE": 1.0,
+    "workers.deploys.builder.CANCEL_INTERVAL": 0.1,
+    "workers.deploys.log.FLUSH_INTERVAL": 0.1,
+    "workers.sites.serving.POLL_INTERVAL": 0.05,
+    "workers.sites.serving.DRAIN": 0.3,
+}
+
 
 def packed(files: dict[str, str]) -> bytes:
     archive = io.BytesIO()
@@ -35,6 +44,7 @@ class Host:
     def __init__(self, gateway: Gateway, account: Account, receiver: FakeReceiver, apps_port: int) -> None:
         self.gateway, self.account, self.receiver, self.apps_port = gateway, account, receiver, apps_port
         self.workers: list[Worker] = []
+        self.apps: list[str] = []
         self.web = httpx.AsyncClient(base_url=f"http://127.0.0.1:{apps_port}", trust_env=False, timeout=10)
 
     async def worker(
@@ -43,7 +53,7 @@ class Host:
         environment = {**self.gateway.environment, "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}", **settings}
         worker = Worker(environment.pop("GATEWAY_REDIS_URL"), self.gateway.folder, self.gateway.confidential)
         worker.names, worker.environment = names, {**worker.environment, **environment}
-        worker.constants = constants
+        worker.constants = {**QUICK, **constants}
         self.workers.append(worker)
         await worker.start()
         return await worker.joined() if joined else worker
@@ -58,7 +68,17 @@ class Host:
         name = f"app-{secrets.token_hex(3)}"
         answer = await self.gateway.platform("PUT", f"apps/{name}", {"account": self.account.id, **fields})
         assert answer.is_success, answer.text
+        self.apps.append(name)
         return name
+
+    async def remove_apps(self) -> None:
+        """Ends what is still being built of them, too."""
+        for deploy in await self.call("GET", "/account/deploys"):
+            if deploy["state"] in ("queued", "building"):
+                with contextlib.suppress(AssertionError):  # it has just ended
+                    await self.call("POST", f"/account/deploys/{deploy['id']}/cancel")
+        for app in self.apps:
+            await self.gateway.platform("DELETE", f"apps/{app}")
 
     async def publish(self, app: str, files: dict[str, str]) -> str:
         return (await self.call("PUT", f"/account/apps/{app}/source", content=packed(files)))["deployId"]
@@ -74,7 +94,7 @@ class Host:
     async def deploy(self, deploy_id: str) -> dict[str, Any]:
         return await self.call("GET", f"/account/deploys/{deploy_id}")
 
-    async def in_state(self, deploy_id: str, *states: str, timeout: float = 20) -> dict[str, Any]:
+    async def in_state(self, deploy_id: str, *states: str, timeout: float = 60) -> dict[str, Any]:
         async def there() -> dict[str, Any] | None:
             found = await self.deploy(deploy_id)
             return found if found["state"] in states else None
@@ -95,21 +115,31 @@ class Host:
             told = [exchange.json for exchange in self.receiver.exchanges]
             return [(e["type"], e["data"]) for e in told if e["data"].get("deployId") == deploy_id]
 
-        await wait_until(lambda: len(received()) >= count, 10)
+        await wait_until(lambda: len(received()) >= count, 30)
         return received()
 
 
 @contextlib.asynccontextmanager
 async def hosting(provider: FakeProvider, folder: Path, **more: str) -> AsyncIterator[Host]:
     settings = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded", **more}
-    async with FakeReceiver() as receiver, gateway_with_redis(provider, folder, **settings) as gateway:
-        host = Host(gateway, await gateway.account("maker"), receiver, free_port())
-        gateway.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
-        try:
-            yield host
-            for worker in host.workers:
-                worker.assert_log_is_clean()
-        finally:
-            for worker in host.workers:
-                await worker.stop()
-            await host.web.aclose()
+    async with (
+        FakeReceiver() as receiver,
+        gateway_with_redis(provider, folder, **settings) as gateway,
+        host_on(gateway, receiver, free_port()) as host,
+    ):
+        yield host
+
+
+@contextlib.asynccontextmanager
+async def host_on(gateway: Gateway, receiver: FakeReceiver, apps_port: int) -> AsyncIterator[Host]:
+    """A new account on a gateway that runs; the workers that it starts end with it."""
+    host = Host(gateway, await gateway.account("maker"), receiver, apps_port)
+    gateway.confidential.add((await host.call("PUT", "/account/webhook", json={"url": receiver.url()}))["secret"])
+    try:
+        yield host
+        for worker in host.workers:
+            worker.assert_log_is_clean()
+    finally:
+        for worker in host.workers:
+            await worker.stop()
+        await host.web.aclose()

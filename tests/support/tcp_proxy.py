@@ -54,6 +54,7 @@ class Proxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.down = True  # for a connection that was accepted before the server closed, and is served after
         self._server.close()
         self.cut()
         for task in self._tasks:
@@ -77,16 +78,12 @@ class Proxy:
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before it began
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.down:
-            writer.transport.abort()
             return
-        try:
-            answers, server = await asyncio.open_connection("127.0.0.1", self.target)
-        except BaseException:  # the test is over
-            writer.transport.abort()
-            raise
+        answers, server = await asyncio.open_connection("127.0.0.1", self.target)
         link = Link(writer, server)
         if self.down:  # since then
             link.cut()

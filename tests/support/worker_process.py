@@ -54,13 +54,13 @@ class Worker:
             self.process = subprocess.Popen(
                 command, env=self.environment, cwd=self.log_file.parent, stdout=log, stderr=subprocess.STDOUT
             )
-        await wait_until(lambda: "workers.started" in self.log or self.process.poll() is not None, 20)
+        await wait_until(lambda: "workers.started" in self.log or self.process.poll() is not None, 60)
         assert self.process.poll() is None, self.log
         return self
 
     async def joined(self) -> Self:
         """It has a name, and so has Redis."""
-        await wait_until(lambda: "stream.joined" in self.log, 20)
+        await wait_until(lambda: "stream.joined" in self.log, 60)
         return self
 
     def kill(self) -> None:
@@ -150,8 +150,16 @@ class Queue:
         self.webhooks = Webhooks(self.store, Vault(ENCRYPTION_KEY), allow_private=True)
         self.workers: list[Worker] = []
 
-    async def worker(self, url: str | None = None, *, wrapper: tuple[str, ...] = (), **settings: str) -> Worker:
+    async def worker(
+        self,
+        url: str | None = None,
+        *,
+        wrapper: tuple[str, ...] = (),
+        constants: Mapping[str, float] = {},
+        **settings: str,
+    ) -> Worker:
         worker = Worker(url or self.url, self.folder, self.confidential, **settings)
+        worker.constants = constants
         self.workers.append(worker)
         return await worker.start(*wrapper)
 

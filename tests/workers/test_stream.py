@@ -22,7 +22,12 @@ from workers.stream import Consumer, Entry
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 TAG = "{p03}"
 KEY = f"{TAG}:events"
-IDLE = 1.5  # seconds; production has at least 10
+IDLE = 1.0  # seconds; production has at least 10
+
+
+@pytest.fixture(autouse=True)
+def claims_are_frequent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "CLAIM_INTERVAL", 0.2)
 
 
 class Reader:
@@ -234,6 +239,22 @@ async def test_names_of_the_long_gone_are_forgotten(events: Stream, monkeypatch:
     assert await events.pending(one.name) == 1, "who has something pending is not"
 
 
+async def test_a_cancellation_that_was_lost_ends_it_before_its_pause(events: Stream) -> None:
+    """asyncio loses one that comes in the moment in which a command is sent: a stop took as long as the pause."""
+    one, begun = await events.reader(), asyncio.Event()
+
+    async def lose_cancellation() -> None:
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(one.consumer._repeat(60, lose_cancellation))
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+    assert task.cancelled()
+
+
 # Claims
 
 
@@ -242,7 +263,7 @@ async def test_what_is_in_memory_is_nobody_elses(events: Stream) -> None:
     numbers = await events.add(120)
     await wait_until(got(one, numbers))
     two = await (await events.reader()).joined()
-    await asyncio.sleep(3 * IDLE)
+    await asyncio.sleep(2 * IDLE)
     assert two.taken == []
     assert got(one, numbers)()
     await one.finish()
@@ -278,9 +299,9 @@ async def test_the_living_do_not_hide_what_the_dead_left(events: Stream) -> None
 
 
 async def test_what_is_given_back_is_another_s_at_once(events: Stream) -> None:
-    one, two = await (await events.reader(idle=6)).joined(), await (await events.reader(idle=6)).joined()
+    one, two = await (await events.reader(idle=3)).joined(), await (await events.reader(idle=3)).joined()
     two.has_room.clear()
-    await asyncio.sleep(2.1)  # claims begin a third of the idle time after the start
+    await asyncio.sleep(1.1)  # claims begin a third of the idle time after the start
     numbers = await events.add(1000)
     await wait_until(lambda: len(one.taken) + len(two.taken) == 1000)
     assert len(one.taken) > 800, "the other had room for one read at most"
@@ -288,7 +309,7 @@ async def test_what_is_given_back_is_another_s_at_once(events: Stream) -> None:
     one.store = one.consumer._store = Store(events.url)
     await one.consumer.release()
     two.has_room.set()
-    await wait_until(lambda: sorted({*two.taken}, key=int) == numbers, 3)
+    await wait_until(lambda: sorted({*two.taken}, key=int) == numbers, 2)
     assert len(two.taken) == 1000
     await one.store.close()
 
@@ -314,11 +335,11 @@ async def test_an_outage_makes_nobody_claim_what_the_living_hold(events: Stream,
     numbers = await events.add(50)
     await wait_until(lambda: len(one.taken) + len(two.taken) == 50)
     proxy.go_down()
-    await asyncio.sleep(2 * IDLE)
+    await asyncio.sleep(1.5 * IDLE)
     proxy.down = False
     numbers += await events.add(50)
     await wait_until(lambda: len(one.taken) + len(two.taken) >= 100, 10)
-    await asyncio.sleep(2 * IDLE)
+    await asyncio.sleep(1.5 * IDLE)
     assert sorted(one.taken + two.taken, key=int) == numbers
 
 
@@ -339,11 +360,12 @@ async def test_a_connection_that_died_without_a_word(
     events: Stream, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "BLOCK", 500)
+    monkeypatch.setattr(stream, "ATTEMPT", 0.5)
     one = await (await events.reader(proxy.url, idle=60)).joined()
     await wait_until(lambda: events.client.exists(KEY))
     proxy.swallowing = True
     numbers = await events.add(3)
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.6)
     proxy.swallowing = False  # for connections made from now on; what was swallowed never comes
     await wait_until(got(one, numbers), 5)
 
@@ -361,7 +383,7 @@ async def test_a_redis_that_lost_everything(events: Stream) -> None:
 async def test_a_redis_that_refuses_to_write(events: Stream, command: str) -> None:
     one = await (await events.reader()).joined()
     await events.client.config_set(command, 1)
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
     await events.client.config_set(command, 0)
     numbers = await events.add(3)
     await wait_until(got(one, numbers), stream.BLOCK / 1000 + 5)
@@ -371,7 +393,7 @@ async def test_a_redis_that_was_not_there_at_the_start(events: Stream, proxy: Pr
     proxy.down = True
     one = await events.reader(proxy.url)
     numbers = await events.add(3)
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
     proxy.down = False
     await wait_until(got(one, numbers))
 

@@ -23,8 +23,8 @@ BATCH = 500  # reservations per partition and interval
 
 async def keep_settling_leases(store: Store) -> None:
     while True:
-        end_if_cancelled()
         await settle_overdue(store)
+        end_if_cancelled()
         await asyncio.sleep(INTERVAL)
 
 

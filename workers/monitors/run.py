@@ -41,7 +41,6 @@ async def run_monitors(settings: Settings) -> None:
 async def keep_failing_unreported(deploys: Deploys) -> None:
     """Fails deploys whose external engine has died: it cannot report them, and they would stay under way for ever."""
     while True:
-        end_if_cancelled()
         try:
             if failed := await deploys.fail_unreported():
                 logger.warning("deploys.unreported", failed=failed)
@@ -49,4 +48,5 @@ async def keep_failing_unreported(deploys: Deploys) -> None:
             pass
         except Exception as error:  # a broken record must not end the other monitors
             logger.error("deploys.unreadable", exc_info=error)
+        end_if_cancelled()
         await asyncio.sleep(ENGINE_INTERVAL)

@@ -19,7 +19,7 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.ids import new_id
+from gateway.ids import day_of, new_id
 from gateway.monitors import health, history
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
@@ -85,11 +85,12 @@ class Uptime:
         before = health.read(claim.known.get("state"))
         awaited = before.awaited
         outcomes = await self._store.get_all([keys.awaited_key(claim.tag, event_id) for event_id in awaited])
+        now = claim.now()
         after, events = health.step(
             before,
             reason,
             dict(zip(awaited, outcomes, strict=True)),
-            claim.now(),
+            now,
             url=url,
             cooldown=int(settings.unhealthy_cooldown * 1000),
             new_id=lambda: new_id("evt"),
@@ -98,13 +99,13 @@ class Uptime:
             logger.info("probe.failed", app=app.id, reason=reason, failures=after.failures)
         await self._list(claim, before, after)
         changed = {"state": msgspec.json.encode(after).decode()} if after != before else {}
-        counts = self._mark_of_today(claim) | history.changes(before, after, claim.now())
-        then = partial(history.add, self._store, claim.tag, app.id, counts, claim.now()) if counts else None
+        counts = self._mark_of_today(claim, now) | history.changes(before, after, now)
+        then = partial(history.add, self._store, claim.tag, app.id, counts, now) if counts else None
         return Observation(changed, events, again, then)
 
-    def _mark_of_today(self, claim: Claim) -> dict[str, int]:
+    def _mark_of_today(self, claim: Claim, now: int) -> dict[str, int]:
         """Once a day for each app, what marks the day as one on which it was probed."""
-        today = history.day_of(claim.now())
+        today = day_of(now)
         if today != self._today:
             self._today, self._seen = today, set()
         if claim.app.id in self._seen:

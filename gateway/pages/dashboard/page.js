@@ -13,7 +13,7 @@ import { showLogIn } from "./login.js";
 import * as newApp from "./new-app.js";
 import * as notifications from "./notifications.js";
 import * as overview from "./overview.js";
-import { explained, loading, mayLeave, trouble, warning } from "./parts.js";
+import { explained, loading, markCurrent, mayLeave, trouble, warning } from "./parts.js";
 import * as requests from "./requests.js";
 import * as usage from "./usage.js";
 
@@ -56,7 +56,7 @@ async function show({ focus = true } = {}) {
   const path = location.hash.slice(1);
   const signal = leave();
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
-  mark(path);
+  markCurrent(bar, path);
   document.title = `${view.title} · Capsule`;
   const slow = setTimeout(() => main.replaceChildren(loading(view.title)), 150);
   main.setAttribute("aria-busy", "true");
@@ -83,14 +83,6 @@ async function navigate({ oldURL }) {
   asking = false;
   if (leaves) await show();
   else history.replaceState(null, "", oldURL);
-}
-
-function mark(path) {
-  for (const link of bar.querySelectorAll("nav a")) {
-    const target = link.hash.slice(1);
-    const current = target === "/" ? path === "/" || path === "" : path.startsWith(target);
-    current ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
-  }
 }
 
 function fail(error, again = () => show()) {

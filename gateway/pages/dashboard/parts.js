@@ -55,6 +55,15 @@ export function table(label, columns, rows, layout = "stacked") {
   );
 }
 
+// Says which link of the page's navigation leads to the view at `path`.
+export function markCurrent(bar, path) {
+  for (const link of bar.querySelectorAll("nav a")) {
+    const target = link.hash.slice(1);
+    const current = target === "/" ? path === "/" || path === "" : path.startsWith(target);
+    current ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+  }
+}
+
 // -- messages ---------------------------------------------------------------------------------------------------
 
 const status = document.querySelector("#status");
@@ -180,18 +189,25 @@ export function confirmed(title, text, action, { keep: kept = "Keep it", tone = 
   );
 }
 
-// A button that copies a text. Without access to the clipboard it selects `element`, which shows the text.
+// Copies a text, and resolves with true. Without access to the clipboard it selects `element`, which shows the text.
+export async function copyText(text, element) {
+  try {
+    await navigator.clipboard.writeText(text);
+    announce("Copied");
+    return true;
+  } catch {
+    getSelection().selectAllChildren(element);
+    announce("Selected; copy it with your keyboard");
+    return false;
+  }
+}
+
+// A button that does so.
 export function copier(text, element, done = () => {}) {
   const copy = async () => {
-    try {
-      await navigator.clipboard.writeText(text);
-      button.textContent = "Copied";
-      announce("Copied");
-      done();
-    } catch {
-      getSelection().selectAllChildren(element);
-      announce("Selected; copy it with your keyboard");
-    }
+    if (!(await copyText(text, element))) return;
+    button.textContent = "Copied";
+    done();
   };
   const button = h("button", { type: "button", onclick: copy }, "Copy");
   return button;

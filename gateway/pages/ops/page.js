@@ -3,7 +3,7 @@
 import { h } from "/pages/dom.js";
 import { keepCurrent } from "/pages/format.js";
 import { Refused, call, get } from "/dashboard/api.js";
-import { announce, loading, trouble as failure } from "/dashboard/parts.js";
+import { announce, loading, markCurrent, trouble as failure } from "/dashboard/parts.js";
 import * as account from "./account.js";
 import * as accounts from "./accounts.js";
 import * as apps from "./apps.js";
@@ -52,7 +52,7 @@ async function show({ focus = true } = {}) {
   const [path, text] = location.hash.slice(1).split("?");
   const signal = leave();
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
-  mark(path);
+  markCurrent(bar, path);
   document.title = `${view.title} · Capsule operations`;
   const slow = setTimeout(() => put(loading(view.title)), 150);
   place.setAttribute("aria-busy", "true");
@@ -73,14 +73,6 @@ async function show({ focus = true } = {}) {
 function put(drawn) {
   place.classList.remove("waiting");
   place.replaceChildren(...[drawn].flat(Infinity).filter(Boolean));
-}
-
-function mark(path) {
-  for (const link of bar.querySelectorAll("nav a")) {
-    const target = link.hash.slice(1);
-    const current = target === "/" ? path === "/" || path === "" : path.startsWith(target);
-    current ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
-  }
 }
 
 function fail(error) {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.ids import day_of
 from gateway.monitors import history
 from gateway.store import keys
 from tests.gateway.api.test_agents import Connect, call, over_http, over_stdio, refused
@@ -30,7 +31,7 @@ async def live_through_a_bad_week(app: App) -> None:
     past = history.outage(now - 5 * DAY, now - 5 * DAY + 60_000)
     state = {"status": "unhealthy", "since": now - 120_000}
     with app.gateway.redis.client() as client:
-        client.hset(keys.health_days_key(tag, app.name), mapping={**past, f"{history.day_of(now - 3 * DAY)}:down": 0})
+        client.hset(keys.health_days_key(tag, app.name), mapping={**past, f"{day_of(now - 3 * DAY)}:down": 0})
         client.expire(keys.health_days_key(tag, app.name), 600)
         client.hset(keys.health_key(tag, app.name), mapping={"version": 1, "state": json.dumps(state)})
         client.hset(keys.site_key(app.account.id, app.name), "live", "dep_1")

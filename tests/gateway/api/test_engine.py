@@ -1,20 +1,13 @@
 """What an outside engine is given to build."""
 
 import secrets
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.fakes import FakeProvider
 from tests.support.accounts import Account
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 
-
-@pytest.fixture
-async def gw(provider: FakeProvider, tmp_path: Path) -> Any:
-    async with gateway_with_redis(provider, tmp_path, GATEWAY_DEPLOY_ENGINE="external") as running:
-        yield running
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def queued_of(gw: Gateway, account: Account, url: str) -> str:
@@ -25,7 +18,8 @@ async def queued_of(gw: Gateway, account: Account, url: str) -> str:
     return deploy
 
 
-async def test_one_unreadable_password_hides_no_other_deploy(gw: Gateway) -> None:
+async def test_one_unreadable_password_hides_no_other_deploy(building: Gateway) -> None:
+    gw = building
     account = await gw.account("max")
     password = secrets.token_hex(12)
     gw.confidential.add(password)

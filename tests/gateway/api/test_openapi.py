@@ -36,7 +36,7 @@ def schemathesis(gw: Gateway, app: str, paths: str, credential: str) -> str:
     config = gw.folder / "schemathesis.toml"
     config.write_text(CONFIG.format(app=app))
     command = [Path(sys.executable).parent / "st", "--config-file", config, "run", f"{gw.address}{SCHEMA}"]
-    options = ["--include-path-regex", paths, "--max-examples", "10", "--phases", "examples,coverage,fuzzing"]
+    options = ["--include-path-regex", paths, "--max-examples", "4", "--phases", "examples,coverage,fuzzing"]
     header = ["--header", f"Authorization: Bearer {credential}", "--no-color", *CHECKS]
     environment = {"PATH": os.environ["PATH"], "HOME": str(gw.folder), "COLUMNS": "200"}
     done = subprocess.run(

@@ -16,7 +16,7 @@ from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, OPERATOR, SESSIO
 from gateway.api.ops import VIEWERS
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, tokens
-from tests.gateway.conftest import Launch
+from tests.gateway.conftest import COUNTED_SOON, Launch
 from tests.support.accounts import App
 from tests.support.gateway_process import OPERATOR as TOKEN
 from tests.support.gateway_process import Gateway
@@ -149,7 +149,7 @@ async def test_no_other_files_are(gw: Gateway, path: str) -> None:
 
 
 async def test_what_happens_shows(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch() as gw:
+    async with launch(COUNTED_SOON) as gw:
         app = await gw.app(backend)
         for _ in range(20):
             await app.events("x")

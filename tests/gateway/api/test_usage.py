@@ -14,7 +14,7 @@ from gateway.store import keys
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG, answer
-from tests.gateway.conftest import Launch
+from tests.gateway.conftest import COUNTED_SOON, Launch
 from tests.support.accounts import Account, App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -168,7 +168,7 @@ async def test_preflights_lists_and_strangers_are_not_logged(app: App) -> None:
 
 
 async def test_what_was_asked_while_redis_was_away(launch: Launch, backend: FakeAppBackend) -> None:
-    async with launch() as gw:
+    async with launch(COUNTED_SOON) as gw:
         app = await gw.app(backend)
         assert (await app.ask("x")).status_code == 200
         gw.redis.freeze()

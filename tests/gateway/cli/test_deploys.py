@@ -38,6 +38,8 @@ async def report(app: App, deploy_id: str, *phases: str, ok: bool = True, reason
 
 
 async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
+    sources = Path(hosted.gateway.environment["GATEWAY_DATA_DIR"]) / "sources"
+    before = {*sources.glob("*/*.tar.gz")}
     run = await capsule("deploys", "publish", hosted.name, str(folder))
     published = re.fullmatch(
         r"Published 1 file \(\d+ bytes packed\) as (dep_\w+)\.\n"
@@ -45,7 +47,7 @@ async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
         run.out,
     )
     assert published, run
-    (stored,) = Path(hosted.gateway.environment["GATEWAY_DATA_DIR"]).glob("sources/*/*.tar.gz")
+    (stored,) = {*sources.glob("*/*.tar.gz")} - before
     with tarfile.open(stored) as tar:
         assert tar.getnames() == ["index.html"]
 

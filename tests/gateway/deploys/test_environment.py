@@ -2,8 +2,6 @@
 
 import asyncio
 import secrets
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,16 +9,11 @@ from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.environment import Environments
 from gateway.store.client import Store
-from tests.fakes import FakeProvider
 from tests.gateway.deploys.test_states import an_app, call
 from tests.support.accounts import Account
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 
-
-@pytest.fixture
-async def gw(provider: FakeProvider, tmp_path: Path) -> Any:
-    async with gateway_with_redis(provider, tmp_path, GATEWAY_DEPLOY_ENGINE="external") as running:
-        yield running
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def names(account: Account, app: str) -> list[str]:

@@ -3,7 +3,6 @@
 import asyncio
 import re
 import secrets
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,14 +10,14 @@ import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.deploys.addresses import host, slug
 from gateway.deploys.states import Deploys
 from gateway.settings import Settings
 from gateway.store.client import Store
 from gateway.store.keys import bodies_key, deploy_key, stream_key, tag
-from tests.fakes import FakeProvider
 from tests.support.accounts import Account
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 TARBALL = b"\x1f\x8b" + secrets.token_bytes(200)
 
@@ -49,17 +48,6 @@ async def trigger(gw: Gateway, hook: dict[str, str]) -> httpx.Response:
 async def publish(account: Account, app: str, body: bytes = TARBALL) -> httpx.Response:
     headers = {"Authorization": f"Bearer {account.key}"}
     return await account.gateway.http.put(f"/account/apps/{app}/source", content=body, headers=headers)
-
-
-@pytest.fixture
-async def gw(provider: FakeProvider, tmp_path: Path) -> Any:
-    settings = {
-        "GATEWAY_DEPLOY_ENGINE": "external",
-        "GATEWAY_DEPLOY_QUOTAS": "free=4",
-        "GATEWAY_REGISTRATIONS_PER_DAY": "2",
-    }
-    async with gateway_with_redis(provider, tmp_path, **settings) as running:
-        yield running
 
 
 async def phase(gw: Gateway, deploy: str, name: str, ok: bool = True, reason: str | None = None) -> httpx.Response:
@@ -220,41 +208,6 @@ async def test_registrations_end_for_the_day(gw: Gateway) -> None:
     shown = await gw.http.get("/account", headers={"Authorization": f"Bearer {registered['apiKey']}"})
     assert shown.json()["plan"] == "free"
     assert "2 a day" in (await gw.http.get("/")).text
-
-
-@pytest.mark.parametrize(
-    ("branch", "expected"),
-    [
-        ("main", "main"),
-        ("Fix/The  Thing!", "fix-the-thing"),
-        ("--a__b--", "a-b"),
-        ("a" * 30, "a" * 19),
-        ("abcdefghijklmnopqr-stu", "abcdefghijklmnopqr"),
-        ("日本", "preview"),
-    ],
-)
-def test_slugs(branch: str, expected: str) -> None:
-    assert slug(branch) == expected
-    assert re.fullmatch(r"[a-z0-9-]{1,19}", slug(branch))
-    assert host("shop", "preview", branch, "apps.example") == f"shop--p-{expected}.apps.example"
-
-
-def test_hosts() -> None:
-    assert host("shop", "live", None, "apps.example") == "shop.apps.example"
-    assert host("shop", "preview", None, "apps.example") == "shop-preview.apps.example"
-
-
-@pytest.mark.parametrize("length", [40, 41, 55, 56, 63])
-def test_a_preview_s_host_name_is_a_dns_label(length: int) -> None:
-    """Names that differ only at their ends keep different addresses."""
-    apps = ["a" * (length - 1) + last for last in "bc"]
-    for branch in (None, "fix", "b" * 30):
-        labels = [host(app, "preview", branch, "apps.example").partition(".")[0] for app in apps]
-        assert len({*labels}) == 2
-        for app, label in zip(apps, labels, strict=True):
-            assert re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])", label)
-            assert label.endswith("-preview" if branch is None else f"--p-{slug(branch)}")
-            assert label.startswith(app) == (len(app) <= (55 if branch is None else 59 - len(slug(branch))))
 
 
 async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -> None:

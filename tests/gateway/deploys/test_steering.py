@@ -1,20 +1,14 @@
 """What can be rolled back, promoted and canceled, and what is refused, over HTTP. An outside engine is the test."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fakes import FakeProvider
 from tests.gateway.deploys.test_states import a_hook, an_app, call, phase, publish, queued_events, trigger
 from tests.support.accounts import Account
-from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.gateway_process import Gateway
 
-
-@pytest.fixture
-async def gw(provider: FakeProvider, tmp_path: Path) -> Any:
-    async with gateway_with_redis(provider, tmp_path, GATEWAY_DEPLOY_ENGINE="external") as running:
-        yield running
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def live(gw: Gateway, account: Account, app: str) -> str:

@@ -1,4 +1,4 @@
-"""Admissions that reach Redis directly, and through a network with faults."""
+"""Admissions that reach Redis directly, and through a network with faults; a gateway that waits less than others."""
 
 from collections.abc import AsyncIterator
 
@@ -7,8 +7,26 @@ import redis.asyncio
 
 from gateway.inference import admission as admission_module
 from gateway.store import client as store_module
+from tests.fakes import FakeProvider
+from tests.gateway.conftest import session_fixture
 from tests.gateway.inference.admissions import Books, Desk, desk
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.tcp_proxy import Proxy
+
+BRISK = {  # seconds
+    "gateway.inference.users.TOKEN_LIFE": 2,
+    "gateway.inference.key_sets.FETCH_INTERVAL": 2,
+    "gateway.inference.key_sets.FETCH_BUDGET": 3,
+    "gateway.inference.app_backends.CALL_BUDGET": 3,
+    "gateway.outbound.backoff.LONGEST_PAUSE": 3,
+}
+
+
+@session_fixture
+async def brisk(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """It waits less for apps' backends, and forgets sooner what they said."""
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("brisk"), BRISK) as running:
+        yield running
 
 
 @pytest.fixture
@@ -22,6 +40,8 @@ async def remote(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     """A gateway whose way to Redis a test can disturb, and whose patience is short."""
     monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
     monkeypatch.setattr(admission_module, "IN_TIME", 0.5)
+    monkeypatch.setattr(admission_module, "MARGIN", 0.2)
+    monkeypatch.setattr(admission_module, "PAUSE", 0.05)
     async with desk(proxy.url) as running:
         yield running
 

@@ -97,7 +97,3 @@ async def take(permits: Permits, count: int, account: str = "acc") -> list[Permi
 
 async def ready(permits: Permits) -> None:
     await wait_until(lambda: permits._lease.spare >= permits._low > 0)
-
-
-def quantile(values: list[float], share: float) -> float:
-    return sorted(values)[int(len(values) * share)]

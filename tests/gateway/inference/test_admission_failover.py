@@ -91,6 +91,7 @@ async def test_a_lost_reservation_is_settled_once(pair: Pair, here: Desk) -> Non
     assert here.counted("gateway_reservations_lost_total") == 1
 
 
+@on_redis
 async def test_a_lost_answer_after_a_failover_counts_once(pair: Pair, here: Desk) -> None:
     await pair.replicated()
     pair.link.go_down()
@@ -103,6 +104,7 @@ async def test_a_lost_answer_after_a_failover_counts_once(pair: Pair, here: Desk
         assert await books.spend() == (1_234_567, 0)
 
 
+@on_redis
 async def test_a_lost_settlement_is_written_again(pair: Pair, here: Desk) -> None:
     """The failover lost the settlement with its answer, and kept the reservation."""
     reservation = await here.reserve(2_000_033)
@@ -117,6 +119,7 @@ async def test_a_lost_settlement_is_written_again(pair: Pair, here: Desk) -> Non
         assert await books.spend() == (1_234_567, 0)
 
 
+@on_redis
 async def test_a_settlement_lost_after_its_answer_is_settled_at_its_bound(pair: Pair, here: Desk) -> None:
     """The gateway has forgotten it by then: the monitors worker finds the reservation when its lease is over."""
     here.admission._lease = 50

@@ -20,6 +20,8 @@ from tests.support.responses import answered, failed, refused
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OPERATIONAL = ("operational", True)
+PUBLISHED_WITHIN = 0.2  # seconds
+SOON = {"gateway.inference.availability.PUBLISH_INTERVAL": PUBLISHED_WITHIN}
 
 
 @session_fixture
@@ -31,7 +33,7 @@ async def moody() -> AsyncIterator[FakeProvider]:
 
 @session_fixture
 async def watcher(moody: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    async with gateway_with_redis(moody, tmp_path_factory.mktemp("watcher")) as running:
+    async with gateway_with_redis(moody, tmp_path_factory.mktemp("watcher"), SOON) as running:
         yield running
 
 
@@ -162,7 +164,7 @@ async def test_other_statuses_are_not_the_providers_health(app: App, moody: Fake
 
 async def test_processes_share_the_providers_health(app: App, moody: FakeProvider) -> None:
     gw = app.gateway
-    async with gateway(gw.redis.url, moody, gw.folder) as other:
+    async with gateway(gw.redis.url, moody, gw.folder, SOON) as other:
         bad = moody.plays(answer(500))
         for _ in range(3):
             refused(await app.ask(bad), 502, "PROVIDER_ERROR")

@@ -108,7 +108,7 @@ def test_a_first_address_that_is_a_black_hole(run: Run) -> None:
             with black_hole() as hole:
                 failure, passed = await connect("http://model.test/v1", [hole, ("127.0.0.1", provider.port)])
         assert failure is None
-        assert 0.2 < passed < 0.6
+        assert 0.2 < passed < 1.5
 
     run(scenario())
 
@@ -119,11 +119,11 @@ def test_several_black_holes(run: Run) -> None:
             with black_hole() as one, black_hole() as two:
                 failure, passed = await connect("http://model.test/v1", [one, two, ("127.0.0.1", provider.port)])
             assert failure is None
-            assert 0.4 < passed < 1
+            assert 0.4 < passed < 1.5
         with black_hole() as one, black_hole() as two:
-            failure, passed = await connect("http://model.test/v1", [one, two], timeouts={"connect": 1})
+            failure, passed = await connect("http://model.test/v1", [one, two], timeouts={"connect": 0.6})
         assert isinstance(failure, ProviderUnreachable)
-        assert 0.9 < passed < 1.3, "one limit holds for all addresses and both tries"
+        assert 0.5 < passed < 1.1, "one limit holds for all addresses and both tries"
 
     run(scenario())
 
@@ -134,7 +134,7 @@ def test_a_refusing_address_costs_no_time(run: Run) -> None:
             addresses = [refusing(), refusing(), ("127.0.0.1", provider.port)]
             failure, passed = await connect("http://model.test/v1", addresses)
         assert failure is None
-        assert passed < 0.2
+        assert passed < dial.ATTEMPT_DELAY
 
     run(scenario())
 
@@ -153,7 +153,7 @@ def test_a_first_address_that_accepts_and_then_hangs(run: Run, tmp_path: Path) -
             addresses = [hanging, ("127.0.0.1", provider.port)]
             failure, passed = await connect("https://model.test/v1", addresses, ca_file=str(file))
             assert failure is None
-            assert 0.2 < passed < 0.9
+            assert 0.2 < passed < 1.8
             failure, _ = await connect("https://other.test/v1", addresses[1:], ca_file=str(file))
             assert isinstance(failure, ProviderUnreachable), "the name is checked at every address"
 
@@ -221,7 +221,7 @@ def test_addresses_that_lose_the_race_are_closed(run: Run) -> None:
 
     async def scenario() -> None:
         async with listening(accept) as one, listening(accept) as two:
-            for _ in range(20):
+            for _ in range(8):
                 assert (await connect("http://model.test/v1", [one, two]))[0] is None
             await asyncio.sleep(0.1)
             assert opened == []
@@ -235,9 +235,9 @@ def test_the_addresses_tried_are_bounded(run: Run) -> None:
     async def scenario() -> None:
         ports = [refusing() for _ in range(3)]
         with black_hole() as hole:
-            failure, passed = await connect("http://model.test/v1", [*ports, *[hole] * 1000], timeouts={"connect": 1})
+            failure, passed = await connect("http://model.test/v1", [*ports, *[hole] * 1000], timeouts={"connect": 0.6})
         assert isinstance(failure, ProviderUnreachable)
-        assert passed < 1.3
+        assert passed < 1.1
 
     run(scenario())
 

@@ -1,4 +1,7 @@
-"""A tool's round trip through real clients: the model calls it in pieces, the client runs it, the model answers."""
+"""A tool's round trip through real clients: the model calls it in pieces, the client runs it, the model answers.
+
+Large clients are imported where they are used: each test process imports every test module.
+"""
 
 import asyncio
 import json
@@ -7,10 +10,6 @@ from typing import Any, NamedTuple
 
 import openai
 import pytest
-from langchain_openai import ChatOpenAI
-from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.browser import packages
 from tests.fakes import FakeProvider
@@ -89,6 +88,10 @@ async def test_openai_python(app: App, provider: FakeProvider) -> None:
 
 
 async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     whole, streamed = question(provider), question(provider)
     results = iter((whole.result, streamed.result))
     async with sdk(app) as client:
@@ -106,6 +109,8 @@ async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
 
 
 async def test_langchain(app: App, provider: FakeProvider) -> None:
+    from langchain_openai import ChatOpenAI
+
     def weather(city: str) -> str:
         """Says it."""
         raise NotImplementedError(city)

@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import InferenceDisabled, ProviderQuotaExhausted
 from gateway.inference.permits import Permit, Permits, read_share
 from gateway.store.client import Store
-from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, quantile, ready, take
+from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, ready, take
 from tests.support.polling import wait_until
 
 __all__ = ["cluster"]
@@ -72,8 +72,8 @@ async def test_no_bound_needs_no_redis() -> None:
 
 
 async def test_the_bound_holds_and_permits_are_used(cluster: Cluster) -> None:
-    """Eight processes that all have waiting requests, for three seconds."""
-    provider, bound, seconds = Provider(), 40, 3.0
+    """Eight processes that all have waiting requests, for two seconds."""
+    provider, bound, seconds = Provider(), 40, 2.0
     processes = [cluster.start(bound=bound) for _ in range(8)]
     end = time.monotonic() + seconds
 
@@ -107,32 +107,43 @@ async def test_a_freed_permit_is_used_at_once_in_another_process(cluster: Cluste
 
 
 async def test_a_crowd_does_not_delay_the_others(cluster: Cluster) -> None:
-    """An account fills its queue in eight processes; twenty accounts ask once a second each."""
-    provider, bound, duration, seconds = Provider(), 100, 0.5, 6.0
+    """An account fills its queue in eight processes; twenty accounts ask about once a second each."""
+    provider, bound, seconds = Provider(), 40, 4.0
     processes = [cluster.start(bound=bound) for _ in range(8)]
     end = time.monotonic() + seconds
+    served = 0  # of the crowd
+
+    async def ask(permits: Permits, account: str) -> int:
+        """How many of the crowd came first."""
+        nonlocal served
+        before = served
+        permit = permits.take_now() or await permits.wait(account, "app", 1)
+        passed = served - before
+        served += account == "crowd"
+        await provider.serve(permits, permit, random.uniform(0.5, 1))
+        return passed
 
     async def crowd(permits: Permits) -> None:
         while time.monotonic() < end:
             try:
-                await provider.request(permits, "crowd", duration)
+                await ask(permits, "crowd")
             except ProviderQuotaExhausted:
                 await asyncio.sleep(0.05)
 
-    async def visit(n: int) -> list[float]:
+    async def visit(n: int) -> list[int]:
         await asyncio.sleep(1 + n / 20)
-        waits = []
+        passed = []
         while time.monotonic() < end:
-            waits.append(await provider.request(processes[n % 8], f"acc{n}", duration))
-            await asyncio.sleep(1 - duration)
-        return waits
+            passed.append(await ask(processes[n % 8], f"acc{n}"))
+            await asyncio.sleep(0.25)
+        return passed
 
-    many = [asyncio.create_task(crowd(p)) for p in processes for _ in range(75)]
-    waits = [each for waits in await asyncio.gather(*(visit(n) for n in range(20))) for each in waits]
+    many = [asyncio.create_task(crowd(p)) for p in processes for _ in range(15)]
+    passed = [each for ones in await asyncio.gather(*(visit(n) for n in range(20))) for each in ones]
     await asyncio.gather(*many)
-    assert len(waits) >= 40
-    # Behind the crowd's 60 they would wait 0.6 durations. The worst waits depend on the machine: see bench/fairness.py.
-    assert quantile(waits, 0.5) < 0.3 * duration
+    assert len(passed) >= 40
+    # In the order of arrival it would be the crowd's 60. How long it takes is for bench/fairness.py to show.
+    assert sorted(passed)[len(passed) // 2] < 20
     assert provider.most == bound
 
 
@@ -221,7 +232,7 @@ async def test_a_request_waits_for_so_long_and_no_longer(cluster: Cluster) -> No
 
 async def test_one_more_than_sixty_is_refused_with_a_true_wait(cluster: Cluster) -> None:
     permits = cluster.start(bound=4, patience=60)
-    provider, duration = Provider(), 0.1
+    provider, duration = Provider(), 0.05
     for _ in range(50):
         await asyncio.gather(*(provider.request(permits, "acc", duration) for _ in range(4)))
     crowd = [asyncio.create_task(provider.request(permits, "acc", duration)) for _ in range(64)]

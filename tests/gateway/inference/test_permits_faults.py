@@ -10,6 +10,7 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.inference.permits import Permits
+from gateway.store import client as store_module
 from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, ready, take
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, replicated_cluster
@@ -18,16 +19,16 @@ __all__ = ["cluster"]
 
 
 async def test_a_killed_processes_permits_are_free_after_its_lease(cluster: Cluster) -> None:
-    options = {"bound": 6, "lease": 2.0, "renewal": 0.2}
+    options = {"bound": 6, "lease": 1.2, "renewal": 0.2}
     one, two = cluster.start(**options), cluster.start(**options)
     await take(one, 6)
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
     waiting = [asyncio.create_task(two.wait("acc", "app", 1)) for _ in range(6)]
     await asyncio.sleep(0.1)
     began = time.monotonic()
     await cluster.kill(one)
     await asyncio.gather(*waiting)
-    assert 1.5 < time.monotonic() - began < 4
+    assert 0.7 < time.monotonic() - began < 3.2
 
 
 async def test_a_killed_processes_waiting_requests_hold_nobody_up(cluster: Cluster) -> None:
@@ -97,29 +98,34 @@ async def own(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Cluster, Re
     server.stop()
 
 
-async def test_redis_away_for_a_while(own: tuple[Cluster, RedisServer]) -> None:
+async def test_redis_away_for_a_while(own: tuple[Cluster, RedisServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Freed permits go to the process's own waiting requests, and the bound holds before, meanwhile and after."""
+    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
     cluster, server = own
-    provider, bound = Provider(), 12
+    provider, bound, seconds = Provider(), 12, 1.2
     processes = [cluster.start(bound=bound) for _ in range(3)]
-    end = time.monotonic() + 7
+    over = False
 
     async def ask(permits: Permits, account: str) -> None:
-        while time.monotonic() < end:
+        while not over:
             await provider.request(permits, account, random.uniform(0.03, 0.1))
 
+    async def share() -> float:
+        """Of the permits that are in use."""
+        began, busy = time.monotonic(), provider.busy
+        await asyncio.sleep(seconds)
+        return (provider.busy - busy) / ((time.monotonic() - began) * bound)
+
     tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(8)]
-    await asyncio.sleep(1)
+    await wait_until(lambda: provider.now == bound and all(permits.used for permits in processes))
     server.freeze()
     await asyncio.sleep(0.5)
-    busy = provider.busy
-    await asyncio.sleep(2.5)
-    while_away = (provider.busy - busy) / (2.5 * bound)
+    while_away = await share()
     server.thaw()
-    await asyncio.sleep(1)
-    busy = provider.busy
-    await asyncio.sleep(1)
-    afterwards = (provider.busy - busy) / bound
+    for permits in processes:
+        await wait_until(lambda permits=permits: permits._answered and not permits._alone, timeout=10)
+    afterwards = await share()
+    over = True
     await asyncio.gather(*tasks)
     assert provider.most == bound
     assert while_away > 0.5
@@ -154,21 +160,24 @@ async def test_the_node_of_the_permits_fails_over() -> None:
         assert provider.most == bound
 
 
-async def test_redis_away_for_longer_than_the_lease(own: tuple[Cluster, RedisServer]) -> None:
+async def test_redis_away_for_longer_than_the_lease(
+    own: tuple[Cluster, RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
     cluster, server = own
-    options: dict[str, Any] = {"bound": 4, "lease": 2.0, "renewal": 0.2, "patience": 30.0}
+    options: dict[str, Any] = {"bound": 4, "lease": 1.2, "renewal": 0.2, "patience": 30.0}
     one, two = cluster.start(**options), cluster.start(**options)
     held = await take(one, 4)
     waiting = [asyncio.create_task(p.wait("acc", "app", 1)) for p in (one, two) for _ in range(2)]
     await asyncio.sleep(0.3)
     server.freeze()
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(1.5)
     one.release(held[0])  # its lease is over: nobody may take it
     await asyncio.sleep(0.2)
     assert (one.used, two.used) == (3, 0)
     server.thaw()
     await wait_until(lambda: one.used + two.used == 4, timeout=10)
-    await asyncio.sleep(1)
+    await asyncio.sleep(0.5)
     assert one.used + two.used == 4
     for permit in held[1:]:
         one.release(permit)

@@ -135,7 +135,7 @@ async def test_a_deleted_app_waits_no_longer(narrow: Gateway, backend: FakeAppBa
 async def test_a_429_without_quota_halves_the_bound(
     backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
 ) -> None:
-    async with gateway_with_redis(provider, tmp_path, GATEWAY_PROVIDER_CONCURRENCY="8") as gw:
+    async with gateway_with_redis(provider, tmp_path, GATEWAY_PROVIDER_CONCURRENCY="4") as gw:
         app = await gw.app(backend)
         refused(await app.ask(provider.plays(Head(429), b"slow down")), 503, "PROVIDER_QUOTA_EXHAUSTED")
 
@@ -143,16 +143,16 @@ async def test_a_429_without_quota_halves_the_bound(
             return await metric(gw, "gateway_provider_places")
 
         async def halved() -> bool:
-            return 4 <= await places() < 8
+            return 2 <= await places() < 4
 
         async def whole() -> bool:
-            return await places() == 8
+            return await places() == 4
 
         await wait_until(halved, timeout=3)
         await wait_until(whole, timeout=10)
         refused(await app.ask(provider.plays(Head(429), b'{"error":"quota"}')), 503, "PROVIDER_QUOTA_EXHAUSTED")
         await asyncio.sleep(0.5)
-        assert await places() == 8
+        assert await places() == 4
 
 
 async def test_waiting_none_and_bound_none(backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @session_fixture
 async def hasty(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    timeouts = "connect=1,first=1,idle=0.5,total=2.5"
+    timeouts = "connect=1,first=1,idle=0.5,total=1.6"
     folder = tmp_path_factory.mktemp("hasty")
     async with gateway_with_redis(provider, folder, GATEWAY_PROVIDER_TIMEOUTS=timeouts) as gw:
         yield gw
@@ -64,7 +64,7 @@ async def test_an_answer_that_came_while_the_gateway_stood_still_is_given_and_ch
     assert hasty.process
     os.kill(hasty.process.pid, signal.SIGSTOP)
     gate.set()
-    await asyncio.sleep(3)  # longer than a whole answer may take
+    await asyncio.sleep(2)  # longer than a whole answer may take
     os.kill(hasty.process.pid, signal.SIGCONT)
     assert (await asking).json()["text"] == "Guten"
     assert await app.account.settled() == cost(7, 2)
@@ -102,7 +102,7 @@ async def test_a_drip_outlives_no_deadline(hasty: Gateway, backend: FakeAppBacke
         prompt = provider.plays(ROLE, chunk("Gu"), *[drop, 0.2] * 100)
         started = time.monotonic()
         assert failed(await app.events(prompt)) == "PROVIDER_TIMEOUT"
-        assert 0.4 < time.monotonic() - started < 4
+        assert 0.4 < time.monotonic() - started < 6, "the drip itself lasts 20 s"
         assert await app.account.settled() == bound(prompt)
 
     await asyncio.gather(ends(chunk("x")), ends(b": still thinking\n\n"))
@@ -150,29 +150,30 @@ async def test_reasoning_is_waited_for_with_keep_alives(
 async def test_a_failure_after_a_keep_alive_is_an_event(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
-    app = await lively.app(backend)
-    prompt = provider.plays(HANG)
-    assert failed(await app.events(prompt)) == "PROVIDER_TIMEOUT"
+    app, other = await lively.app(backend), await lively.app(backend)
+    late, cut = await asyncio.gather(app.events(provider.plays(HANG)), other.events(provider.plays(ROLE, 0.5)))
+    assert (failed(late), failed(cut)) == ("PROVIDER_TIMEOUT", "PROVIDER_ERROR")
     assert await app.account.settled() == 0
-    prompt = provider.plays(ROLE, 0.5)
-    assert failed(await app.events(prompt)) == "PROVIDER_ERROR"
 
 
 async def test_whole_answers_have_no_keep_alive(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     app = await lively.app(backend)
-    response = await app.ask(provider.plays(ROLE, 0.5, tokens("x")))
+    slow, hanging = provider.plays(ROLE, 0.5, tokens("x")), provider.plays(HANG)
+    response, late = await asyncio.gather(app.ask(slow), app.ask(hanging))
     assert json.loads(response.content)["text"] == "x"
-    refused(await app.ask(provider.plays(HANG)), 504, "PROVIDER_TIMEOUT")
+    refused(late, 504, "PROVIDER_TIMEOUT")
 
 
 async def test_the_openai_keep_alive_is_an_empty_delta(
     lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
 ) -> None:
     app = await lively.app(backend)
-    prompt = provider.plays(ROLE, 1.1, tokens("late"))
-    until_head, got = await lines(app, prompt, "/chat/completions")
+    late, hanging = provider.plays(ROLE, 1.1, tokens("late")), provider.plays(HANG)
+    (until_head, got), (_, failing) = await asyncio.gather(
+        *(lines(app, prompt, "/chat/completions") for prompt in (late, hanging))
+    )
     assert until_head < 0.8
     assert all(line.startswith("data: ") for line in got), "some parsers choke on comments"
     assert got.pop() == "data: [DONE]"
@@ -183,9 +184,7 @@ async def test_the_openai_keep_alive_is_an_empty_delta(
     assert [t for t in text if t] == ["late"]
     # Two keep-alives at least, beside the role.
     assert len(text[: text.index("late")]) >= 3
-    prompt = provider.plays(HANG)
-    _, got = await lines(app, prompt, "/chat/completions")
-    assert json.loads(got[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"
+    assert json.loads(failing[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"
 
 
 # -- the sweep -----------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted
-from gateway.inference.prices import MOST_TOKENS, Usage
+from gateway.inference.prices import Usage
 from gateway.inference.signals import ProviderSignal
 from gateway.inference.sse import EVENT_LIMIT, AnswerReader
+from gateway.log import MOST_TOKENS
 
 DONE = b"data: [DONE]\n\n"
 

@@ -220,10 +220,14 @@ async def test_the_clock_names_the_keys_of_now(gateway: Gateway) -> None:
 
 
 async def test_models_have_their_own_figures(gateway: Gateway) -> None:
-    for ttft in (0.18, 0.18, None):
-        gateway.counters.model("gpt-oss-120b", "", ttft)
-    gateway.counters.model("llama-3.3-70b-instruct", "PROVIDER_TIMEOUT", None)
-    gateway.counters.model("llama-3.3-70b-instruct", "CLIENT_GONE", 2.5)
+    for model, code, ttft_ms in (
+        ("gpt-oss-120b", "", 180.0),
+        ("gpt-oss-120b", "", 180.0),
+        ("gpt-oss-120b", "", None),
+        ("llama-3.3-70b-instruct", "PROVIDER_TIMEOUT", None),
+        ("llama-3.3-70b-instruct", "CLIENT_GONE", 2500.0),
+    ):
+        gateway.counters.request("acc", line(model=model, code=code, ttft_ms=ttft_ms), admitted=True)
     await gateway.counters.flush()
     oss, llama = (await take_snapshot(gateway))["models"]
     assert (oss["model"], oss["requests"], oss["errors"]) == ("gpt-oss-120b", 3, 0)

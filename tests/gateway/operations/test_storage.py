@@ -19,7 +19,7 @@ from tests.support.redis_servers import RedisServer, cluster
 CRASH = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
-@pytest.fixture(params=["valkey", "redis", "cluster"])
+@pytest.fixture(scope="module", params=["valkey", "redis", "cluster"])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cluster":
         with cluster("valkey") as address:
@@ -32,9 +32,18 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest_asyncio.fixture
 async def store(url: str) -> AsyncIterator[Store]:
+    """Empty."""
     store = Store(url)
+    await everywhere(store, "FLUSHALL")
     yield store
     await store.close()
+
+
+async def everywhere(store: Store, *command: str) -> None:
+    if store._commands is None:
+        await store.client.execute_command(*command)
+    else:
+        await store._commands.call_everywhere(*command)
 
 
 async def bury(store: Store, tag: str, number: int) -> None:
@@ -78,23 +87,16 @@ async def test_a_full_redis_takes_no_event(store: Store, expired: bool) -> None:
     if expired:
         await store.client.delete(keys.bodies_key(account))
     stream = keys.stream_key(keys.tag(account), "events")
-    await set_memory_limit(store, "1")
+    await everywhere(store, "CONFIG", "SET", "maxmemory", "1")
     try:
         for _ in range(3):
             with pytest.raises(BackboneRefused):
                 await webhooks.emit(app, CRASH)
     finally:
-        await set_memory_limit(store, "0")
+        await everywhere(store, "CONFIG", "SET", "maxmemory", "0")
     assert await store.client.xlen(stream) == 1
     await webhooks.emit(app, CRASH)
     assert await store.client.xlen(stream) == 2
-
-
-async def set_memory_limit(store: Store, limit: str) -> None:
-    if store._commands is None:
-        await store.client.config_set("maxmemory", limit)
-    else:
-        await store._commands.call_everywhere("CONFIG", "SET", "maxmemory", limit)
 
 
 async def test_who_stores_most(store: Store) -> None:

@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
+from gateway.log import MOST_TOKENS
 from gateway.store import keys
 from gateway.telemetry import counters as counters_module
 from gateway.telemetry.counters import MINUTE_LIFE, PROCESS_LIFE
-from gateway.telemetry.usage import MOST_TOKENS
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import CLOSE

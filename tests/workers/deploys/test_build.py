@@ -169,13 +169,16 @@ async def test_a_path_that_is_too_long_is_told(room: Room, made: Path) -> None:
 
 
 async def test_a_deep_git_folder_is_left_out(room: Room, made: Path) -> None:
-    await run(
-        room, "mkdir -p dist/.git; touch dist/page; cd dist/.git; for i in $(seq 1200); do mkdir d; cd -P d; done"
-    )
+    await run(room, "mkdir -p dist/.git; touch dist/page; cd dist/.git; mkdir -p $(printf 'd/%.0s' $(seq 1200))")
     assert [path.name for path in taken(room).iterdir()] == ["page"]
 
 
 async def test_a_long_chain_of_links_is_refused(room: Room, made: Path) -> None:
-    await run(room, "mkdir dist; cd dist; touch 0; for i in $(seq 1200); do ln -s $((i - 1)) $i; done")
+    await run(room, "mkdir dist; touch dist/0")
+    for number in range(1, 1201):  # quicker than as many processes
+        link = made / "dist" / str(number)
+        link.symlink_to(str(number - 1))
+        if room.uid is not None:
+            os.lchown(link, room.uid, room.uid)
     with pytest.raises(DeployError, match="a link that leaves the output"):
         taken(room)

@@ -2,14 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.fakes import FakeProvider
-from tests.support.deployment import Host, hosting
+from tests.support.deployment import Host
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SERVER = """\
 const value = process.env.TOKEN ?? 'none'
@@ -21,15 +20,8 @@ require('http').createServer((request, answer) => {
 """
 
 
-@pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[Host]:
-    async with FakeProvider() as provider, hosting(provider, tmp_path) as host:
-        yield host
-
-
 async def test_builds_see_the_variables_and_logs_do_not(host: Host) -> None:
     app = await host.app(build={"command": "sh build.sh", "output": "dist"})
-    await host.worker("deploys")
     secret = secrets.token_hex(16)
     host.gateway.confidential.add(secret)
     await host.call("PUT", f"/account/apps/{app}/env", json={"TOKEN": secret, "CI": "mine"})
@@ -48,7 +40,6 @@ async def test_builds_see_the_variables_and_logs_do_not(host: Host) -> None:
 
 async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
-    await host.worker("deploys")
     path, secret = f"/account/apps/{app}/env", "a secret of " + secrets.token_hex(8)
     host.gateway.confidential.add(secret)
     first = await host.over(await host.publish(app, {"server.js": SERVER}))
@@ -76,7 +67,6 @@ async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host)
 
 async def test_the_output_of_a_start_command_is_read_and_followed(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
-    await host.worker("deploys")
     assert (await host.over(await host.publish(app, {"server.js": SERVER})))["state"] == "live"
     headers = {"Authorization": f"Bearer {host.account.key}"}
     path = f"/account/apps/{app}/logs"

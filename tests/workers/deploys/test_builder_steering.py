@@ -2,15 +2,14 @@
 
 import asyncio
 import subprocess
-import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
-from tests.fakes import FakeProvider
-from tests.support.deployment import Host, hosting
+from gateway.store import keys
+from tests.support.deployment import Host
 from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BUILD = {"command": "sh build.sh", "output": "dist"}
 
@@ -23,12 +22,6 @@ def server(text: str) -> dict[str, str]:
     return {
         "server.js": f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)\n"
     }
-
-
-@pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[Host]:
-    async with FakeProvider() as provider, hosting(provider, tmp_path) as host:
-        yield host
 
 
 async def live(host: Host, app: str, files: dict[str, str]) -> str:
@@ -44,7 +37,6 @@ async def roll_back(host: Host, app: str, deploy: str | None = None) -> str:
 
 async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys", "webhooks")
     one, two = await live(host, app, page("one")), await live(host, app, page("two"))
     # Nothing can be built or unpacked any more.
     await host.gateway.platform("PUT", f"apps/{app}", {"account": host.account.id, "build": {"command": "exit 1"}})
@@ -63,7 +55,6 @@ async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) 
 
 async def test_a_release_that_is_gone_is_refused_at_once(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys")
     deploys = [await live(host, app, page(f"version {n}")) for n in range(7)]
     headers, path = {"Authorization": f"Bearer {host.account.key}"}, f"/account/apps/{app}/rollback"
     answer = await host.gateway.http.post(path, json={"deployId": deploys[0]}, headers=headers)
@@ -75,10 +66,9 @@ async def test_a_release_that_is_gone_is_refused_at_once(host: Host) -> None:
 async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     app = await host.app(build=BUILD)
     others = [await host.app(build=BUILD) for _ in range(4)]
-    await host.worker("deploys")
     await live(host, app, page("one"))
     await live(host, app, page("two"))
-    slow = [await host.publish(other, page("x", "sleep 30;")) for other in others]
+    slow = [await host.publish(other, page("x", "sleep 120;")) for other in others]
 
     async def some_build() -> bool:
         return "building" in [(await host.deploy(deploy))["state"] for deploy in slow]
@@ -86,16 +76,14 @@ async def test_a_rollback_waits_for_no_build(host: Host) -> None:
     await wait_until(some_build, 20)
     back = await host.over(await roll_back(host, app))
     assert back["state"] == "live", back
-    assert back["durationMs"] < 15_000
     assert "building" in {(await host.deploy(deploy))["state"] for deploy in slow}
 
 
 async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys")
     first = await live(host, app, page("one"))
     await live(host, app, page("two"))
-    coming = await host.publish(app, page("three", "sleep 60;"))
+    coming = await host.publish(app, page("three", "sleep 120;"))
     await host.in_state(coming, "building")
     back = await host.over(await roll_back(host, app, first))
     assert back["state"] == "live"
@@ -109,7 +97,6 @@ async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
 
 async def test_a_rollback_of_an_app_that_runs(host: Host) -> None:
     app = await host.app(build={"start": "exec node server.js"})
-    await host.worker("deploys")
     await live(host, app, server("one"))
     await live(host, app, server("two"))
     assert (await host.over(await roll_back(host, app)))["state"] == "live"
@@ -118,7 +105,6 @@ async def test_a_rollback_of_an_app_that_runs(host: Host) -> None:
 
 async def test_a_rollback_whose_canary_fails_leaves_what_was_served(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys", "webhooks")
     one = await live(host, app, page("one"))
     await live(host, app, page("two"))
     # The former release is damaged: the check fails, as it would for any deploy.
@@ -132,7 +118,6 @@ async def test_a_rollback_whose_canary_fails_leaves_what_was_served(host: Host) 
 
 async def test_a_preview_is_promoted(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys")
     await live(host, app, page("one"))
     queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
     preview = await host.over(queued.json()["deployId"])
@@ -146,7 +131,6 @@ async def test_a_preview_is_promoted(host: Host) -> None:
 
 async def test_a_build_is_canceled_with_all_it_started(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys", "webhooks")
     await live(host, app, page("one"))
     deploy = await host.publish(app, page("two", "(sleep 64.321 &) ; echo begun; sleep 64.321;"))
 
@@ -163,21 +147,20 @@ async def test_a_build_is_canceled_with_all_it_started(host: Host) -> None:
     # The next one is made, its event is the only one, and nothing is left in the queue.
     after = await live(host, app, page("three"))
     await host.events(after)
-    told = [exchange.json["data"]["deployId"] for exchange in host.receiver.exchanges]
+    told = [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
     assert deploy not in told
     shown = await host.deploy(deploy)
     assert (shown["state"], shown["error"]) == ("canceled", "canceled on request")
     assert "The deploy was canceled" in shown["log"]
     assert await host.page(app) == "three\n"
     with host.gateway.redis.client() as client:
-        assert [client.xlen(key) for key in client.scan_iter("*:builds") if client.xlen(key)] == []
-        pending = [client.xpending(key, "deploys")["pending"] for key in client.scan_iter("*:builds")]
-        assert sum(pending) == 0
+        key = f"{keys.tag(host.account.id)}:builds"
+        await wait_until(lambda: client.xlen(key) == 0)
+        assert client.xpending(key, "deploys")["pending"] == 0
 
 
 async def test_a_newer_deploy_replaces_a_queued_one(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys", "webhooks")
     first = await host.publish(app, page("one", "sleep 2;"))
     await host.in_state(first, "building")
     second, third = await host.publish(app, page("two")), await host.publish(app, page("three"))
@@ -186,59 +169,57 @@ async def test_a_newer_deploy_replaces_a_queued_one(host: Host) -> None:
     assert await host.page(app) == "three\n"
     replaced = await host.deploy(second)
     assert replaced["error"] == f"replaced by {third}, a newer deploy of the same address"
-    assert [e.json["data"]["deployId"] for e in host.receiver.exchanges if e.json["data"]["deployId"] == second] == []
+    await host.events(third)
+    assert second not in [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
 
 
-async def test_a_build_canceled_while_its_worker_is_dead_stays_so(host: Host) -> None:
-    app = await host.app(build=BUILD)
-    worker = await host.worker("deploys")
-    deploy = await host.publish(app, page("one", "sleep 30;"))
-    await host.in_state(deploy, "building")
+async def test_a_build_canceled_while_its_worker_is_dead_stays_so(own: Host) -> None:
+    app = await own.app(build=BUILD)
+    worker = await own.worker("deploys")
+    deploy = await own.publish(app, page("one", "sleep 120;"))
+    await own.in_state(deploy, "building")
     worker.kill()
-    await host.call("POST", f"/account/deploys/{deploy}/cancel")
-    await host.worker("deploys")
-    assert (await host.over(await host.publish(app, page("two"))))["state"] == "live"
-    assert (await host.deploy(deploy))["state"] == "canceled"
+    await own.call("POST", f"/account/deploys/{deploy}/cancel")
+    await own.worker("deploys")
+    assert (await own.over(await own.publish(app, page("two"))))["state"] == "live"
+    assert (await own.deploy(deploy))["state"] == "canceled"
 
 
 async def test_many_cancel_at_once_and_one_does(host: Host) -> None:
     app = await host.app(build=BUILD)
-    await host.worker("deploys")
-    deploy = await host.publish(app, page("one", "sleep 20;"))
+    deploy = await host.publish(app, page("one", "sleep 120;"))
     await host.in_state(deploy, "building")
-    began, headers = time.monotonic(), {"Authorization": f"Bearer {host.account.key}"}
+    headers = {"Authorization": f"Bearer {host.account.key}"}
     answers = await asyncio.gather(
         *[host.gateway.http.post(f"/account/deploys/{deploy}/cancel", headers=headers) for _ in range(5)]
     )
     assert sorted(answer.status_code for answer in answers) == [202, 400, 400, 400, 400]
-    await live(host, app, page("two"))
-    assert time.monotonic() - began < 19
+    await live(host, app, page("two"))  # which does not wait for the end of the build
 
 
-async def test_queued_deploys_say_what_they_wait_for(host: Host) -> None:
-    app, other, third = [await host.app(build=BUILD) for _ in range(3)]
-    first = await host.publish(app, page("one", "sleep 30;"))
-    assert (await host.deploy(first))["waitsFor"] == "a worker that builds deploys; none is running"
-    await host.worker("deploys")
-    await host.in_state(first, "building")
-    second = await host.publish(app, page("two"))
-    await host.in_state(await host.publish(other, page("x", "sleep 30;")), "building")
-    waits = await host.publish(third, page("three"))
+async def test_queued_deploys_say_what_they_wait_for(own: Host) -> None:
+    app, other, third = [await own.app(build=BUILD) for _ in range(3)]
+    first = await own.publish(app, page("one", "sleep 120;"))
+    assert (await own.deploy(first))["waitsFor"] == "a worker that builds deploys; none is running"
+    await own.worker("deploys")
+    await own.in_state(first, "building")
+    second = await own.publish(app, page("two"))
+    await own.in_state(await own.publish(other, page("x", "sleep 120;")), "building")
+    waits = await own.publish(third, page("three"))
 
     async def positions() -> bool:
-        found = {deploy["id"]: deploy for deploy in await host.call("GET", "/account/deploys")}
+        found = {deploy["id"]: deploy for deploy in await own.call("GET", "/account/deploys")}
         return [found[deploy].get("position") for deploy in (waits, second)] == [1, 2]
 
     await wait_until(positions, 10)
-    assert (await host.deploy(waits))["waitsFor"] == "a free slot for builds"
-    assert (await host.deploy(second))["waitsFor"] == f"{first}, an earlier deploy of this app"
-    assert "position" not in await host.deploy(first)
+    assert (await own.deploy(waits))["waitsFor"] == "a free slot for builds"
+    assert (await own.deploy(second))["waitsFor"] == f"{first}, an earlier deploy of this app"
+    assert "position" not in await own.deploy(first)
 
 
 async def test_one_account_s_builds_do_not_delay_another_s(host: Host) -> None:
     apps = [await host.app(build=BUILD) for _ in range(4)]
-    await host.worker("deploys")
-    slow = [await host.publish(app, page("x", "sleep 40;")) for app in apps]
+    slow = [await host.publish(app, page("x", "sleep 120;")) for app in apps]
 
     async def two_build() -> bool:
         return [(await host.deploy(deploy))["state"] for deploy in slow].count("building") == 2

@@ -1,34 +1,35 @@
 """The trace of a deploy, as a collector receives it from a real worker."""
 
-from pathlib import Path
+import pytest
 
-from tests.fakes import FakeProvider
 from tests.fakes.collector import HEADER_SECRET, FakeCollector, Span
-from tests.support.deployment import hosting
+from tests.support.deployment import Host
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 INTERNAL, CONSUMER = 1, 5
 PAGE = "echo output-of-the-build; mkdir dist; echo text-of-the-page > dist/index.html"
 
 
-async def test_one_trace_for_each_deploy(tmp_path: Path) -> None:
-    async with FakeProvider() as provider, hosting(provider, tmp_path) as host, FakeCollector() as collector:
-        host.gateway.confidential.add(HEADER_SECRET)
-        app = await host.app(build={"command": "sh build.sh", "output": "dist"})
-        await host.worker("deploys", **collector.settings())
+async def test_one_trace_for_each_deploy(own: Host) -> None:
+    async with FakeCollector() as collector:
+        own.gateway.confidential.add(HEADER_SECRET)
+        app = await own.app(build={"command": "sh build.sh", "output": "dist"})
+        await own.worker("deploys", **collector.settings())
 
         async def deploy(script: str, state: str) -> list[Span]:
-            deploy_id = await host.publish(app, {"build.sh": script})
+            deploy_id = await own.publish(app, {"build.sh": script})
             if state == "canceled":
-                await host.in_state(deploy_id, "building")
-                await host.call("POST", f"/account/deploys/{deploy_id}/cancel")
-            assert (await host.over(deploy_id))["state"] == state
+                await own.in_state(deploy_id, "building")
+                await own.call("POST", f"/account/deploys/{deploy_id}/cancel")
+            assert (await own.over(deploy_id))["state"] == state
             return await collector.wait_for_trace("capsule.deploy", deploy_id)
 
         root, *stages = await deploy(PAGE, "live")
         assert (root.name, root.kind, root.failed, root.error) == ("deploy", CONSUMER, False, None)
         assert root.attributes.pop("capsule.deploy").startswith("dep_")
         assert root.attributes == {
-            "capsule.account": host.account.id,
+            "capsule.account": own.account.id,
             "capsule.app": app,
             "capsule.deploy.kind": "live",
             "capsule.deploy.trigger": "upload",
@@ -47,8 +48,8 @@ async def test_one_trace_for_each_deploy(tmp_path: Path) -> None:
         ]
         assert root.attributes["capsule.outcome"] == "failed"
 
-        root, *stages = await deploy("sleep 30", "canceled")
+        root, *stages = await deploy("sleep 120", "canceled")
         assert (root.error, root.failed, stages[-1].name) == ("StaleDeploy", False, "build")
 
-        hidden = {"output-of-the-build", "text-of-the-page", "build.sh", *host.gateway.confidential}
+        hidden = {"output-of-the-build", "text-of-the-page", "build.sh", *own.gateway.confidential}
         assert not [text for text in hidden if text.encode() in collector.raw]

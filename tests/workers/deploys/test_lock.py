@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.store import keys
-from gateway.store.client import Store
+from gateway.store.client import ATTEMPT, Store
 from tests.support.polling import wait_until
 from tests.support.tcp_proxy import Proxy
 from workers.deploys import lock
@@ -52,21 +52,32 @@ async def test_it_is_extended_until_another_folder_has_it(store: Store, monkeypa
         await keeping
 
 
-async def test_a_redis_that_stands_still_hands_nothing_over(store: Store, proxy: Proxy) -> None:
-    """The owner is cut off for longer than workers live in Redis, while another folder's builder stands by."""
+async def test_a_redis_that_stands_still_hands_nothing_over(
+    store: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner is cut off while another folder's builder stands by. The record would outlive days of this."""
+    monkeypatch.setattr(lock, "EXTEND_INTERVAL", 0.05)
+    monkeypatch.setattr(lock, "RETRY_INTERVAL", 0.05)
     through_proxy = Store(proxy.url)
     owner, other = BuilderLock(through_proxy, "folder-1"), BuilderLock(store, "folder-2")
     await owner.acquire()
     keeping, waiting = asyncio.create_task(owner.keep()), asyncio.create_task(other.acquire())
     proxy.swallowing = True
-    await asyncio.sleep(keys.HEARTBEAT_SECONDS + 1.5)
+    await asyncio.sleep(1.2 * ATTEMPT)  # an attempt to extend it fails
+    assert await store.client.ttl(keys.BUILDER) > 86_400
     assert not waiting.done()
     proxy.swallowing = False
     proxy.cut()
-    await asyncio.sleep(1)
+    await store.client.expire(keys.BUILDER, 86_400)
+    await wait_until(lambda: _is_extended(store))
     assert not keeping.done()
+    assert not waiting.done()
     assert await store.client.get(keys.BUILDER) == "folder-1"
     for task in (keeping, waiting):
         task.cancel()
     await asyncio.gather(keeping, waiting, return_exceptions=True)
     await through_proxy.close()
+
+
+async def _is_extended(store: Store) -> bool:
+    return bool(await store.client.ttl(keys.BUILDER) > LIFETIME - 60)

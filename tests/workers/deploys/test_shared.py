@@ -3,19 +3,22 @@
 import asyncio
 import contextlib
 import secrets
+import shutil
 import signal
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Self
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from gateway.store import keys
 from tests.fakes import FakeProvider
+from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import DOMAIN
-from tests.support.deployment import Host, hosting, packed
+from tests.support.deployment import Host, host_on, hosting, packed
 from tests.support.folders import passable_folder
+from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
@@ -34,7 +37,15 @@ def server(text: str, more: str = "") -> dict[str, str]:
     return {"server.js": f"{serve}\n{more}\n"}
 
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SERVED = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded"}
 QUICK: dict[str, float] = {
+    "gateway.storage.LONGEST_PAUSE": 0.5,
+    "workers.deploys.schedule.LEASE": 6_000,
+    "workers.deploys.schedule.POLL_INTERVAL": 0.1,
+    "workers.deploys.shared.POLL_INTERVAL": 0.05,
+    "workers.sites.agent.POLL_INTERVAL": 0.05,
     "workers.sites.records.HOST_LIFETIME": 4.0,
     "workers.sites.agent.HEARTBEAT_INTERVAL": 0.5,
     "workers.sites.agent.PAUSED_SECONDS": 3.0,
@@ -71,31 +82,39 @@ async def until_served(machines: list[Machine], app: str, text: str, timeout: fl
     await wait_until(served, timeout)
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with passable_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-async def host(folder: Path) -> AsyncIterator[Host]:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gateway() -> AsyncIterator[Gateway]:
     """Its storage is a folder that all hosts mount."""
-    (folder / "storage").mkdir()
-    settings = {"GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
-    async with FakeProvider() as provider, hosting(provider, folder, **settings) as host:
-        yield host
+    with passable_folder() as folder:
+        settings = {"GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
+        async with FakeProvider() as provider, gateway_with_redis(provider, folder, **SERVED, **settings) as gateway:
+            yield gateway
 
 
-@pytest.fixture
-async def s3_host(folder: Path) -> AsyncIterator[Host]:
-    server = S3Server(folder)
+@pytest_asyncio.fixture(loop_scope="session")
+async def host(gateway: Gateway) -> AsyncIterator[Host]:
+    (gateway.folder / "storage").mkdir()
     try:
-        await server.start()
-        async with FakeProvider() as provider, hosting(provider, folder, **server.environment) as host:
-            host.gateway.confidential.add(SECRET)
+        async with FakeReceiver() as receiver, host_on(gateway, receiver, free_port()) as host:
             yield host
     finally:
-        server.stop()
+        gateway.empty()
+        for path in gateway.folder.iterdir():  # the storage, and a folder for each host
+            if path.is_dir():
+                shutil.rmtree(path)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def s3_host() -> AsyncIterator[Host]:
+    with passable_folder() as folder:
+        server = S3Server(folder)
+        try:
+            await server.start()
+            async with FakeProvider() as provider, hosting(provider, folder, **SERVED, **server.environment) as host:
+                host.gateway.confidential.add(SECRET)
+                yield host
+        finally:
+            server.stop()
 
 
 async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
@@ -110,8 +129,8 @@ async def live(host: Host, app: str, files: dict[str, str]) -> str:
     return deploy["id"]
 
 
-async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host, folder: Path) -> None:
-    host = s3_host
+async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
+    host, folder = s3_host, s3_host.gateway.folder
     machines = await start(host, "one", "two")
     app, runs = await host.app(build=PAGE), await host.app(build=START)
     secret = secrets.token_hex(8)
@@ -171,7 +190,8 @@ async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
     assert await dies.page(app) == "second"
 
 
-async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host, folder: Path) -> None:
+async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host) -> None:
+    folder = host.gateway.folder
     await start(host, "one")
     apps = [await host.app(build=PAGE) for _ in range(3)]
     deploys = [await live(host, app, page(app)) for app in apps]
@@ -196,7 +216,8 @@ async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everyt
         await until_served([empty], app, app)
 
 
-async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: Host, folder: Path) -> None:
+async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: Host) -> None:
+    folder = host.gateway.folder
     [machine] = await start(host, "one")
     app = await host.app(build=PAGE)
     first = await live(host, app, page("first"))
@@ -213,17 +234,20 @@ async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: H
     # A host that restarts without Redis and storage serves what it has.
     await machine.worker.stop()
     await asyncio.to_thread(host.gateway.redis.freeze)
-    await machine.start("sites")
-    assert await machine.page(app) == "first"
-    await asyncio.to_thread(host.gateway.redis.thaw)
+    try:
+        await machine.start("sites")
+        assert await machine.page(app) == "first"
+    finally:
+        await asyncio.to_thread(host.gateway.redis.thaw)
     (folder / "elsewhere").rename(folder / "storage")
     assert (await host.over(coming))["state"] == "live"
     await until_served([machine], app, "second")
 
 
 async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over(host: Host) -> None:
-    other = await Machine(host, "other").start("deploys")
-    machine = await Machine(host, "one").start("deploys", "sites")  # one process, one data folder
+    soon = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "5"}
+    other = await Machine(host, "other").start("deploys", **soon)
+    machine = await Machine(host, "one").start("deploys", "sites", **soon)  # one process, one data folder
     slow = [await host.publish(await host.app(build=PAGE), page("x", "sleep 60;")) for _ in range(4)]
 
     async def building() -> list[str]:

@@ -87,9 +87,9 @@ async def test_a_flood_of_processes_is_killed_at_once(each_room: Room) -> None:
 async def test_the_processor_is_bounded(room: Room) -> None:
     if WAYS == ["measured"]:
         return  # an ordinary user without control groups
-    spin = "timeout 1 sh -c 'while :; do :; done' & "
+    spin = "timeout 0.5 sh -c 'while :; do :; done' & "
     assert (await room.run(f"{spin * 4} wait; awk '{{print $16 + $17}}' /proc/$$/stat", cpus=0.5)).ok
-    assert int(room.lines[-1]) < 130, "four loops of one second, in hundredths"
+    assert int(room.lines[-1]) < 65, "four loops of half a second, in hundredths"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ async def test_what_it_leaves_behind_is_killed(each_room: Room) -> None:
 
 async def test_cancelled_all_of_it_is_dead_before_the_return(each_room: Room) -> None:
     running = asyncio.create_task(each_room.run(f"trap '' TERM; {LEFT_BEHIND} echo there; sleep $MARK"))
-    await wait_until(lambda: each_room.lines == ["there"])
+    await wait_until(lambda: each_room.lines == ["there"], 20)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

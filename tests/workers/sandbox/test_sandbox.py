@@ -4,7 +4,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,14 +16,18 @@ from workers.sandbox import bwrap, cgroups
 from workers.sandbox.output import LINE
 from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Sandbox, Unsafe
 
+# What control groups have a part in; all else is the same with and without them.
+GROUPED = "not measured and (control or processor or cancelled or stop or dies)"
+
 
 @pytest.mark.parametrize("delegated", [True, False], ids=["with control groups", "measured"])
 def test_everything_again_without_root(delegated: bool) -> None:
-    """The same for a worker that is an ordinary user, with control groups that were delegated to it, and without."""
+    """The same for a worker that is an ordinary user, and again what control groups delegated to it change."""
     if "CAPSULE_AGAIN" in os.environ or not ROOT:
         return
     files = [__file__, *(str(Path(__file__).with_name(f"test_{name}.py")) for name in ("keeper", "network"))]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    command += ["-k", GROUPED] if delegated else []
     with delegation() if delegated else contextlib.nullcontext(lambda: None) as enter, passable_folder() as temporary:
         (temporary / "shown").mkdir()
         (temporary / "own").mkdir()
@@ -248,14 +251,14 @@ async def test_lines_are_told_whole_and_long_ones_broken(room: Room) -> None:
 
 
 async def test_output_without_end_leaves_others_their_turn(room: Room) -> None:
-    late, before = 0.0, time.monotonic()
-    running = asyncio.create_task(room.run("yes", seconds=1))
+    turns, seen = 0, 0
+    running = asyncio.create_task(room.run("yes", seconds=0.5))
     while not running.done():
         await asyncio.sleep(0.01)
-        late, before = max(late, time.monotonic() - before), time.monotonic()
+        turns, seen = turns + (len(room.lines) > seen), len(room.lines)
     assert (await running).why == "time"
     assert len(room.lines) > 10_000
-    assert late < 0.3
+    assert turns > 3, "between its lines"
 
 
 async def test_what_can_not_be_started_leaves_nothing_open(room: Room) -> None:

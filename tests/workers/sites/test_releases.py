@@ -260,7 +260,7 @@ def build_closed_folders(build: Path) -> None:
 
 
 def test_tidying_goes_on_after_a_step_that_fails(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
-    for build in ("dep_1", "dep_2", "dep_3"):
+    for build in ("dep_1", "dep_2"):
         nest(hosting.releases.builds / build, 1_200)
     hosting.publish("dep_4", {"index.html": "1"}, app_id="broken")
     (hosting.folder / "releases" / "broken" / "gone").mkdir()  # can't be unlinked

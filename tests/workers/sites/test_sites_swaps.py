@@ -44,4 +44,4 @@ async def test_nothing_fails_while_releases_are_swapped(hosting: Hosting) -> Non
     for deploy, text in texts.items():
         site = hosting.publish(deploy, {"index.html": text, f"{deploy}.js": text, "both.js": text})
     paths = ["/", "/both.js", "/some/route", "/dep_1.js"]
-    await swapped_under_load(hosting, site, ("dep_1", "dep_2"), paths, set(texts.values()), swaps=50)
+    await swapped_under_load(hosting, site, ("dep_1", "dep_2"), paths, set(texts.values()), swaps=25)

@@ -197,7 +197,8 @@ async def test_one_is_killed_and_one_stands_still(own: Queue, receiver: FakeRece
     under_way = {exchange.header("x-service-delivery") for exchange in receiver.exchanges}
     try:
         gate.set()
-        await own.worker()
+        claims_soon = {"gateway.settings.SHORTEST_CLAIM_IDLE": 2.5, "workers.webhooks.sender.BUDGET": 1}
+        await own.worker(constants=claims_soon, GATEWAY_WEBHOOK_CLAIM_IDLE="2.5")
         await over(own, 20)
     finally:
         frozen.signal(signal.SIGCONT)

@@ -12,6 +12,12 @@ from tests.support.polling import wait_until
 from tests.support.worker_process import Queue, queue
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+# A worker whose claims come soon, and whose deliveries end well before them.
+QUICK = {
+    "gateway.settings.SHORTEST_CLAIM_IDLE": 2,
+    "workers.webhooks.sender.BUDGET": 0.5,
+    "workers.stream.CLAIM_INTERVAL": 0.1,
+}
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -66,7 +72,7 @@ async def test_a_broken_receiver_record(own: Queue, receiver: FakeReceiver) -> N
     record = await own.store.client.get(keys.webhook_key(account.id))
     await own.store.client.set(keys.webhook_key(account.id), '{"url": 1}')
     event_id = await account.emit()
-    worker = await own.worker()
+    worker = await own.worker(constants=QUICK, GATEWAY_WEBHOOK_CLAIM_IDLE="2")
     worker.tracebacks_allowed = True
     assert await other.outcome(await other.emit()) == ("delivered", 204)
     assert await account.outcome(event_id, 60) == ("failed", "internal")

@@ -1,0 +1,28 @@
+"""One gateway whose deploys an outside engine builds, which is the test. Each test finds it empty."""
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeProvider
+from tests.support.gateway_process import Gateway, gateway_with_redis
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def external(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    settings = {
+        "GATEWAY_DEPLOY_ENGINE": "external",
+        "GATEWAY_DEPLOY_QUOTAS": "free=4",
+        "GATEWAY_REGISTRATIONS_PER_DAY": "2",
+    }
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("external"), **settings) as running:
+        yield running
+
+
+@pytest.fixture
+def gw(external: Gateway) -> Iterator[Gateway]:
+    try:
+        yield external
+    finally:
+        external.empty()
