@@ -12,6 +12,10 @@ from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from gateway.cli.show import Row, as_json, print_note, show_fields, show_json, strip_controls
 
 CLEAR = "none"
+KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
+CLAIMS = {"issuer": "issuer", "audience": "audience", "user_claim": "userClaim"}  # fields of a token's claims
+ANSWER = {"auth_method": "method", "user_field": "userField"}  # fields of a backend's
+AUTH_OPTIONS = KINDS | CLAIMS.keys() | ANSWER.keys()
 
 
 @apps.command("create")
@@ -34,6 +38,9 @@ def apps_create(name: str, as_json: bool) -> None:
 @click.option("--auth-jwks", metavar="URL", help="Verify users' tokens with the key set at URL.")
 @click.option("--auth-backend", metavar="URL", help="Verify users' tokens by asking the app's backend at URL.")
 @click.option("--auth-secret", is_flag=True, help="Verify users' tokens with a secret, which you type.")
+@click.option("--auth-method", type=click.Choice(["GET", "POST"]), help="How the backend is asked. The default is GET.")
+@click.option("--user-field", metavar="PATH", help="Where the backend's answer has the user's id, such as record.id.")
+@click.option("--user-claim", metavar="CLAIM", help="The token's claim that is the user's id. The default is 'sub'.")
 @click.option("--issuer", metavar="ISS", help="Accept only tokens with this 'iss'.")
 @click.option("--audience", metavar="AUD", help="Accept only tokens with this 'aud'.")
 @click.option("--repository", metavar="URL", help="Build from the git repository at URL. With -, you type the address.")
@@ -67,7 +74,7 @@ def apps_set(app: str, as_json: bool, **options: Any) -> None:
 def _changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
     """The fields of the record that the options change. Raises WrongUsage."""
     changes: dict[str, Any] = {}
-    if given.keys() & {"auth_jwks", "auth_backend", "auth_secret", "issuer", "audience"}:
+    if given.keys() & AUTH_OPTIONS:
         changes["auth"] = _auth(given, settings["auth"])
     if given.keys() & {"repository", "branch"}:
         changes["repository"] = _repository(given, settings.get("repository"))
@@ -79,28 +86,33 @@ def _changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
 
 
 def _auth(given: dict[str, Any], before: Row) -> dict[str, Any] | None:
-    kinds = [name for name in ("auth_jwks", "auth_backend", "auth_secret") if name in given]
+    kinds = sorted(KINDS & given.keys())
     if len(kinds) > 1:
         raise WrongUsage("give only one of --auth-jwks, --auth-backend and --auth-secret")
     if kinds and given[kinds[0]] == CLEAR:
         return None
     auth = dict(before)
     if kinds == ["auth_jwks"]:
-        auth = {**_claims(before), "kind": "jwks", "url": given["auth_jwks"]}
+        auth = {**_pick(before, *CLAIMS.values()), "kind": "jwks", "url": given["auth_jwks"]}
     elif kinds == ["auth_backend"]:
-        auth = {"kind": "backend", "url": given["auth_backend"]}
+        auth = {**_pick(before, *ANSWER.values()), "kind": "backend", "url": given["auth_backend"]}
     elif kinds == ["auth_secret"]:
-        auth = {**_claims(before), "kind": "secret", "secret": _read_secret("Secret that signs the tokens")}
+        secret = _read_secret("Secret that signs the tokens")
+        auth = {**_pick(before, *CLAIMS.values()), "kind": "secret", "secret": secret}
     elif auth.get("kind") == "secret":
         raise WrongUsage("give --auth-secret too, because the stored secret is never shown")
-    claims = _pick(given, "issuer", "audience")
+    claims, answer = _rename(given, CLAIMS), _rename(given, ANSWER)
     if claims and auth["kind"] == "backend":
-        raise WrongUsage("--issuer and --audience are for --auth-jwks and --auth-secret; a backend checks them itself")
-    return {name: value for name, value in (auth | claims).items() if value != CLEAR}
+        raise WrongUsage(
+            "--issuer, --audience and --user-claim are for --auth-jwks and --auth-secret; a backend checks them itself"
+        )
+    if answer and auth["kind"] != "backend":
+        raise WrongUsage("--auth-method and --user-field are for --auth-backend")
+    return {name: value for name, value in (auth | claims | answer).items() if value != CLEAR}
 
 
-def _claims(before: Row) -> dict[str, Any]:
-    return _pick(before, "issuer", "audience", "userClaim")
+def _rename(given: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:
+    return {field: given[option] for option, field in fields.items() if option in given}
 
 
 def _pick(fields: Row, *names: str) -> dict[str, Any]:

@@ -80,6 +80,21 @@ async def test_settings_one_after_the_other(capsule: Tool, account: Account, nam
     assert (cleared.json["repository"], cleared.json["auth"]) == (None, {"kind": "jwks"})
 
 
+async def test_where_the_user_is(capsule: Tool, name: str) -> None:
+    await capsule("apps", "create", name)
+    backend = "https://a.example/auth-refresh"
+    asked = ("--auth-backend", backend, "--auth-method", "POST", "--user-field", "record.id")
+    settings = (await capsule("apps", "set", name, *asked, "--json")).json
+    assert settings["auth"] == {"kind": "backend", "url": backend, "method": "POST", "userField": "record.id"}
+    settings = (await capsule("apps", "set", name, "--user-field", "none", "--json")).json
+    assert settings["auth"] == {"kind": "backend", "url": backend, "method": "POST"}
+    assert "--auth-jwks" in await capsule.refused("apps", "set", name, "--user-claim", "uid", code=2)
+    jwks = "https://a.example/jwks.json"
+    settings = (await capsule("apps", "set", name, "--auth-jwks", jwks, "--user-claim", "uid", "--json")).json
+    assert settings["auth"] == {"kind": "jwks", "url": jwks, "userClaim": "uid"}
+    assert "--auth-backend" in await capsule.refused("apps", "set", name, "--user-field", "id", code=2)
+
+
 async def test_secrets_stay_off_the_command_line(capsule: Tool, account: Account, name: str) -> None:
     await capsule("apps", "create", name)
     secret, password = secrets.token_hex(32), secrets.token_hex(8)

@@ -1,0 +1,47 @@
+"""One gateway, provider and app backend for the examples of the pages."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.server import Exchange, Script, answer
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway, gateway_with_redis
+
+session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
+
+
+class DemoBackend(FakeAppBackend):
+    """Signs in whoever asks, as the demo's."""
+
+    def script(self, exchange: Exchange) -> Script:
+        if (exchange.method, exchange.path) == ("POST", "/session"):
+            return answer(200, self.token().encode(), {"Content-Type": "text/plain"})
+        return super().script(exchange)
+
+
+@session_fixture
+async def provider() -> AsyncIterator[FakeProvider]:
+    async with FakeProvider() as provider:
+        yield provider
+
+
+@session_fixture
+async def backend() -> AsyncIterator[FakeAppBackend]:
+    async with DemoBackend() as backend:
+        yield backend
+
+
+@session_fixture
+async def gateway(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    """A limit of 0 says that a minute has to pass. Here it is a second."""
+    soon = {"gateway.inference.admission.MINUTE": 1.0, "gateway.telemetry.counters.INTERVAL": 0.3}
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), soon) as running:
+        yield running
+
+
+@session_fixture
+async def account(gateway: Gateway) -> Account:
+    return await gateway.account()
