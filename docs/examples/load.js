@@ -59,8 +59,8 @@ export default function () {
   sleep(1 + 2 * Math.random());
 }
 
-// k6 keeps the answer until it is complete. The gateway sends the status with the first event, so k6's own times of the
-// first byte and of the rest are those of the first token and of the others.
+// k6 hands over the answer when it is complete. The gateway sends the status with the first token, or with a keep-alive
+// after 15 s, so k6's own times of the first byte and of the rest are those of the first token and of the others.
 function report(response) {
   const { waiting, receiving, duration } = response.timings;
   const count = (response.body.match(/^data: \{"token":/gm) || []).length;
