@@ -1,32 +1,47 @@
-# One image for the gateway and the workers, with the Python version that the tests use.
+# Two images, with the Python version that the tests use: `gateway`, for the gateway and the workers that run no code of
+# customers, and `builder`, for the workers that build and serve apps.
 ARG PYTHON=3.11-slim-bookworm
 
 FROM python:${PYTHON} AS build
 WORKDIR /src
 COPY pyproject.toml requirements.lock README.md LICENSE ./
+COPY capsule_gateway capsule_gateway
 COPY gateway gateway
 COPY workers workers
 COPY lua lua
 COPY capsule capsule
-RUN python -m venv /opt/capsule \
-    && /opt/capsule/bin/python -m pip install --no-cache-dir --disable-pip-version-check -c requirements.lock '.[otel]'
+# pip stays behind: nothing is installed later.
+RUN python -m venv --without-pip /opt/capsule \
+    && python -m pip --python /opt/capsule/bin/python install --no-cache-dir --disable-pip-version-check \
+        -c requirements.lock '.[otel,s3]'
 
-FROM python:${PYTHON}
+FROM python:${PYTHON} AS service
+RUN groupadd --gid 10001 capsule \
+    && useradd --uid 10001 --gid capsule --no-create-home --home-dir /var/lib/capsule --shell /usr/sbin/nologin capsule \
+    && install --directory --owner capsule --group capsule --mode 0750 /run/capsule /var/lib/capsule
+ENV PATH=/opt/capsule/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    GATEWAY_DATA_DIR=/var/lib/capsule
+WORKDIR /var/lib/capsule
+
+FROM service AS builder
 # git, Node.js and npm are for builds; nginx serves the apps; bubblewrap, iproute2 and libseccomp2 confine both.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends bubblewrap ca-certificates git iproute2 libseccomp2 nginx-light \
         nodejs npm \
     && rm -rf /var/lib/apt/lists/*
-RUN groupadd --gid 10001 capsule \
-    && useradd --uid 10001 --gid capsule --no-create-home --home-dir /var/lib/capsule --shell /usr/sbin/nologin capsule \
-    && install --directory --owner capsule --group capsule --mode 0750 /run/capsule /var/lib/capsule
 COPY --from=build /opt/capsule /opt/capsule
-ENV PATH=/opt/capsule/bin:$PATH \
-    PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1 \
-    GATEWAY_DATA_DIR=/var/lib/capsule
 USER 10001:10001
-WORKDIR /var/lib/capsule
-EXPOSE 8000 8080
+EXPOSE 8080
+HEALTHCHECK --interval=30s --timeout=5s --start-period=20s CMD ["capsule", "worker", "--check", "deploys", "sites"]
+CMD ["capsule", "worker", "deploys", "sites"]
+
+# The last one, so that it is what a build makes that names no target.
+FROM service AS gateway
+COPY --from=build /opt/capsule /opt/capsule
+USER 10001:10001
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s CMD ["capsule", "serve", "--check"]
 # Listens on every interface of the container; the port mapping decides what is reachable from outside.
 CMD ["capsule", "serve", "--host", "0.0.0.0"]

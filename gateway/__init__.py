@@ -1,1 +1,8 @@
 """The ASGI service."""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036  # run from the source, which nothing else stops
+    sys.exit(
+        f"Capsule Gateway needs Python 3.11 or newer; this is {sys.version.split()[0]}. Start it with another one."
+    )

@@ -1,6 +1,6 @@
 """The ASGI application: the inference path first, Litestar behind it.
 
-`gateway.app:create_app` is the factory for any ASGI server: `uvicorn --factory gateway.app:create_app`.
+`create_app` is the factory for any ASGI server: `uvicorn --factory capsule_gateway:create_app`.
 """
 
 from __future__ import annotations

@@ -148,6 +148,20 @@ class ProviderQuotaExhausted(ServiceError):
     message = "The model has no capacity left for this service right now; try again later."
 
 
+# What fails at the provider. A refusal is none: the provider works, and the caller's request has to change.
+PROVIDER_FAULT_CODES = frozenset(
+    fault.code for fault in (ProviderUnreachable, ProviderFailed, ProviderTimeout, ProviderQuotaExhausted)
+)
+
+
+class ProviderRefused(ServiceError):
+    status, code = 400, "PROVIDER_REFUSED"
+    message = (
+        "The model does not accept this request, and would refuse it again; "
+        "shorten it, or leave out what it does not need."
+    )
+
+
 class BackboneUnavailable(ServiceError):
     status, code = 503, "BACKBONE_UNAVAILABLE"
     message = "The service cannot reach its store; nothing was sent or charged. Try again shortly."

@@ -185,6 +185,7 @@ class RequestLine(msgspec.Struct, kw_only=True, gc=False):
     nano_euro: int
     ttft_ms: float | None
     duration_ms: float
+    provider_status: int | None = None  # the status of the provider's answer; None if there was no answer
     event: str = "request"
     level: str = "info"
     timestamp: datetime.datetime = msgspec.field(default_factory=lambda: datetime.datetime.now(datetime.UTC))

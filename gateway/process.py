@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import FrameType
 
 import structlog
@@ -44,6 +45,7 @@ from gateway.operations.redis_health import RedisHealth
 from gateway.outbound import client as outbound
 from gateway.server import end_overdue_connections, raise_descriptor_limit
 from gateway.settings import Settings
+from gateway.storage import find_folder_fault
 from gateway.store.client import Store
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
@@ -101,7 +103,7 @@ class Gateway:
         )
         self.overview = Overview(settings, self.registry, self.availability, self.permits, self.counters, self.metrics)
         self.feed = SnapshotFeed(self.overview)
-        self.redis_health = RedisHealth(self.store, self.metrics)
+        self.redis_health = RedisHealth(self.store, self.metrics.redis_up.set)
         self.draining = False
 
     def drain(self) -> None:
@@ -138,6 +140,7 @@ class Gateway:
     async def running(self, _: Litestar) -> AsyncIterator[None]:
         """The lifespan of the application: starts what runs beside the requests, and ends it."""
         raise_descriptor_limit()
+        self._check_files()
         tasks = self._start_background_tasks()
         completing = asyncio.create_task(self.directory.complete())
         await self._wait_for_the_switch()
@@ -192,6 +195,15 @@ class Gateway:
             if self.registry.live:
                 return
             await asyncio.sleep(0.05)
+
+    def _check_files(self) -> None:
+        """The process serves without them, so each fault is one line of the log."""
+        if self.settings.provider_key_file and not self.provider.is_configured():
+            action = "write the key to the file in GATEWAY_PROVIDER_KEY_FILE, let this user read it, and restart"
+            logger.error("provider.no_key", file=self.settings.provider_key_file, action=action)
+        if fault := find_folder_fault(Path(self.settings.data_dir)):
+            action = "give the folder to this user, or set GATEWAY_DATA_DIR; until then nothing can be published"
+            logger.error("data.not_writable", reason=fault, action=action)
 
     async def _settle_at_last(self) -> None:
         try:

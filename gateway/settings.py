@@ -5,6 +5,7 @@ Nothing else in the project reads the environment. The field `redis_url` holds t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import ssl
@@ -115,7 +116,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Settings:
     """Raises BadSettings with one line for each variable that is wrong."""
     if environ is None:
-        environ = {**{k: v for k, v in dotenv_values(env_file).items() if v is not None}, **os.environ}
+        environ = {**_read_file(env_file), **os.environ}
         # The libraries that speak S3 and OTLP read these from the environment.
         os.environ.update({k: v for k, v in environ.items() if k.startswith(("AWS_", "OTEL_"))})
     values: dict[str, Any] = {}
@@ -127,7 +128,7 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
             continue
         try:
             values[field.name] = _READERS.get(field.name, _BY_TYPE.get(field.type, str))(text)
-        except (ValueError, InvalidOperation) as error:
+        except (ValueError, InvalidOperation, OSError) as error:
             wrong.append(f"{name}: {error}")
     if values.get("storage_url", "").startswith("s3:") and (fault := _find_s3_fault(environ)):
         wrong.append(fault)
@@ -135,6 +136,15 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
         raise BadSettings("\n".join(wrong))
     settings = Settings(**values)
     return msgspec.structs.replace(settings, api_url=settings.api_url or settings.base_url)
+
+
+def _read_file(path: str) -> dict[str, str]:
+    try:
+        return {name: value for name, value in dotenv_values(path).items() if value is not None}
+    except OSError as error:
+        raise BadSettings(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadSettings(f"{path}: is not text in UTF-8") from None
 
 
 def _switch(text: str) -> bool:
@@ -217,14 +227,34 @@ def _by_plan(default: Mapping[str, T], read: Callable[[str], T]) -> Callable[[st
 
 
 def _url(text: str) -> str:
+    """No message repeats the address, which may hold a password."""
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{text!r} is not an http or https address")
+    if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"\s", text):
+        raise ValueError("must be an address such as https://api.example.com")
     try:
-        parts.port  # noqa: B018  # reading it checks it
+        usable = parts.port != 0
     except ValueError:
-        raise ValueError(f"{text!r} has a port that is none") from None
+        usable = False
+    if not usable:
+        raise ValueError("must have a port between 1 and 65535, or none")
     return text.rstrip("/")
+
+
+def _base_url(text: str) -> str:
+    if "?" in text or "#" in text:
+        raise ValueError("must be an address without ? and #, because paths are appended to it")
+    return _url(text)
+
+
+def _probe_url(text: str) -> str:
+    _url(text.replace("{app}", "app").replace("{apps_domain}", "example.com"))
+    return text
+
+
+def _header_value(text: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise ValueError("must be ASCII characters without spaces")
+    return text
 
 
 REDIS_SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
@@ -293,6 +323,17 @@ def _check_redis_options(url: str) -> None:
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if name in options and not Path(options[name]).is_file():
             raise ValueError(f"names a file in {name} that does not exist")
+    if authorities := options.get("ssl_ca_certs"):
+        _certificates(authorities)
+    if certificate := options.get("ssl_certfile"):
+        _check_key_pair(certificate, options.get("ssl_keyfile"))
+
+
+def _check_key_pair(certificate: str, key: str | None) -> None:
+    try:  # without a password, OpenSSL would ask the terminal for it
+        ssl.create_default_context().load_cert_chain(certificate, key, password="")
+    except ssl.SSLError:
+        raise ValueError("names no certificate with its key in ssl_certfile and ssl_keyfile") from None
 
 
 def _storage_url(text: str) -> str:
@@ -308,6 +349,8 @@ def _storage_url(text: str) -> str:
 
 def _find_s3_fault(environ: Mapping[str, str]) -> str:
     """What the storage misses that needs no network to know."""
+    if importlib.util.find_spec("obstore") is None:
+        return 'GATEWAY_STORAGE_URL: s3:// needs a library: pip install "capsule-gateway[s3]"'
     # Instead of keys, a platform such as Kubernetes or ECS gives credentials that expire.
     if any(environ.get(f"AWS_{name}") for name in ("WEB_IDENTITY_TOKEN_FILE", "CONTAINER_CREDENTIALS_RELATIVE_URI")):
         return ""
@@ -364,7 +407,7 @@ def _certificates(text: str) -> str:
         raise ValueError(f"{text!r} is not a file")
     try:
         ssl.create_default_context(cafile=text)
-    except OSError:
+    except ssl.SSLError:
         raise ValueError(f"{text!r} holds no certificates in PEM format") from None
     return text
 
@@ -374,8 +417,10 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "redis_url": _redis_url,
     "redis_wait": _zero_or(_whole, 0),
     "storage_url": _storage_url,
-    "base_url": _url,
-    "api_url": _url,
+    "base_url": _base_url,
+    "api_url": _base_url,
+    "provider_url": _base_url,
+    "provider_key": _header_value,
     "apps_domain": _domain,
     "apps_url": _apps_url,
     "encryption_key": _encryption_key,
@@ -389,6 +434,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "app_limits": _by_plan(Settings().app_limits, _whole),
     "daily_caps": _by_plan(Settings().daily_caps, _euro),
     "operator_tokens": _operator_tokens,
+    "probe_url": _probe_url,
     "probe_check_url": _url,
     "certificate_address": _host_port,
     "finding_deadlines": lambda text: {**Settings().finding_deadlines, **_pairs(text, ("red", "yellow"), _whole)},

@@ -77,6 +77,16 @@ def open_storage(settings: Settings) -> Storage:
     return FolderStorage(Path(settings.data_dir))
 
 
+def find_folder_fault(folder: Path) -> str:
+    """Why this process cannot keep anything in the folder, which may not exist yet; empty if it can."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.exists(path))
+    if not nearest.is_dir():
+        return f"{str(nearest)!r} is not a folder"
+    if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return f"user {os.geteuid()} may not write to {str(nearest)!r}"
+    return ""
+
+
 async def read(storage: Storage, key: str, limit: int) -> bytes | None:
     """An object of at most `limit` bytes; None if there is none. Raises StorageUnavailable."""
     with _failures("read"):

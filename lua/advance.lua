@@ -6,9 +6,11 @@
 --
 -- KEYS[1]  hash    the deploy's record
 -- KEYS[2]  hash    the app's site; queued:<address> follows the deploy that is queued there
--- KEYS[3]  stream  the partition's builds. The scripts' own <stream>:ended counts the final states, and
---                  <stream>:failed lists the failed deploys of a day, for operators
+-- KEYS[3]  stream  the partition's builds
 -- KEYS[4]  stream  the partition's events      KEYS[5]  the account's log      KEYS[6]  the partition's outcomes
+-- KEYS[7]  hash    the data of the account's events      KEYS[8]  zset  what the accounts' data and logs take
+-- KEYS[9]  hash    how many deploys of the partition ended in each final state
+-- KEYS[10] zset    the failed deploys of a day, for operators
 -- ARGV     expected state, '1' to take it from the stream, site's live or '', site's source or '',
 --          event: id or '' for none, account, app, type, data; then names and values of the record
 --
@@ -31,10 +33,10 @@ if ARGV[3] ~= '' then
 end
 local state = found[3]
 if state == 'live' or state == 'failed' or state == 'canceled' then
-  redis.call('HINCRBY', KEYS[3] .. ':ended', state, 1)
+  redis.call('HINCRBY', KEYS[9], state, 1)
 end
 if state == 'failed' and found[4] then
-  local failed, now = KEYS[3] .. ':failed', now_ms()
+  local failed, now = KEYS[10], now_ms()
   redis.call('ZADD', failed, now, found[4] .. ' ' .. found[2])
   redis.call('ZREMRANGEBYSCORE', failed, '-inf', now - 86400000)
   redis.call('ZREMRANGEBYRANK', failed, 0, -101)

@@ -5,7 +5,8 @@
 --
 -- KEYS[1]  stream  the partition's entries: events or builds
 -- KEYS[2]  stream  the partition's dead letters, the last 100 of 30 days
--- KEYS[3]  stream  the account's log, and KEYS[4] hash the partition's outcomes; only for an event whose fields are whole
+-- KEYS[3]  stream  the account's log, KEYS[4] hash the partition's outcomes, KEYS[5] hash the data of the account's events,
+--          and KEYS[6] zset what the accounts' data and logs take; only for an event whose fields are whole
 -- ARGV     group, entry, name of the stream, reason, the entry's fields (JSON, cut); with an event: id, account, app,
 --          type, marks; the log records it as failed
 --

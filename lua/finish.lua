@@ -7,7 +7,8 @@
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  stream  the account's log
 -- KEYS[3]  hash    the partition's outcomes
--- KEYS[4]  string  an app.unhealthy's outcome, while its recovery may follow
+-- KEYS[4]  hash    the data of the account's events      KEYS[5]  zset  what the accounts' data and logs take
+-- KEYS[6]  string  an app.unhealthy's outcome, while its recovery may follow
 -- ARGV     group, entry, id, account, app, type, outcome, at (ms), duration (ms), status or '', reason or '', url or '',
 --          headers (JSON) and body (text) of the answer, or '', marks of the event
 --
@@ -20,7 +21,7 @@ local result = {outcome = ARGV[7], at = ARGV[8], duration = ARGV[9], status = AR
   url = ARGV[12], headers = ARGV[13], body = ARGV[14]}
 log_outcome(KEYS[1], KEYS[2], KEYS[3], event, result)
 -- A receiver that got an app.unhealthy gets its app.recovered too; a redelivery that fails does not undo that.
-if ARGV[6] == 'app.unhealthy' and redis.call('GET', KEYS[4]) ~= 'delivered' then
-  redis.call('SET', KEYS[4], ARGV[7], 'XX', 'KEEPTTL')
+if ARGV[6] == 'app.unhealthy' and redis.call('GET', KEYS[6]) ~= 'delivered' then
+  redis.call('SET', KEYS[6], ARGV[7], 'XX', 'KEEPTTL')
 end
 return 1

@@ -8,11 +8,12 @@
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  stream  the account's log
 -- KEYS[3]  hash    the partition's outcomes
+-- KEYS[4]  hash    the data of the account's events      KEYS[5]  zset  what the accounts' data and logs take
 -- ARGV     account, then for each event: id, app, type, marks (two), entries in the log
 --
 -- Returns  how many were queued
 
-local queued, bodies = 0, KEYS[2] .. ':bodies'
+local queued, bodies = 0, KEYS[4]
 for n = 2, #ARGV, 6 do
   if redis.call('XLEN', KEYS[1]) >= WAITING / 2 then break end
   local data = redis.call('HGET', bodies, ARGV[n])

@@ -2,6 +2,8 @@
 -- uses clock
 --
 -- KEYS[1]  prefix of the counters; the day is appended here (a single key, in no account's partition)
+-- KEYS[2]  never exists. While the slot moves, a call with one name runs where the slot is to be, although the counter may
+--          still be where it was; a call with two that do not exist waits
 -- ARGV     registrations a day
 --
 -- Returns  {1 | 0, seconds until 00:00 UTC}. Only this script knows the day, so it builds the counter's name; all

@@ -9,7 +9,8 @@
 -- KEYS[1]  stream  the partition's events
 -- KEYS[2]  stream  the account's log
 -- KEYS[3]  hash    the partition's outcomes
--- KEYS[4]  list    the account's window: the times (microseconds) of the requests that passed, oldest first
+-- KEYS[4]  hash    the data of the account's events      KEYS[5]  zset  what the accounts' data and logs take
+-- KEYS[6]  list    the account's window: the times (microseconds) of the requests that passed, oldest first
 -- ARGV     requests in 60 s, id, account, then app (name), type and data (JSON) of a sample; without these three, the
 --          newest event of this id in the log, if its data is still stored
 --
@@ -32,17 +33,17 @@ local function find(log, id, oldest)
 end
 
 local limit, now = tonumber(ARGV[1]), now_us()
-local count, frees = look(KEYS[4], limit, now)
+local count, frees = look(KEYS[6], limit, now)
 if count >= limit then return {'rate', string.format('%.0f', frees)} end
-redis.call('RPUSH', KEYS[4], string.format('%.0f', now))
-redis.call('PEXPIRE', KEYS[4], 60000)
+redis.call('RPUSH', KEYS[6], string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[6], 60000)
 
 local event = {ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], '1'}
 if not ARGV[4] then
   local oldest = string.format('%.0f', math.floor(now / 1000) - DAYS * 1000)
   local found = find(KEYS[2], ARGV[2], oldest)
   -- Entries of an earlier version have the data themselves.
-  local data = found and (redis.call('HGET', KEYS[2] .. ':bodies', ARGV[2]) or found.data)
+  local data = found and (redis.call('HGET', KEYS[4], ARGV[2]) or found.data)
   if not data then return {'unknown', '0'} end
   local redelivery = string.format('%.0f', (tonumber(found.redelivery) or 0) + 1)
   event = {ARGV[2], ARGV[3], found.app, found.type, data, found.sample, redelivery}

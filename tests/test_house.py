@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = ("gateway", "workers", "tests", "bench", "docs")
+OURS = ("capsule_gateway", "gateway", "workers", "tests", "bench", "docs")
 OTLP = Path("gateway/telemetry/otlp.py")
 LOCUSTFILE = Path("docs/examples/locustfile.py")  # runs in an environment of its reader, which has Locust
 # Modules of `gateway` that any part of it may import.
@@ -110,16 +110,21 @@ def test_no_import_cycle(folder: str) -> None:
 def test_each_third_party_import_is_declared() -> None:
     """The service's in `dependencies`, those of tests, benchmarks and tools in the groups for developers.
 
-    One module needs the extra `otel`, and is imported when the extra is to be used.
+    Modules that need an extra import it when it is to be used.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = project["dependency-groups"]
     service = distributions(project["project"]["dependencies"])
-    run = distributions(groups["run"])
-    developers = distributions([entry for entry in groups["dev"] if isinstance(entry, str)])
-    extra = distributions(project["project"]["optional-dependencies"]["otel"])
-    allowed = {"gateway": service, "workers": service, "gateway/dev": service | run, str(OTLP): service | extra}
-    everything = service | run | developers
+    extras = {name: distributions(needed) for name, needed in project["project"]["optional-dependencies"].items()}
+    allowed = {
+        "capsule_gateway": service,
+        "gateway": service,
+        "workers": service,
+        "gateway/dev": service | extras["dev"],
+        "gateway/storage.py": service | extras["s3"],
+        str(OTLP): service | extras["otel"],
+    }
+    everything = service.union(distributions(groups["dev"]), *extras.values())
     provided_by = importlib.metadata.packages_distributions()
     undeclared = set()
     for folder in OURS:
@@ -165,6 +170,12 @@ def distributions(requirements: list[str]) -> set[str]:
 
 def plain(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def test_no_process_is_started_by_the_name_of_our_module() -> None:
+    """An installed service has its modules on its own path alone: `python -m capsule_gateway` finds them again."""
+    started = re.compile(r'"-m",\s*"(gateway|workers)\b')
+    assert not [str(path) for path in service_files() if started.search((ROOT / path).read_text())]
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import structlog
 import uvloop
 
 from gateway import log
+from gateway.cancellation import end_if_cancelled
+from gateway.errors import BackboneUnavailable
+from gateway.operations.redis_health import RedisHealth
 from gateway.settings import BadSettings, Settings, load
+from gateway.storage import find_folder_fault
+from gateway.store.client import Store
 from gateway.telemetry import tracing
 from workers.check import combine_names
 from workers.deploys import builder
@@ -22,6 +29,8 @@ from workers.webhooks import sender
 
 logger = structlog.get_logger()
 
+SERVING = ("deploys", "sites")  # hosted apps, while Redis is away too
+INTERVAL = 1.0  # seconds between two looks whether Redis takes writes
 WORKERS: dict[str, Callable[[Settings], Coroutine[Any, Any, None]]] = {
     "webhooks": sender.run,
     "deploys": builder.run,
@@ -37,15 +46,37 @@ async def run_workers(settings: Settings, names: list[str]) -> None:
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
     names = combine_names(settings, names)
     logger.info("workers.started", workers=names)
-    running = [asyncio.create_task(WORKERS[name](settings), name=name) for name in names]
+    redis = asyncio.create_task(wait_for_redis(settings))
+    running = [asyncio.create_task(_run_worker(name, settings, redis), name=name) for name in names]
     stopping = asyncio.create_task(stopped.wait())
     done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-    for task in [stopping, *running]:
+    for task in [stopping, redis, *running]:
         task.cancel()
-    await asyncio.gather(stopping, *running, return_exceptions=True)
+    await asyncio.gather(stopping, redis, *running, return_exceptions=True)
     logger.info("workers.stopped", workers=names)
     for task in done - {stopping}:
         task.result()
+
+
+async def _run_worker(name: str, settings: Settings, redis: asyncio.Task[None]) -> None:
+    if name not in SERVING:
+        await asyncio.shield(redis)
+    await WORKERS[name](settings)
+
+
+async def wait_for_redis(settings: Settings) -> None:
+    """Until Redis takes writes, the log says why it does not, and what to do."""
+    store = Store(settings.redis_url, ca_file=settings.ca_file)
+    health = RedisHealth(store)
+    try:
+        while True:
+            with contextlib.suppress(BackboneUnavailable):
+                await health.check()
+                return
+            end_if_cancelled()
+            await asyncio.sleep(INTERVAL)
+    finally:
+        await store.close()
 
 
 def main(names: list[str]) -> int:
@@ -55,6 +86,7 @@ def main(names: list[str]) -> int:
         return 2
     try:
         settings = load()
+        _check_data_folder(settings, combine_names(settings, names or list(WORKERS)))
     except BadSettings as error:
         print(f"The settings are wrong:\n{error}", file=sys.stderr)
         return 1
@@ -65,6 +97,13 @@ def main(names: list[str]) -> int:
     finally:
         tracing.stop()
     return 0
+
+
+def _check_data_folder(settings: Settings, names: list[str]) -> None:
+    """Raises BadSettings if workers that need the folder cannot write to it."""
+    needed = "sites" in names or ("deploys" in names and settings.deploy_engine == "local")
+    if needed and (fault := find_folder_fault(Path(settings.data_dir))):
+        raise BadSettings(f"GATEWAY_DATA_DIR: {fault}; give the folder to the worker's user, or name another one")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ const WORDS = {
   APP_CAP_REACHED: words("The app’s budget for today is used up", "It is renewed at midnight UTC."),
   USER_CAP_REACHED: words("Your budget for today is used up", "It is renewed at midnight UTC."),
   REQUEST_TOO_LARGE: words("That question is too long", "A question can have up to 100 KB. Shorten it and ask again."),
+  PROVIDER_REFUSED: words("The model does not accept that question", "Shorten it or change it, and ask again."),
   PROVIDER_UNREACHABLE: words("The model cannot be reached", "The gateway could not connect to the provider.", true),
   PROVIDER_ERROR: words("The model failed", "The provider could not finish the answer.", true),
   PROVIDER_TIMEOUT: words("The model took too long", "The provider did not answer in time.", true),

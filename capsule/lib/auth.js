@@ -1,13 +1,27 @@
 // The app's sign-in. Replace it with that of your backend; lib/ai.js only needs getToken().
-// This one gets a token from the demo backend and renews it before it expires.
+// This one gets a token from the demo backend and renews it before it expires. An app that installed this as a package
+// sets its own with setTokenSource().
+
+/** @type {Parameters<typeof import("./auth.d.ts").setTokenSource>[0]} */
+let source = demoToken;
+
+/** @type {typeof import("./auth.d.ts").setTokenSource} */
+export function setTokenSource(tokenSource) {
+  source = tokenSource;
+}
+
+/** @type {typeof import("./auth.d.ts").getToken} */
+export async function getToken() {
+  return source();
+}
 
 /** @type {{ token: string, renewAt: number } | undefined} */
 let session;
 /** @type {Promise<string> | undefined} */
 let renewal;
 
-/** Returns the signed-in user's JWT. Concurrent calls share one renewal. */
-export async function getToken() {
+/** Concurrent calls share one renewal. */
+async function demoToken() {
   if (session && Date.now() < session.renewAt) return session.token;
   renewal ??= renew().finally(() => (renewal = undefined));
   return renewal;

@@ -17,9 +17,8 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.errors import BackboneUnavailable
 from gateway.store import keys
-from gateway.store.client import backbone
+from gateway.store.client import backbone, until_redis_answers
 
 logger = structlog.get_logger()
 
@@ -119,16 +118,19 @@ class Directory:
         An account without apps is listed after the next use of one of its API keys.
         """
         try:
-            with backbone():
-                async with self._store.client.pipeline(transaction=False) as pipe:
-                    for tag in keys.partition_tags():
-                        pipe.zcard(keys.accounts_key(tag))
-                    listed = await pipe.execute()
-            for tag, count in zip(keys.partition_tags(), listed, strict=True):
-                if not count:
-                    await self._complete(tag)
-        except (BackboneUnavailable, msgspec.DecodeError) as error:
+            await until_redis_answers(self._complete_all)
+        except msgspec.DecodeError as error:
             logger.warning("directory.incomplete", error=str(error), action="the next process that starts repeats it")
+
+    async def _complete_all(self) -> None:
+        with backbone():
+            async with self._store.client.pipeline(transaction=False) as pipe:
+                for tag in keys.partition_tags():
+                    pipe.zcard(keys.accounts_key(tag))
+                listed = await pipe.execute()
+        for tag, count in zip(keys.partition_tags(), listed, strict=True):
+            if not count:
+                await self._complete(tag)
 
     async def _complete(self, tag: str) -> None:
         client = self._store.client

@@ -173,4 +173,8 @@ def _account(context: Context[Any]) -> Account:
 def own_host_only(base_url: str) -> TransportSecuritySettings:
     """Protects against DNS rebinding and against other sites' pages."""
     parts = urlsplit(base_url)
-    return TransportSecuritySettings(allowed_hosts=[parts.netloc], allowed_origins=[f"{parts.scheme}://{parts.netloc}"])
+    # Any port, because proxies leave it out or write their own. The name alone tells of another site.
+    name = parts.netloc.removesuffix(f":{parts.port}")
+    return TransportSecuritySettings(
+        allowed_hosts=[name, f"{name}:*"], allowed_origins=[f"{parts.scheme}://{parts.netloc}"]
+    )

@@ -49,6 +49,7 @@ class Models(msgspec.Struct):
 COMPLETION_ERRORS = (
     e.RequestMalformed,
     e.ModelNotAllowed,
+    e.ProviderRefused,
     e.TokenMissing,
     e.TokenInvalid,
     e.SpendCapReached,
@@ -121,17 +122,13 @@ def _inference_operation(path: str, summary: str, answer: Any, errors: tuple[typ
         "description": ELSEWHERE,
         "tags": ["Inference"],
         "security": [{"userToken": []}],
-        "parameters": [
-            {
-                "name": "app",
-                "in": "path",
-                "required": True,
-                "schema": {"type": "string"},
-                "description": "The app's name",
-            }
-        ],
+        "parameters": [_path_parameter("app", "The app's name")],
         "responses": {"200": describe_answer(answer), **describe_errors(errors, "")},
     }
+
+
+def _path_parameter(name: str, description: str) -> Schema:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": description}
 
 
 def inference_paths() -> Schema:
@@ -147,12 +144,15 @@ def inference_paths() -> Schema:
     openai["requestBody"] = json_body(Completion, COMPLETION)
     openai["responses"]["200"]["content"]["text/event-stream"] = {"schema": STREAMED_EVENT, "example": CHUNKS}
 
+    model = _inference_operation("ai/models/model", "One model", Model, (*MODELS_ERRORS, e.NotFound))
+    model["parameters"] = [*model["parameters"], _path_parameter("model", "The model's id")]
     return {
         "/capsule/{app}/ai": {"post": native},
         "/capsule/{app}/ai/chat/completions": {"post": openai},
         "/capsule/{app}/ai/models": {
             "get": _inference_operation("ai/models", "The available models", Models, MODELS_ERRORS)
         },
+        "/capsule/{app}/ai/models/{model}": {"get": model},
     }
 
 
@@ -208,4 +208,4 @@ def _event(name: str, sample: Any) -> Schema:
     }
 
 
-TYPES = [Answer, Models, Prompt, Completion, *map(type, SAMPLES.values())]
+TYPES = [Answer, Model, Models, Prompt, Completion, *map(type, SAMPLES.values())]

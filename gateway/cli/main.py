@@ -16,6 +16,7 @@ import click
 from gateway.cli.account import account, deliveries, hook, webhook
 from gateway.cli.apps import apps
 from gateway.cli.deploys import deploys
+from gateway.cli.dev import dev
 from gateway.cli.environment import env, logs
 from gateway.cli.keys import keys
 from gateway.cli.limits import limits
@@ -84,6 +85,7 @@ for command in (
     audit,
     deliveries,
     deploys,
+    dev,
     env,
     hook,
     inference,

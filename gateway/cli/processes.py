@@ -6,7 +6,9 @@ The checks are for containers: they take a few seconds at most, print one line, 
 from __future__ import annotations
 
 import asyncio
+import errno
 import importlib
+import socket
 import sys
 from typing import Any
 
@@ -19,6 +21,10 @@ from gateway.settings import BadSettings, Settings, load
 READY_TIMEOUT = 3.0  # seconds; the gateway itself waits two for Redis
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to reach a server that listens on every interface
 WORKERS = ("webhooks", "deploys", "sites", "monitors")
+CANNOT_LISTEN = {
+    errno.EADDRINUSE: "port {port} of {host} is in use: end what listens there, or choose another --port",
+    errno.EACCES: "this user may not listen on port {port}: choose a --port above 1023",
+}
 
 
 @click.command()
@@ -30,9 +36,36 @@ def serve(host: str, port: int, workers: int, check: bool) -> None:
     """Run the gateway."""
     if check:
         return _check_ready(host, port)
+    settings = _load_settings()
+    check_port(host, port)
     from gateway.server import serve as run
 
-    sys.exit(run(host, port, workers, _load_settings()))
+    sys.exit(run(host, port, workers, settings))
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises Refused if the gateway cannot listen there: the server would notice only after its start."""
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        addresses = []
+    usable = [_can_bind(family, address, port) for family, _, _, _, address in addresses]
+    if not any(usable):
+        raise Refused(f"{host} is no address of this machine: choose another --host")
+
+
+def _can_bind(family: int, address: Any, port: int) -> bool:
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno in CANNOT_LISTEN:
+                raise Refused(CANNOT_LISTEN[error.errno].format(host=address[0], port=port)) from None
+            return False  # such as ::1, for `localhost`, on a machine without IPv6
+    return True
 
 
 def _check_ready(host: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""The processes that `make run` starts. Each writes to a log file and is stopped before `make run` ends."""
+"""The processes that `capsule dev` starts. Each writes to a log file and is stopped before `capsule dev` ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class StartFailed(Exception):
-    """`make run` cannot start or continue. It prints the message and ends."""
+    """`capsule dev` cannot start or continue. It prints the message and ends."""
 
 
 class Child:
@@ -54,7 +54,7 @@ async def run_child(
                 stdout=out,
                 stderr=out,
                 env={**os.environ, **(settings or {})},
-                # Keeps Ctrl-C in the terminal away from the children: `make run` stops them in order.
+                # Keeps Ctrl-C in the terminal away from the children: `capsule dev` stops them in order.
                 start_new_session=True,
             )
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The keys of `make run`. They survive a restart in a file that only the user can read."""
+"""The keys of `capsule dev`. They survive a restart in a file that only the user can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ports, folder and settings of `make run`: five ports in a row and one folder."""
+"""The ports, folder and settings of `capsule dev`: five ports in a row and one folder."""
 
 from __future__ import annotations
 

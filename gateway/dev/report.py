@@ -1,4 +1,4 @@
-"""What `make run` prints. rich omits colours outside of a terminal and with NO_COLOR."""
+"""What `capsule dev` prints. rich omits colours outside of a terminal and with NO_COLOR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves the model stand-in and the demo app inside `make run` itself, on its event loop."""
+"""Serves the model stand-in and the demo app inside `capsule dev` itself, on its event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.dev.children import StartFailed
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # `make run` handles the signals.
+        # `capsule dev` handles the signals.
         yield
 
 
@@ -30,7 +30,7 @@ def claim_port(port: int, user: str) -> socket.socket:
     except OSError:
         raise StartFailed(
             f"Port {port} is in use, and the {user} needs it. "
-            "Stop the process that listens there, or choose other ports: CAPSULE_PORT=9000 make run"
+            "Stop the process that listens there, or choose other ports, for example with CAPSULE_PORT=9000."
         ) from None
 
 

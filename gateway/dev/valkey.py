@@ -1,4 +1,4 @@
-"""The database of `make run`: a Valkey server from a Python package, or an installed one."""
+"""The database of `capsule dev`: a Valkey server from a Python package, or an installed one."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _find_binary() -> str:
     if installed := shutil.which("valkey-server") or shutil.which("redis-server"):
         return installed
     raise StartFailed(
-        "There is no embedded database for this kind of machine. "
-        "Install Valkey or Redis 7, with valkey-server or redis-server on the PATH."
+        'There is no database. Install the embedded one with: pip install "capsule-gateway[dev]". '
+        "Where it does not exist, install Valkey or Redis 7, with valkey-server or redis-server on the PATH."
     )
 
 

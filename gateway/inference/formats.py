@@ -9,12 +9,20 @@ import msgspec
 
 from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
 from gateway.inference.prices import PRICES, Usage
-from gateway.inference.sse import Delta
+from gateway.inference.sse import CallPart, Delta
 from gateway.validation import explain
 
 encode = msgspec.json.Encoder().encode
 _LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """What an answer said that is not streamed."""
+
+    text: str
+    reasoning: str
+    calls: list[CallPart]
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -39,11 +47,11 @@ class Format(Protocol):
 
     def chunks(self, deltas: list[Delta]) -> bytes: ...
 
-    def end(self, model: str, finish: str, usage: Usage | None) -> bytes: ...
+    def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
 
     def error(self, error: ServiceError) -> bytes: ...
 
-    def whole(self, text: str, reasoning: str, model: str, finish: str, usage: Usage | None) -> bytes: ...
+    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
 
 
 def check_model(model: str) -> str:
@@ -53,8 +61,9 @@ def check_model(model: str) -> str:
     return model
 
 
-def finish_reason(finish: str | None) -> str:
-    return finish if finish in ("length", "content_filter") else "stop"
+def finish_reason(finish: str | None, *others: str) -> str:
+    """The provider's reason, if the format knows it. Each knows these three, and a format may know `others`."""
+    return finish if finish in ("length", "content_filter", *others) else "stop"
 
 
 def invalid_json() -> RequestMalformed:

@@ -21,11 +21,13 @@ import structlog
 from gateway.accounts.records import SLUG, Account, App
 from gateway.accounts.registry import Registry
 from gateway.errors import (
+    PROVIDER_FAULT_CODES,
     AppNotFound,
     BackboneUnavailable,
     Headers,
     InferenceDisabled,
     MethodNotAllowed,
+    NotFound,
     OriginNotAllowed,
     ProviderFailed,
     ProviderUnreachable,
@@ -38,7 +40,8 @@ from gateway.inference.admission import Admission, Reservation
 from gateway.inference.availability import Availability
 from gateway.inference.call import REPEATED, Call
 from gateway.inference.connection import ClientGone, Interrupted, Stream
-from gateway.inference.formats import Ask, Format, finish_reason
+from gateway.inference.formats import Ask, Format, Whole
+from gateway.inference.hints import explain_missing
 from gateway.inference.permits import Permit, Permits
 from gateway.inference.prices import NOTHING, PRICES, Owed, owed_for_usage, worst_case
 from gateway.inference.provider import Provider
@@ -57,7 +60,8 @@ logger = structlog.get_logger()
 
 WAIT_CHECK_INTERVAL = 0.1  # seconds
 WHOLE_LIMIT = 1_048_576  # characters of an answer that is not streamed
-METHODS = {"ai": b"POST", "ai/chat/completions": b"POST", "ai/models": b"GET"}
+MODELS = {f"ai/{path}": answer for path, answer in openai.MODELS.items()}
+METHODS = {"ai": b"POST", "ai/chat/completions": b"POST", **dict.fromkeys(MODELS, b"GET")}
 NOT_FOUND = b"Not Found"
 NOT_FOUND_HEADERS: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"9")]
 
@@ -105,11 +109,11 @@ class Inference:
         """Checks what comes before the token: the route, availability, the app and its origin."""
         name, _, route = call.path.removeprefix("/capsule/").partition("/")
         if route not in METHODS:
-            return await self._not_found(call, name)
+            return await self._not_found(call, name, route)
         available, app = await self._find_app(call, name)
         if call.method == "OPTIONS" and call.origin is not None:
             return await self._preflight(call, app, call.origin, METHODS[route])
-        if app is not None and route != "ai/models":
+        if app is not None and route not in MODELS:
             call.account = app.account
         if not available:
             raise InferenceDisabled
@@ -122,9 +126,9 @@ class Inference:
 
         if call.trace is not None:
             call.trace.enter("verify")
-        if route == "ai/models":
+        if route in MODELS:
             await self._users.verify(app, _bearer_token(call.authorization))
-            return await call.answer(openai.MODELS)
+            return await call.answer(MODELS[route])
         await self._complete(call, app, "native" if route == "ai" else "openai")
 
     async def _complete(self, call: Call, app: App, format_name: str) -> None:
@@ -182,9 +186,14 @@ class Inference:
         await call.start(204, [])
         await call.send_body(b"")
 
-    async def _not_found(self, call: Call, name: str) -> None:
+    async def _not_found(self, call: Call, name: str, route: str) -> None:
+        app = None
         with contextlib.suppress(ServiceError):
-            await self._find_app(call, name)
+            _, app = await self._find_app(call, name)
+        if route.startswith("ai/"):
+            if call.method == "OPTIONS" and call.origin is not None:  # so that the page can read the hint
+                return await self._preflight(call, app, call.origin, b"GET, POST")
+            raise NotFound(explain_missing(route.removeprefix("ai/")))
         call.code = "NOT_FOUND"
         await call.start(404, NOT_FOUND_HEADERS)
         await call.send_body(NOT_FOUND)
@@ -199,7 +208,7 @@ class Inference:
         permit: Permit | None = None
         stream: Stream | None = None
         failure: ServiceError | None = None
-        text = reasoning = ""
+        whole = Whole("", "", [])
         try:
             permit = self._permits.take_now() or await self._wait_for_permit(call, account)
             if call.trace is not None and self._traces is not None:
@@ -209,7 +218,7 @@ class Inference:
             if ask.stream:
                 await _relay_stream(call, ask, format, stream)
             else:
-                text, reasoning = await _collect(stream)
+                whole = await _collect(stream)
         except ServiceError as error:
             failure = error
         finally:
@@ -234,10 +243,9 @@ class Inference:
         assert stream is not None
         answer = stream.answer
         model = _answering_model(ask, stream)
-        finish = finish_reason(answer.finish)
         if not ask.stream:
-            return await call.answer(format.whole(text, reasoning, model, finish, answer.usage))
-        await call.stream_body(format.end(model, finish, answer.usage), last=True)
+            return await call.answer(format.whole(whole, model, answer.finish, answer.usage))
+        await call.stream_body(format.end(model, answer.finish, answer.usage), last=True)
 
     async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
         """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone."""
@@ -288,7 +296,7 @@ class Inference:
 
     async def _end_with_failure(self, call: Call, format: Format, failure: ServiceError) -> None:
         """As an event if the answer has begun, else as a response with the failure's own status."""
-        if failure.code.startswith("PROVIDER_"):
+        if failure.code in PROVIDER_FAULT_CODES:
             self._metrics.provider_errors.labels(failure.code, call.model).inc()
         if not call.status:
             raise failure
@@ -321,6 +329,7 @@ class Inference:
             nano_euro=call.nano_euro,
             ttft_ms=None if ttft is None else round(ttft * 1000, 1),
             duration_ms=round((now - call.began) * 1000, 1),
+            provider_status=(call.stream.status or None) if call.stream is not None else None,
         )
         if call.account or call.code:  # neither a preflight nor the list of models
             self._counters.request(call.account, line, admitted=call.admitted)
@@ -403,9 +412,8 @@ def _forward(connection: BoundedProtocol, format: Format, stream: Stream, deltas
     return True
 
 
-async def _collect(stream: Stream) -> tuple[str, str]:
-    """The text and the reasoning of a whole answer."""
-    text, reasoning = [], []
+async def _collect(stream: Stream) -> Whole:
+    text, reasoning, calls = [], [], []
     while (deltas := await stream.read()) is not None:
         if stream.answer.produced > WHOLE_LIMIT:
             raise ProviderFailed
@@ -414,7 +422,9 @@ async def _collect(stream: Stream) -> tuple[str, str]:
                 text.append(delta.content)
             if thought := delta.reasoning_content or delta.reasoning:
                 reasoning.append(thought)
-    return "".join(text), "".join(reasoning)
+            if delta.tool_calls:
+                calls += delta.tool_calls
+    return Whole("".join(text), "".join(reasoning), calls)
 
 
 def _origin_of(error: BaseException) -> str:

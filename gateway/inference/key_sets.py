@@ -46,6 +46,7 @@ LARGEST_EXPONENT = 2**32
 
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+EDWARDS = ("Ed25519", "Ed448")  # curves, and RFC 9864's names of their algorithms, which were both called EdDSA
 
 
 class _Document(msgspec.Struct):
@@ -94,12 +95,14 @@ def _algorithms(jwk: _Jwk) -> tuple[str, ...]:
             allowed: tuple[str, ...] = RSA
         case "EC", curve if curve in CURVES:
             allowed = (CURVES[curve],)
-        case "OKP", "Ed25519" | "Ed448":
-            allowed = ("EdDSA",)
+        case "OKP", curve if curve in EDWARDS:
+            allowed = (curve, "EdDSA")
         case _:
             allowed = ()
     if jwk.use != "sig" or (jwk.key_ops is not msgspec.UNSET and "verify" not in jwk.key_ops):
         return ()
+    if jwk.kty == "OKP" and jwk.alg in allowed:
+        return allowed  # two names of one algorithm: the key set may give one, and the token the other
     return allowed if jwk.alg is None else tuple(each for each in allowed if each == jwk.alg)
 
 

@@ -8,7 +8,16 @@ from typing import Annotated
 import msgspec
 
 from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
-from gateway.inference.formats import INVALID_BODY, Ask, check_model, encode, invalid_json, malformed
+from gateway.inference.formats import (
+    INVALID_BODY,
+    Ask,
+    Whole,
+    check_model,
+    encode,
+    finish_reason,
+    invalid_json,
+    malformed,
+)
 from gateway.inference.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
 from gateway.inference.sse import Delta
 
@@ -75,16 +84,23 @@ class Native:
     def chunks(self, deltas: list[Delta]) -> bytes:
         return b"".join([b'data: {"token":%b}\n\n' % encode(delta.content) for delta in deltas if delta.content])
 
-    def end(self, model: str, finish: str, usage: Usage | None) -> bytes:
+    def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes:
         return b"event: done\ndata: %b\n\n" % encode(
-            {"model": model, "finishReason": finish, "usage": _usage_fields(usage)}
+            {"model": model, "finishReason": finish_reason(finish), "usage": _usage_fields(usage)}
         )
 
     def error(self, error: ServiceError) -> bytes:
         return b"event: error\ndata: %b\n\n" % encode({"error": error.event()})
 
-    def whole(self, text: str, reasoning: str, model: str, finish: str, usage: Usage | None) -> bytes:
-        return encode({"text": text, "model": model, "finishReason": finish, "usage": _usage_fields(usage)})
+    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes:
+        return encode(
+            {
+                "text": answer.text,
+                "model": model,
+                "finishReason": finish_reason(finish),
+                "usage": _usage_fields(usage),
+            }
+        )
 
 
 NATIVE = Native()

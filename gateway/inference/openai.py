@@ -9,9 +9,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
-from gateway.inference.formats import INVALID_BODY, Ask, check_model, encode, invalid_json, malformed
+from gateway.inference.formats import (
+    INVALID_BODY,
+    Ask,
+    Whole,
+    check_model,
+    encode,
+    finish_reason,
+    invalid_json,
+    malformed,
+)
 from gateway.inference.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, PRICES, Usage
 from gateway.inference.sse import Delta
+from gateway.inference.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
 
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
@@ -23,8 +33,10 @@ class Part(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Part]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None  # an assistant's message may have none
+    tool_calls: list[ToolCall] | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool
 
 
 class StreamOptions(msgspec.Struct):
@@ -47,8 +59,11 @@ class Completion(msgspec.Struct):
     reasoning_effort: str | None = None
     response_format: dict[str, Any] | None = None
     n: AtLeastOne | None = None
-    tools: Any = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: Any = None
+    function_call: Any = None
     logprobs: Any = None
     audio: Any = None
     modalities: list[str] | None = None
@@ -66,6 +81,7 @@ FORWARDED = (
     "reasoning_effort",
     "response_format",
 )
+FORWARDED_WITH_TOOLS = (*FORWARDED, "tools", "tool_choice", "parallel_tool_calls")
 
 
 def read_ask(body: bytes, wants_stream: bool) -> Ask:
@@ -75,12 +91,8 @@ def read_ask(body: bytes, wants_stream: bool) -> Ask:
     except INVALID_BODY as error:
         raise _fault(body, error) from None
     _refuse_unsupported(completion)
-    messages = [
-        # Some deployments do not know the newer name of the same role.
-        {"role": "system" if m.role == "developer" else m.role, "content": _text(m.content)}
-        for m in completion.messages
-    ]
-    text_bytes = sum(len(m["content"].encode()) for m in messages)
+    messages = [_message_to_send(number, message) for number, message in enumerate(completion.messages)]
+    text_bytes = sum(map(_bytes_of_message, messages))
     if not text_bytes:
         raise RequestMalformed("The messages hold no text.")
     model = check_model(completion.model or DEFAULT_MODEL)
@@ -93,9 +105,10 @@ def read_ask(body: bytes, wants_stream: bool) -> Ask:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    settings = {name: value for name in FORWARDED if (value := getattr(completion, name)) is not None}
+    forwarded = FORWARDED_WITH_TOOLS if completion.tools else FORWARDED
+    settings = {name: value for name in forwarded if (value := getattr(completion, name)) is not None}
     # The provider may put any of these into the prompt, as it does with a schema, and bills it then.
-    settings_bytes = sum(len(encode(value)) for value in settings.values() if not isinstance(value, int | float))
+    settings_bytes = sum(len(encode(value)) for value in settings.values() if type(value) not in (int, float))
     options = completion.stream_options
     return Ask(
         model=model,
@@ -110,11 +123,37 @@ def read_ask(body: bytes, wants_stream: bool) -> Ask:
 def _refuse_unsupported(completion: Completion) -> None:
     if completion.audio or any(kind != "text" for kind in completion.modalities or ()):
         raise MultimodalUnsupported
-    for name in ("tools", "functions", "logprobs"):
+    for name in ("functions", "function_call"):
         if getattr(completion, name):
-            raise RequestMalformed(f"`{name}` is not supported here; leave it out.")
+            raise RequestMalformed(f"`{name}` is not supported here; use `tools`.")
+    if completion.logprobs:
+        raise RequestMalformed("`logprobs` is not supported here; leave it out.")
+    if completion.tool_choice is not None and not completion.tools:
+        raise RequestMalformed("`tool_choice` needs `tools`; add them, or leave it out.")
     if completion.n is not None and completion.n > 1:
         raise RequestMalformed("`n` above 1 is not supported here; ask several times.")
+
+
+def _message_to_send(number: int, message: Message) -> dict[str, Any]:
+    role, text = message.role, _text(message.content or "")
+    if role == "assistant":
+        if message.tool_calls:
+            return {"role": role, "content": text or None, "tool_calls": message.tool_calls}
+        return {"role": role, "content": text}
+    if message.content is None:
+        raise RequestMalformed(f"messages[{number}].content: must be text or a list, not null.")
+    if role == "tool":
+        if message.tool_call_id is None:
+            raise RequestMalformed(f"messages[{number}]: the field tool_call_id is missing.")
+        return {"role": role, "content": text, "tool_call_id": message.tool_call_id}
+    # Some deployments do not know the newer name of the same role.
+    return {"role": "system" if role == "developer" else role, "content": text}
+
+
+def _bytes_of_message(sent: dict[str, Any]) -> int:
+    """What is priced: the text, and the JSON of calls and of their ids."""
+    calls = sum(len(encode(sent[name])) for name in ("tool_calls", "tool_call_id") if name in sent)
+    return len((sent["content"] or "").encode()) + calls
 
 
 def _text(content: str | list[Part]) -> str:
@@ -178,11 +217,13 @@ class OpenAI:
                 out.append(self._chunk(b'{"reasoning_content":%b}' % encode(reasoning)))
             if delta.content:
                 out.append(self._chunk(b'{"content":%b}' % encode(delta.content)))
+            if delta.tool_calls:
+                out.append(self._chunk(b'{"tool_calls":%b}' % encode(delta.tool_calls)))
         return b"".join(out)
 
-    def end(self, model: str, finish: str, usage: Usage | None) -> bytes:
+    def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes:
         self.name_model(model)
-        out = self._chunk(b"{}", encode(finish))
+        out = self._chunk(b"{}", encode(finish_reason(finish, TOOL_CALLS)))
         if self._with_usage:
             out += b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, encode(_usage_fields(usage)))
         return out + b"data: [DONE]\n\n"
@@ -190,13 +231,16 @@ class OpenAI:
     def error(self, error: ServiceError) -> bytes:
         return b"data: %b\n\n" % encode({"error": error.event()})
 
-    def whole(self, text: str, reasoning: str, model: str, finish: str, usage: Usage | None) -> bytes:
+    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes:
         self.name_model(model)
-        message = {"role": "assistant", "content": text}
-        if reasoning:
-            message["reasoning_content"] = reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message |= {"content": answer.text or None, "tool_calls": join_calls(answer.calls)}
+        reason = finish_reason(finish, TOOL_CALLS)
         return self._head.replace(b"chat.completion.chunk", b"chat.completion", 1) + b',"choices":[%b],"usage":%b}' % (
-            encode({"index": 0, "message": message, "logprobs": None, "finish_reason": finish}),
+            encode({"index": 0, "message": message, "logprobs": None, "finish_reason": reason}),
             encode(_usage_fields(usage)),
         )
 
@@ -211,10 +255,12 @@ def _usage_fields(usage: Usage | None) -> dict[str, int] | None:
     }
 
 
-def _models() -> bytes:
+def _models() -> dict[str, bytes]:
+    """The answers by their paths: the list, and each model."""
     created = calendar.timegm(time.strptime(PRICED_ON, "%Y-%m-%d"))
-    models = [{"id": m, "object": "model", "created": created, "owned_by": "capsule"} for m in PRICES]
-    return encode({"object": "list", "data": models})
+    models = {m: {"id": m, "object": "model", "created": created, "owned_by": "capsule"} for m in PRICES}
+    listing = encode({"object": "list", "data": list(models.values())})
+    return {"models": listing} | {f"models/{name}": encode(model) for name, model in models.items()}
 
 
 MODELS = _models()

@@ -121,7 +121,7 @@ class Permits:
         self._tight = False  # as the last answer or message says
         self._heard_tight = False  # by a message, since the last call began
         self._alone = False  # Redis does not answer, or not in time
-        self._answered = True  # the last call
+        self._answered = False  # the last call; while none ever was, `redis.unavailable` says why
         self._listening = False
         self._cut = False
         self._low = 0  # spare permits below which more are wanted

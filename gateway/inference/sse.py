@@ -19,10 +19,25 @@ EVENT_LIMIT = 1_048_576  # bytes of one event
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+class FunctionPart(msgspec.Struct, gc=False, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallPart(msgspec.Struct, gc=False, omit_defaults=True):
+    """A part of a call of a tool: at first its id and its function's name, then the arguments in pieces."""
+
+    index: int | None = None  # of the call within the answer
+    id: str | None = None
+    type: str | None = None
+    function: FunctionPart | None = None
+
+
 class Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[CallPart] | None = None
 
 
 class Choice(msgspec.Struct, gc=False):
@@ -43,6 +58,7 @@ class ReportedUsage(msgspec.Struct):
 
 
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
+_encode = msgspec.json.Encoder().encode
 _decode_usage = msgspec.json.Decoder(ReportedUsage).decode
 _INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -74,7 +90,8 @@ class AnswerReader:
         self.complete = False
         self.failure: Exception | None = None
         self.signal: ProviderSignal | None = None
-        self.produced = 0  # characters of content and reasoning; the provider bills an answer from the first one on
+        # Characters of content, reasoning and calls of tools. The provider bills an answer from the first one on.
+        self.produced = 0
         self.finish: str | None = None
         self.model: str | None = None
         self._reported: Usage | None = None  # the last usage, before `usage` judges it
@@ -106,7 +123,7 @@ class AnswerReader:
         self.fail(*classify(status, body, retry_after))
 
     def read(self) -> list[Delta]:
-        """The deltas with text of the events received since the last call. Ends the answer at its last event."""
+        """The deltas with text or calls, of the events since the last read. Ends the answer at its last event."""
         received = self._received
         data = received[0] if len(received) == 1 else b"".join(received)
         received.clear()
@@ -154,9 +171,13 @@ class AnswerReader:
         if chunk.choices:
             choice = chunk.choices[0]
             delta = choice.delta
-            if delta is not None and (size := len(delta.content or delta.reasoning_content or delta.reasoning or "")):
-                self.produced += size
-                deltas.append(delta)
+            if delta is not None:
+                size = len(delta.content or delta.reasoning_content or delta.reasoning or "")
+                if delta.tool_calls:
+                    size += len(_encode(delta.tool_calls))
+                if size:
+                    self.produced += size
+                    deltas.append(delta)
             if choice.finish_reason is not None:
                 self.finish = choice.finish_reason
         if self.model is None:

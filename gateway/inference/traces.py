@@ -15,6 +15,7 @@ from gateway.inference.call import Call
 from gateway.inference.connection import Stream
 from gateway.inference.formats import Ask, finish_reason
 from gateway.inference.prices import PRICES
+from gateway.inference.tools import TOOL_CALLS
 from gateway.log import MOST_TOKENS
 from gateway.settings import Settings
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
@@ -97,7 +98,7 @@ def _describe_answer(span: Span, stream: Stream, first_token: float | None) -> N
     attributes: dict[str, Any] = {
         "http.response.status_code": stream.status or None,
         "gen_ai.response.model": answer.model if answer.model in PRICES else None,
-        "gen_ai.response.finish_reasons": None if answer.finish is None else [finish_reason(answer.finish)],
+        "gen_ai.response.finish_reasons": None if answer.finish is None else [finish_reason(answer.finish, TOOL_CALLS)],
         "gen_ai.response.time_to_first_chunk": None if first_token is None else first_token - span.began,
     }
     if (usage := answer.usage) is not None:

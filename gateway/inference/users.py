@@ -11,6 +11,7 @@ the request is refused.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import time
 from collections import OrderedDict
@@ -19,12 +20,13 @@ from typing import Any, NamedTuple, TypeVar
 import jwt
 import msgspec
 import structlog
+from jwt.algorithms import OKPAlgorithm
 
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import AppBackendUnreachable, TokenInvalid
 from gateway.inference.app_backends import AppBackend
-from gateway.inference.key_sets import KeySet
+from gateway.inference.key_sets import EDWARDS, KeySet
 from gateway.inference.verification_limits import VerificationLimits, Work
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE
@@ -40,6 +42,10 @@ USER_BYTES = 512
 ORIGINS = 10_000  # key sets and backends that are remembered, of each
 
 HMAC = ("HS256", "HS384", "HS512")
+
+for name in EDWARDS:
+    with contextlib.suppress(ValueError):  # PyJWT knows it by now
+        jwt.register_algorithm(name, OKPAlgorithm())
 
 Origin = TypeVar("Origin", KeySet, AppBackend)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import structlog
 
 from gateway.errors import BackboneUnavailable
 from gateway.store.client import Store
-from gateway.store.faults import code_of, describe
-from gateway.telemetry.metrics import Metrics
+from gateway.store.faults import advise, code_of, describe
 
 logger = structlog.get_logger()
 
@@ -22,8 +22,9 @@ INTERVAL = 2.0  # seconds; with the time limit of a command, a fault shows withi
 
 
 class RedisHealth:
-    def __init__(self, store: Store, metrics: Metrics) -> None:
-        self._store, self._metrics = store, metrics
+    def __init__(self, store: Store, report: Callable[[bool], object] = lambda up: None) -> None:
+        """`report` is told after each check whether all of Redis takes writes."""
+        self._store, self._report = store, report
         self._code = ""  # of the fault that was logged last
 
     async def keep_checking(self) -> None:
@@ -39,20 +40,21 @@ class RedisHealth:
         Raises BackboneUnavailable with such a sentence if Redis takes no writes at all.
         """
         checked, faults = await self._store.check_writes()
-        self._metrics.redis_up.set(not faults)
+        self._report(not faults)
         if not faults:
-            self._note("", "")
+            self._note(None)
             return ""
         cause = faults[0].__cause__ or faults[0]
+        self._note(cause)
         reason = describe(cause)
-        self._note(code_of(cause), reason)
         if len(faults) == checked:
             raise BackboneUnavailable(f"New requests are refused: {reason}.")
         return f"Requests of some accounts are refused ({len(faults)} of {checked} partitions): {reason}."
 
-    def _note(self, code: str, reason: str) -> None:
+    def _note(self, fault: BaseException | None) -> None:
+        code = code_of(fault) if fault is not None else ""
         if code and code != self._code:
-            logger.error("redis.unavailable", error=code, reason=reason)
+            logger.error("redis.unavailable", error=code, reason=describe(fault), action=advise(fault))
         elif self._code and not code:
             logger.info("redis.available")
         self._code = code

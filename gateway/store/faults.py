@@ -31,28 +31,42 @@ _CODES: dict[type[Exception], str] = {
     OutOfMemoryError: "OOM",
     ReadOnlyError: "READONLY",
 }
-_REASONS = {
-    "CLUSTERDOWN": "the cluster of Redis lacks a primary",
-    "LOADING": "Redis is loading its data",
-    "MASTERDOWN": "Redis is a replica that has lost its primary",
-    "MISCONF": "Redis cannot save to its disk",
-    "NOAUTH": "Redis asks for a password",
-    "NOPERM": "the access list of Redis forbids a command",
-    "NOREPLICAS": "Redis has too few replicas",
-    "OOM": "the memory of Redis is full",
-    "READONLY": "Redis is a read-only replica",
-    "WRONGPASS": "Redis refuses the user or the password",
+
+
+# What is wrong, and what to do about it.
+_BY_CODE = {
+    "CLUSTERDOWN": ("the cluster of Redis lacks a primary", "restore the primary, or let a replica take over"),
+    "LOADING": ("Redis is loading its data", "wait"),
+    "MASTERDOWN": ("Redis is a replica that has lost its primary", "name the primary in GATEWAY_REDIS_URL"),
+    "MISCONF": ("Redis cannot save to its disk", "make room on the disk of Redis"),
+    "NOAUTH": ("Redis asks for a password", "put it into GATEWAY_REDIS_URL, as in redis://:password@host:6379/0"),
+    "NOPERM": ("the access list of Redis forbids a command", "widen the list of the user in GATEWAY_REDIS_URL"),
+    "NOREPLICAS": ("Redis has too few replicas", "start more, or lower min-replicas-to-write of Redis"),
+    "OOM": ("the memory of Redis is full", "raise maxmemory of Redis"),
+    "READONLY": ("Redis is a read-only replica", "name the primary in GATEWAY_REDIS_URL"),
+    "WRONGPASS": ("Redis refuses the user or the password", "correct them in GATEWAY_REDIS_URL"),
 }
-_CONNECTION_REASONS: list[tuple[type[BaseException], str]] = [
-    (NotReplicated, "fewer replicas of Redis confirm writes than GATEWAY_REDIS_WAIT asks for"),
-    (MasterNotFoundError, "no Sentinel names a primary"),
-    (ssl.SSLCertVerificationError, "the certificate of Redis is not trusted"),
-    (ssl.SSLError, "Redis does not speak TLS as expected"),
-    (ConnectionRefusedError, "nothing listens at the address of Redis"),
-    (socket.gaierror, "the host of Redis has no address"),
-    (FileNotFoundError, "the socket or a certificate file of Redis does not exist"),
-    (TimeoutError, "Redis does not answer"),
-    (RedisTimeoutError, "Redis does not answer"),
+_SILENT = ("Redis does not answer", "check the host in GATEWAY_REDIS_URL, and the firewalls before it")
+_BY_TYPE: list[tuple[type[BaseException], tuple[str, str]]] = [
+    (NotReplicated, ("fewer replicas of Redis confirm writes than GATEWAY_REDIS_WAIT asks for", "start more replicas")),
+    (MasterNotFoundError, ("no Sentinel names a primary", "check the Sentinels and the service in GATEWAY_REDIS_URL")),
+    (
+        ssl.SSLCertVerificationError,
+        (
+            "the certificate of Redis is not trusted",
+            "name its authority in GATEWAY_CA_FILE, and its host in GATEWAY_REDIS_URL",
+        ),
+    ),
+    (ssl.SSLError, ("Redis does not speak TLS as expected", "without TLS, GATEWAY_REDIS_URL begins with redis://")),
+    (
+        ConnectionRefusedError,
+        ("nothing listens at the address of Redis", "start Redis, or correct GATEWAY_REDIS_URL"),
+    ),
+    (socket.gaierror, ("the host of Redis has no address", "correct the host in GATEWAY_REDIS_URL")),
+    (FileNotFoundError, ("the socket of Redis does not exist", "start Redis, or correct GATEWAY_REDIS_URL")),
+    (PermissionError, ("this user may not open the socket of Redis", "let the user open what GATEWAY_REDIS_URL names")),
+    (TimeoutError, _SILENT),
+    (RedisTimeoutError, _SILENT),
 ]
 
 
@@ -72,19 +86,29 @@ def code_of(error: BaseException | None) -> str:
 
 def describe(error: BaseException | None) -> str:
     """The fault as the second half of a sentence, such as `the memory of Redis is full (OOM)`."""
-    code = code_of(error)
-    if code in _REASONS:
-        return f"{_REASONS[code]} ({code})"
-    for each in _chain(error):
-        for kind, reason in _CONNECTION_REASONS:
-            if isinstance(each, kind):
-                return reason
-    return f"Redis cannot be reached ({code})"
+    return _explain(error)[0]
+
+
+def advise(error: BaseException | None) -> str:
+    """What to do about it: which setting to change, or what to do to Redis."""
+    return _explain(error)[1]
 
 
 def concerns_every_write(error: BaseException | None) -> bool:
     """Whether the server would refuse any other write, too."""
-    return code_of(error) in _REASONS
+    return code_of(error) in _BY_CODE
+
+
+def _explain(error: BaseException | None) -> tuple[str, str]:
+    code = code_of(error)
+    if code in _BY_CODE:
+        reason, action = _BY_CODE[code]
+        return f"{reason} ({code})", action
+    for each in _chain(error):
+        for kind, fault in _BY_TYPE:
+            if isinstance(each, kind):
+                return fault
+    return f"Redis cannot be reached ({code})", "check GATEWAY_REDIS_URL, and the log of Redis"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -110,6 +110,7 @@ BUILDER = "builder"
 BUILD_POSITIONS = "build-positions"
 SITES_HOSTS = "{sites}:hosts"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
+REGISTRATIONS_MOVING = "{registrations}:moving"  # never exists; `register.lua` says what for
 PROCESSES = "{ops}:processes"
 WORKERS = "{ops}:workers"
 CLOCK = "{ops}:clock"
@@ -300,11 +301,11 @@ def stream_key(tag: str, stream: str) -> str:
 
 
 def failed_deploys_key(tag: str) -> str:
-    """`advance.lua` appends it to the key of the builds, and so it and `trigger.lua` do with the next one."""
     return f"{stream_key(tag, 'builds')}:failed"
 
 
 def ended_deploys_key(tag: str) -> str:
+    """`trigger.lua` appends it to the key of the builds."""
     return f"{stream_key(tag, 'builds')}:ended"
 
 
@@ -313,8 +314,18 @@ def outcomes_key(tag: str) -> str:
 
 
 def event_keys(tag: str, account_id: str) -> list[str]:
-    """What a script needs that queues an event: the partition's events, the account's log, the outcomes."""
-    return [stream_key(tag, "events"), deliveries_key(account_id), outcomes_key(tag)]
+    """What a script needs that queues an event: the partition's events, the account's log, the outcomes, and two more.
+
+    The scripts make the names of the last two themselves; they stand here because Redis lets a script run during the
+    move of a slot only where it finds all that the call declares.
+    """
+    return [
+        stream_key(tag, "events"),
+        deliveries_key(account_id),
+        outcomes_key(tag),
+        bodies_key(account_id),
+        stored_key(tag),
+    ]
 
 
 def webhook_key(account_id: str) -> str:

@@ -204,8 +204,9 @@ class Pipeline:
 
     async def _log_in(self, connection: _Connection) -> None:
         if password := self._options.get("password"):
-            user = [self._options["username"]] if self._options.get("username") else []
-            await connection.call(pack(("AUTH", *user, password)))
+            # With the user's name a server without a password takes any, here as in redis-py's connections.
+            user = self._options.get("username") or "default"
+            await connection.call(pack(("AUTH", user, password)))
         if database := self._options.get("db"):
             await connection.call(pack(("SELECT", str(database))))
 

@@ -92,7 +92,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 async def register(store: Store, per_day: int) -> Registration:
     """Counts a registration if today has room for one more."""
-    accepted, resets_in = await store.run_script(_REGISTER, [keys.REGISTRATIONS], per_day)
+    accepted, resets_in = await store.run_script(_REGISTER, [keys.REGISTRATIONS, keys.REGISTRATIONS_MOVING], per_day)
     return Registration(bool(accepted), int(resets_in))
 
 
@@ -432,6 +432,8 @@ async def advance(store: Store, move: Advance) -> bool:
             keys.site_key(move.account, move.app),
             keys.stream_key(tag, "builds"),
             *keys.event_keys(tag, move.account),
+            keys.ended_deploys_key(tag),
+            keys.failed_deploys_key(tag),
         ],
         move.expected,
         "1" if move.dequeue else "",

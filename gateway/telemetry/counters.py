@@ -30,7 +30,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gateway.errors import BackboneRefused, BackboneUnavailable
+from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.log import MOST_TOKENS, RequestLine
 from gateway.store import keys, scripts
@@ -103,7 +103,7 @@ class Counters:
         if admitted:
             prefix = f"{MODEL}{line.model}:"
             here[prefix + "requests"] += 1
-            if line.code.startswith("PROVIDER_"):
+            if line.code in PROVIDER_FAULT_CODES:
                 here[prefix + "errors"] += 1
             if bucket is not None:
                 here[prefix + bucket] += 1
@@ -193,8 +193,8 @@ class Counters:
 
     async def leave(self) -> None:
         """Ends the counting of a process that stops: writes what is left, and removes its heartbeat."""
-        if not await self.flush():
-            logger.warning("counters.left", keys=len(self._tallies) + self._usage.waiting())
+        if not await self.flush() and (left := len(self._tallies) + self._usage.waiting()):
+            logger.warning("counters.left", keys=left)
             return
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderTimeout, ProviderUnreachable
+from gateway.errors import PROVIDER_FAULT_CODES
 
 TTFT = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)  # seconds
 DURATION = (0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300)  # seconds
@@ -136,9 +136,9 @@ class Metrics:
             self.anomalies.labels(kind)
         for kind in ("app", "user", "cap"):
             self.refusals.labels(kind)
-        for error in (ProviderUnreachable, ProviderFailed, ProviderTimeout, ProviderQuotaExhausted):
+        for code in PROVIDER_FAULT_CODES:
             for model in models:
-                self.provider_errors.labels(error.code, model)
+                self.provider_errors.labels(code, model)
         for format in ("", "native", "openai"):
             self.requests.labels(format, 500, "INTERNAL")
         self.request = lru_cache(256)(self.requests.labels)

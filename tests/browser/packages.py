@@ -17,7 +17,8 @@ def require(path: str) -> Path:
     with (HERE / "package.json").open() as lock:  # tests may run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not wanted.exists() and (npm := shutil.which("npm")):
-            command = [npm, "ci", "--no-audit", "--no-fund"]
+            # `npm ci` wants the parts of every system in the lock file, and a registry may have those of one only.
+            command = [npm, "install", "--no-save", "--no-audit", "--no-fund"]
             subprocess.run(command, cwd=HERE, capture_output=True, check=False, timeout=180)
     if not wanted.exists():
         if os.environ.get("CI"):

@@ -1,4 +1,4 @@
-"""`make run` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
+"""`capsule dev` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
 
 Screenshots go to the folder that SCREENSHOTS names, for a look at them.
 """
@@ -21,27 +21,19 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
-from gateway.dev import __main__ as dev
+from gateway.dev import run as dev
 from gateway.dev.children import StartFailed
 from gateway.dev.layout import Layout
 from tests.browser.axe import assert_accessible
 from tests.support.gateway_process import python
 from tests.support.polling import wait_until
+from tests.support.redis_servers import five_free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 RATE = 4  # questions a user and minute, so that a test meets the limit
 PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # seconds; an answer lasts two, long enough to be met under way
 REPOSITORY = Path(__file__).parents[2]
-
-
-def five_free_ports() -> int:
-    for first in range(20_000, 30_000, 10):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + 5):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise RuntimeError("no five ports in a row are free")
 
 
 @dataclass
@@ -97,7 +89,8 @@ async def start(port: int, folder: Path) -> Run:
         "GATEWAY_RATE_LIMITS": f"user={RATE}",
     }
     process = await asyncio.create_subprocess_exec(
-        *python("gateway.dev", PACE),
+        *python("gateway.cli", PACE),
+        "dev",
         cwd=REPOSITORY,
         env=environment,
         stdout=asyncio.subprocess.PIPE,

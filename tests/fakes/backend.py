@@ -1,6 +1,7 @@
 """An app's own backend: signs its users' tokens, serves its public keys, and refreshes like PocketBase."""
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
@@ -15,12 +16,15 @@ from tests.fakes.server import Exchange, FakeServer, Script, answer
 
 FAMILIES = {"RS": RSAAlgorithm, "PS": RSAAlgorithm, "ES": ECAlgorithm, "Ed": OKPAlgorithm}
 CURVES = {"ES256": ec.SECP256R1, "ES384": ec.SECP384R1, "ES512": ec.SECP521R1}
+EDWARDS = ("EdDSA", "Ed25519")
+with contextlib.suppress(ValueError):  # another module in this process has registered it
+    jwt.register_algorithm("Ed25519", OKPAlgorithm())
 
 
 def private_key(alg: str) -> Any:
     if alg in CURVES:
         return ec.generate_private_key(CURVES[alg]())
-    return ed25519.Ed25519PrivateKey.generate() if alg == "EdDSA" else rsa.generate_private_key(65537, 2048)
+    return ed25519.Ed25519PrivateKey.generate() if alg in EDWARDS else rsa.generate_private_key(65537, 2048)
 
 
 def public_pem(key: Any) -> bytes:

@@ -54,6 +54,19 @@ def tokens(*words: str, usage: tuple[Any, Any] | None = (7, 3), model: str = MOD
     return [*script, DONE]
 
 
+def call_part(index: int = 0, *, id: str | None = None, name: str | None = None, arguments: str | None = None) -> bytes:
+    """One event with a part of a call of a tool."""
+    function = {k: v for k, v in {"name": name, "arguments": arguments}.items() if v is not None}
+    part = {"index": index, **({"id": id, "type": "function"} if id else {}), "function": function}
+    return chunk(tool_calls=[part])
+
+
+def calls(*parts: bytes, usage: tuple[int, int] = (9, 4)) -> Script:
+    """A whole stream of an answer that calls tools."""
+    begin = chunk(role="assistant", content=None, tool_calls=[])
+    return [begin, *parts, chunk(finish="tool_calls"), chunk(usage=usage), DONE]
+
+
 def joined(script: Script) -> bytes:
     """All body writes of a script as one."""
     return b"".join(step for step in script if isinstance(step, bytes))
@@ -112,4 +125,4 @@ class FakeProvider(FakeServer):
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())

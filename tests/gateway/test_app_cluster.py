@@ -12,6 +12,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import CLOSE, answer
+from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway, gateway
 from tests.support.polling import wait_until
 from tests.support.prices import bound, cost
@@ -68,8 +69,13 @@ async def test_smoke(clustered: Gateway, provider: FakeProvider, backend: FakeAp
 
     assert sum(row["nanoEuro"] for row in await wait_until(logged, 10)) == await app.account.settled()
     for each in apps:
-        (day, *_) = (await each.account.get("/account/usage?by=day")).json()["rows"]
-        assert day["nanoEuro"] == await each.account.settled()
+        settled = await each.account.settled()
+
+        async def is_counted(account: Account = each.account, settled: int = settled) -> bool:
+            (day, *_) = (await account.get("/account/usage?by=day")).json()["rows"]
+            return bool(day["nanoEuro"] == settled)
+
+        await wait_until(is_counted, 10)
     await gw.switch(enabled=False)
 
     async def off() -> bool:

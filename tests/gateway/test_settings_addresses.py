@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import BadSettings, load
+from tests.support.folders import as_ordinary_user, passable_folder
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,8 @@ from gateway.settings import BadSettings, load
         ("redis://localhost?socket_timeout=abc", "wrong option"),
         ("rediss://localhost?ssl_cert_reqs=maybe", "wrong option"),
         ("rediss://localhost?ssl_ca_certs=/nowhere.pem", "ssl_ca_certs that does not exist"),
+        (f"rediss://localhost?ssl_ca_certs={__file__}", "holds no certificates"),
+        (f"rediss://localhost?ssl_certfile={__file__}", "no certificate with its key"),
         ("redis://localhost?colour=red", "does not know: colour"),
         ("redis+cluster://", "must name a host"),
         ("redis+cluster://a,,b", "must name a host"),
@@ -47,7 +50,42 @@ def test_certificates_that_are_none(tmp_path: Path, text: str) -> None:
         load({"GATEWAY_CA_FILE": str(path)})
 
 
-@pytest.mark.parametrize("name", ["GATEWAY_BASE_URL", "GATEWAY_API_URL"])
-def test_a_port_that_is_none(name: str) -> None:
-    with pytest.raises(BadSettings, match=f"^{name}: .* port"):
-        load({name: "http://x:abc"})
+@pytest.mark.parametrize("name", ["BASE_URL", "API_URL", "PROVIDER_URL", "PROBE_URL", "PROBE_CHECK_URL", "APPS_URL"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("http://me:secret@x:abc/{host}", "port between 1 and 65535"),
+        ("https://x:0/{host}", "port between 1 and 65535"),
+        ("ftp://me:secret@x/{host}", "an address such as"),
+        ("https://x y/{host}", "an address such as"),
+        ("https:///{host}", "an address such as"),
+        ("https://[::1/{host}", "IPv6"),
+    ],
+)
+def test_a_wrong_address_is_explained_and_not_repeated(name: str, text: str, message: str) -> None:
+    with pytest.raises(BadSettings, match=f"^GATEWAY_{name}: .*{message}") as raised:
+        load({f"GATEWAY_{name}": text})
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["BASE_URL", "API_URL", "PROVIDER_URL"])
+def test_paths_are_appended_to_an_address(name: str) -> None:
+    with pytest.raises(BadSettings, match=rf"^GATEWAY_{name}: .*without \? and #"):
+        load({f"GATEWAY_{name}": "https://example.com/v1?version=2"})
+
+
+@pytest.mark.parametrize("key", ["two words", "schlüssel", "line\nbreak"])
+def test_a_key_that_no_header_can_hold_is_not_repeated(key: str) -> None:
+    with pytest.raises(BadSettings, match=r"^GATEWAY_PROVIDER_KEY: must be ASCII") as raised:
+        load({"GATEWAY_PROVIDER_KEY": key})
+    assert key not in str(raised.value)
+
+
+def test_a_settings_file_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"GATEWAY_DRAIN=\xff")
+    with pytest.raises(BadSettings, match="bytes: is not text"):
+        load(env_file=str(tmp_path / "bytes"))
+    with passable_folder() as folder:
+        (folder / "locked").touch(mode=0)
+        with as_ordinary_user(), pytest.raises(BadSettings, match="locked: cannot be read: Permission denied"):
+            load(env_file=str(folder / "locked"))

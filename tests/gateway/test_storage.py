@@ -14,7 +14,17 @@ from structlog.testing import capture_logs
 from gateway import storage as module
 from gateway.errors import StorageUnavailable
 from gateway.settings import BadSettings, Settings, load
-from gateway.storage import FolderStorage, S3Storage, Storage, fetch, open_storage, read, until_storage_answers
+from gateway.storage import (
+    FolderStorage,
+    S3Storage,
+    Storage,
+    fetch,
+    find_folder_fault,
+    open_storage,
+    read,
+    until_storage_answers,
+)
+from tests.support.folders import as_ordinary_user, passable_folder
 from tests.support.s3_server import BUCKET, SECRET, S3Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -149,3 +159,14 @@ async def test_each_storage_that_is_right(tmp_path: Path) -> None:
     default = open_storage(load({"GATEWAY_DATA_DIR": str(tmp_path)}))
     assert isinstance(default, FolderStorage)
     assert default.folder == tmp_path
+
+
+async def test_a_folder_that_cannot_be_written() -> None:
+    with passable_folder() as folder:
+        assert find_folder_fault(folder / "not" / "yet") == ""
+        folder.chmod(0o511)
+        with as_ordinary_user():
+            fault = f"user {os.geteuid()} may not write to '{folder}'"
+            assert [find_folder_fault(folder), find_folder_fault(folder / "not" / "yet")] == [fault, fault]
+        (file := folder / "file").touch()
+        assert find_folder_fault(file / "data") == f"'{file}' is not a folder"

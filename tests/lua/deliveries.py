@@ -7,6 +7,7 @@ from tests.lua.scripts import TAG, source
 
 STREAM, LOG, OUTCOMES = f"{TAG}:events", f"{TAG}:deliveries:acc", f"{TAG}:outcomes"
 BODIES, STORED, DEAD = f"{LOG}:bodies", f"{STREAM}:stored", f"{TAG}:dead"
+EVENT_KEYS = [STREAM, LOG, OUTCOMES, BODIES, STORED]
 RECEIVER, PREVIOUS = f"{TAG}:webhook:acc", f"{TAG}:previous-secret:acc"
 GROUP = "webhooks"
 DATA = '{"appId":"é","n":1}'
@@ -26,7 +27,7 @@ class Deliveries:
         return self._scripts.setdefault(f"{name}{bounds}", self.client.register_script(source(name, **bounds)))
 
     def emit(self, event: str = "evt_1", data: str = DATA, **bounds: int) -> str:
-        keys, args = [STREAM, LOG, OUTCOMES], [event, "acc", "shop", "app.crashed", data]
+        keys, args = EVENT_KEYS, [event, "acc", "shop", "app.crashed", data]
         return self.script("emit", **bounds)(keys, args).decode()
 
     def read(self, consumer: str = "one", last: str = ">") -> list[Entry]:
@@ -59,7 +60,7 @@ class Deliveries:
         event = [fields["id"], fields["account"], fields["app"], fields["type"]]
         marks = [fields.get("sample", ""), fields.get("redelivery", "")]
         args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason, *answer, *marks]
-        return self.script("finish", **bounds)([STREAM, LOG, OUTCOMES], args)
+        return self.script("finish", **bounds)(EVENT_KEYS, args)
 
     def keep(self, *entries: Entry, consumer: str = "one", idle: int = 0) -> int:
         return self.script("keep")([STREAM], [GROUP, consumer, idle, *(e.id for e in entries)])
@@ -72,22 +73,20 @@ class Deliveries:
     def bury(self, entry: Entry, *, whole: bool = True, **bounds: int) -> int:
         keys, args = [STREAM, DEAD], [GROUP, entry.id, "events", "ValueError: why", "{}"]
         if whole:
-            keys += [LOG, OUTCOMES]
+            keys += EVENT_KEYS[1:]
             args += [entry.fields[name] for name in ("id", "account", "app", "type")]
             args += [entry.fields.get(name, "") for name in ("sample", "redelivery")]
         return self.script("bury", **bounds)(keys, args)
 
     def request(self, event: str) -> str:
         """Queues an event of the log again."""
-        verdict, _ = self.script("request_event")(
-            [STREAM, LOG, OUTCOMES, f"{TAG}:window:events:acc"], [1000, event, "acc"]
-        )
+        verdict, _ = self.script("request_event")([*EVENT_KEYS, f"{TAG}:window:events:acc"], [1000, event, "acc"])
         return verdict.decode()
 
     def redeliver(self, *events: tuple[str, int], **bounds: int) -> int:
         """Queues events again, each with the number of its entries in the log."""
         args = [part for event, entries in events for part in (event, "shop", "app.crashed", "", "1", entries)]
-        return self.script("redeliver", **bounds)([STREAM, LOG, OUTCOMES], ["acc", *args])
+        return self.script("redeliver", **bounds)(EVENT_KEYS, ["acc", *args])
 
     def deliver(self, event: str, data: str = DATA, **bounds: int) -> None:
         """Emits and finishes it."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.lua.deliveries import BODIES, DATA, LOG, OUTCOMES, STREAM, Deliveries
+from tests.lua.deliveries import BODIES, DATA, EVENT_KEYS, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 DEPLOY, SITE, BUILDS = f"{TAG}:deploy:dep_1", f"{TAG}:site:shop", f"{TAG}:builds"
@@ -29,7 +29,7 @@ class Deploy(Deliveries):
         event: tuple[str, ...] = NO_EVENT,
         **bounds: int,
     ) -> int:
-        keys = [DEPLOY, SITE, BUILDS, STREAM, LOG, OUTCOMES]
+        keys = [DEPLOY, SITE, BUILDS, *EVENT_KEYS, f"{BUILDS}:ended", f"{BUILDS}:failed"]
         args = [expected, "1" if take else "", live, source, *event, *fields]
         return self.script("advance", **bounds)(keys, args)
 

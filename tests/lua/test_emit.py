@@ -2,7 +2,7 @@
 
 import time
 
-from tests.lua.deliveries import DATA, LOG, OUTCOMES, STREAM, Deliveries
+from tests.lua.deliveries import DATA, EVENT_KEYS, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 
@@ -47,7 +47,7 @@ def test_a_full_stream_refuses_logs_and_counts_and_trims_nothing(deliveries: Del
 def test_a_try_whose_answer_was_lost_may_be_repeated(deliveries: Deliveries) -> None:
     emitted = f"{TAG}:emitted:evt_1"
     for _ in range(2):
-        keys, args = [STREAM, LOG, OUTCOMES, emitted], ["evt_1", "acc", "shop", "app.crashed", DATA]
+        keys, args = [*EVENT_KEYS, emitted], ["evt_1", "acc", "shop", "app.crashed", DATA]
         assert deliveries.script("emit")(keys, args) == b"queued"
     assert deliveries.client.xlen(STREAM) == 1
     assert 0 < deliveries.client.ttl(emitted) <= 3600

@@ -3,7 +3,7 @@
 import re
 import time
 
-from tests.lua.deliveries import BODIES, DATA, GROUP, LOG, STREAM, Deliveries
+from tests.lua.deliveries import BODIES, DATA, EVENT_KEYS, GROUP, LOG, STREAM, Deliveries
 from tests.lua.scripts import TAG, source
 
 
@@ -58,7 +58,7 @@ def test_the_log_has_a_bound_and_an_end(deliveries: Deliveries) -> None:
 
 def test_marks_follow_an_event(deliveries: Deliveries) -> None:
     """A sample stays one however often it is sent again, and each time is counted."""
-    sample = [STREAM, LOG, f"{TAG}:outcomes", f"{TAG}:window:events:acc"]
+    sample = [*EVENT_KEYS, f"{TAG}:window:events:acc"]
     deliveries.script("request_event")(sample, [1000, "evt_1", "acc", "shop", "app.crashed", DATA])
     for _ in range(2):
         deliveries.finish(deliveries.read()[0])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.lua.deliveries import DATA, GROUP, LOG, OUTCOMES, STREAM, Deliveries
+from tests.lua.deliveries import DATA, EVENT_KEYS, GROUP, STREAM, Deliveries
 from tests.lua.scripts import TAG
 
 KNOWN, DUE, AWAITED = f"{TAG}:health:shop", f"{TAG}:probes", f"{TAG}:awaited"
@@ -23,7 +23,7 @@ class Monitor(Deliveries):
         again: int = 60_000,
         **bounds: int,
     ) -> int:
-        keys = [KNOWN, STREAM, LOG, OUTCOMES, AWAITED, *([DUE] if due else [])]
+        keys = [KNOWN, *EVENT_KEYS, AWAITED, *([DUE] if due else [])]
         told = [part for event in events for part in event]
         args = [expected, version, "shop", again, len(known), *known, *told]
         return self.script("observe", **bounds)(keys, args)
@@ -108,7 +108,7 @@ def test_a_redelivery_can_mend_an_outcome_but_not_spoil_it(monitor: Monitor) -> 
         (entry,) = monitor.read()
         _finish(monitor, entry, outcome)
         assert monitor.awaited() == known
-        monitor.script("emit")([STREAM, LOG, OUTCOMES], list(FALL))
+        monitor.script("emit")(EVENT_KEYS, list(FALL))
     monitor.client.delete(f"{AWAITED}:evt_1")
     (entry,) = monitor.read()
     _finish(monitor, entry)
@@ -119,5 +119,5 @@ def _finish(monitor: Monitor, entry: Any, outcome: str = "delivered") -> None:
     fields = entry.fields
     event = [fields["id"], fields["account"], fields["app"], fields["type"]]
     args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, "", ""]
-    keys = [STREAM, LOG, OUTCOMES, f"{AWAITED}:{fields['id']}"]
+    keys = [*EVENT_KEYS, f"{AWAITED}:{fields['id']}"]
     assert monitor.script("finish")(keys, args) == 1

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.store.client import Script
-from tests.lua.deliveries import BODIES, DATA, LOG, OUTCOMES, STREAM
+from tests.lua.deliveries import BODIES, DATA, EVENT_KEYS, LOG, OUTCOMES, STREAM
 from tests.lua.scripts import CLOCK, DAY, MINUTE, SECOND, TAG, at, on_test_clock, set_clock
 
 NOON = at("2026-11-21T12:00:00")
@@ -23,7 +23,7 @@ class Requests:
 
     def request(self, event: str = "evt_1", *sample: str, limit: int = 3, **bounds: int) -> tuple[str, int]:
         script = self.client.register_script(on_test_clock("request_event", **bounds))
-        verdict, wait = script([STREAM, LOG, OUTCOMES, WINDOW], [limit, event, "acc", *sample])
+        verdict, wait = script([*EVENT_KEYS, WINDOW], [limit, event, "acc", *sample])
         return verdict.decode(), int(wait)
 
     def log(self, event: str, *, days_ago: float = 0, number: int = 0, data: str = DATA) -> None:
@@ -148,6 +148,6 @@ def test_never_more_in_any_minute(any_server: Any, steps: list[int]) -> None:
 def test_on_the_servers_clock(client: Any) -> None:
     before = time.time() * SECOND
     assert client.register_script(Script("request_event").source)(
-        [STREAM, LOG, OUTCOMES, WINDOW], [3, "evt_1", "acc", *SAMPLE]
+        [*EVENT_KEYS, WINDOW], [3, "evt_1", "acc", *SAMPLE]
     ) == [b"queued", b"0"]
     assert before - SECOND <= int(client.lindex(WINDOW, 0)) <= time.time() * SECOND + SECOND

@@ -30,8 +30,26 @@ def test_the_deploy_worker_shares_a_network_with_valkey_alone() -> None:
     assert {name: found for name, found in shared.items() if found} == {"valkey": {"builds"}}
 
 
-def test_the_image_has_what_confines_builds() -> None:
-    dockerfile, ci = (ROOT / "Dockerfile").read_text(), (ROOT / ".ci/run").read_text()
+def stages() -> dict[str, str]:
+    """The text of each stage of the Dockerfile."""
+    parts = re.split(r"^FROM \S+ AS (\w+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_the_image_of_the_builder_has_what_confines_builds() -> None:
+    ci = (ROOT / ".ci/run").read_text()
     for package in ("bubblewrap", "iproute2", "libseccomp2"):
-        assert package in dockerfile
+        assert package in stages()["builder"]
         assert package in ci
+
+
+def test_the_image_of_the_gateway_installs_no_programs() -> None:
+    assert [*stages()][-1] == "gateway"
+    assert "apt-get" not in stages()["service"] + stages()["gateway"]
+    assert "target: builder" in services()["deploys"]
+
+
+def test_each_image_has_a_user_and_a_health_check() -> None:
+    for name in ("gateway", "builder"):
+        assert "\nUSER 10001:10001\n" in stages()[name]
+        assert re.search(r'^HEALTHCHECK .* CMD \["capsule", .*"--check"', stages()[name], re.MULTILINE)

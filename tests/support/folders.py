@@ -1,6 +1,7 @@
 """Temporary folders for what runs as another user, or listens on Unix sockets."""
 
 import contextlib
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,3 +20,16 @@ def passable_folder() -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["rm", "-rf", folder], check=False)  # builds may leave folders too deep for `shutil.rmtree`
+
+
+@contextlib.contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Root may write and read everywhere, so for this time it is somebody else."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)

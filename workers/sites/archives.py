@@ -70,9 +70,16 @@ def _describe(path: Path) -> Archive:
         return Archive(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
 
 
+# Not `-m`: an installed service adds the folder of its packages to its own path alone.
+_PROCESS = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r});"
+    " from workers.sites.archives import main; main()"
+)
+
+
 async def _run(action: str, source: Path, target: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "workers.sites.archives", action, source, target),
+        *(sys.executable, "-I", "-c", _PROCESS, action, source, target),
         stdin=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -124,7 +131,7 @@ def _unpack(source: Path, folder: Path) -> None:
             tar.extract(member, folder)
 
 
-if __name__ == "__main__":
+def main() -> None:
     try:
         {"pack": _pack, "unpack": _unpack}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
     except Exception as error:

@@ -8,7 +8,7 @@ One process per data folder serves; a second one stands by. TLS ends in front of
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -128,13 +128,17 @@ async def _find_port(settings: Settings) -> tuple[str, int]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     choices = [int(wanted), *([0] if settings.allow_private_addresses else [])]
     waiting = False
+    reason = ""
     while True:
         for choice in choices:
-            with contextlib.suppress(OSError), socket.create_server((host, choice), family=family) as server:
-                return host, server.getsockname()[1]
+            try:
+                with socket.create_server((host, choice), family=family) as server:
+                    return host, server.getsockname()[1]
+            except OSError as error:
+                reason = os.strerror(error.errno or 0)
         if not waiting:
-            action = "free the port, or set GATEWAY_APPS_LISTEN"
-            logger.error("sites.port_taken", address=settings.apps_listen, action=action)
+            action = "free the address, or set GATEWAY_APPS_LISTEN"
+            logger.error("sites.port_taken", address=settings.apps_listen, reason=reason, action=action)
         waiting = True
         await asyncio.sleep(RETRY_INTERVAL)
 

@@ -24,6 +24,7 @@ const MEANINGS = {
   ORIGIN_NOT_ALLOWED: "The page is not at one of the app’s addresses.",
   PROVIDER_ERROR: "The provider failed, or broke off.",
   PROVIDER_QUOTA_EXHAUSTED: "The provider’s quota or rate was used up.",
+  PROVIDER_REFUSED: "The model did not accept the request: it was too long, or asked for what the model cannot do.",
   PROVIDER_TIMEOUT: "The provider took too long.",
   PROVIDER_UNREACHABLE: "There was no connection to the provider.",
   REQUEST_MALFORMED: "The body was malformed.",

@@ -8,7 +8,7 @@ const HEIGHT = 120;
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 
 const LIMIT = /_(RATE_LIMITED|CAP_REACHED)$/;
-const OURS = /^(PROVIDER_|BACKBONE_|APP_BACKEND_|INTERNAL)/;
+const OURS = /^(PROVIDER_(?!REFUSED)|BACKBONE_|APP_BACKEND_|INTERNAL)/;
 
 export const KINDS = [
   ["answered", "answered"],

@@ -178,6 +178,8 @@ async def test_only_this_service_is_meant(app: App) -> None:
         return (await app.gateway.http.post("/mcp", json=PING, headers={**headers, **more})).status_code
 
     assert await status() == 200
+    assert await status(Host="127.0.0.1") == 200  # nginx's `$host` leaves the port out
+    assert await status(Host="127.0.0.1.rebound.example.com") == 421
     assert await status(Host="rebound.example.com") == 421
     assert await status(Host=f"localhost:{app.gateway.port}") == 421
     assert await status(Origin="https://elsewhere.example.com") == 403

@@ -155,8 +155,10 @@ async def test_unreachable_after_three(app: App, moody: FakeProvider, failure: s
 
 
 async def test_other_statuses_are_not_the_providers_health(app: App, moody: FakeProvider) -> None:
-    for refusal in (400, 404, 416, 422):
+    for refusal in (404, 416):
         refused(await app.ask(moody.plays(answer(refusal))), 502, "PROVIDER_ERROR")
+    for refusal in (400, 413, 422):
+        refused(await app.ask(moody.plays(answer(refusal))), 400, "PROVIDER_REFUSED")
     assert await status(app.gateway) == OPERATIONAL
 
 

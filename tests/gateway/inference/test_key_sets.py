@@ -71,6 +71,21 @@ def test_a_faulty_key_takes_no_other_away(fault: str) -> None:
     assert after is not None
 
 
+@pytest.mark.parametrize(
+    ("alg", "allowed"),
+    [
+        ("EdDSA", ("Ed25519", "EdDSA")),
+        ("Ed25519", ("Ed25519", "EdDSA")),
+        (None, ("Ed25519", "EdDSA")),
+        ("Ed448", None),
+        ("ES256", None),
+    ],
+)
+def test_the_two_names_of_an_edwards_key_are_one_algorithm(alg: str | None, allowed: tuple[str, ...] | None) -> None:
+    (key,) = read([ED | {"alg": alg}])
+    assert (key and key.algorithms) == allowed
+
+
 @pytest.mark.parametrize("good", [EC, RSA, ED])
 def test_private_and_unknown_members_are_not_read(good: dict[str, Any]) -> None:
     """An RSA key with `d` and without primes ran `pow(17, e * d, n)` with numbers of any size."""

@@ -132,6 +132,17 @@ async def test_models(app: App, client: openai.AsyncOpenAI) -> None:
     assert remaining == 19, "listing models counts against no limit"
 
 
+async def test_one_model(app: App, client: openai.AsyncOpenAI) -> None:
+    for listed in [m async for m in client.models.list()]:
+        assert await client.models.retrieve(listed.id) == listed
+    with pytest.raises(openai.NotFoundError, match="gpt-oss-120b"):
+        await client.models.retrieve("gpt-5")
+    one = app.path + "/models/gpt-oss-120b"
+    refused(await app.gateway.http.get(one), 401, "TOKEN_MISSING")
+    refused(await app.gateway.http.post(one, headers=app.headers()), 405, "METHOD_NOT_ALLOWED")
+    assert counted(await app.ask("How many are left?"))[1] == 19
+
+
 async def test_models_need_the_users_token(app: App) -> None:
     get = app.gateway.http.get
     refused(await get(app.path + "/models"), 401, "TOKEN_MISSING")
@@ -158,6 +169,9 @@ async def test_the_sdks_errors(app: App, provider: FakeProvider) -> None:
         assert failure.request_id
         failure = await error(client, modalities=["audio"])
         assert isinstance(failure, openai.UnprocessableEntityError)
+        failure = await error(client, provider.plays(answer(400, {"error": {"code": "context_length_exceeded"}})))
+        assert isinstance(failure, openai.BadRequestError)
+        assert failure.code == "PROVIDER_REFUSED"
         failure = await error(client, provider.plays(answer(500)))
         assert isinstance(failure, openai.InternalServerError)
         assert failure.code == "PROVIDER_ERROR"

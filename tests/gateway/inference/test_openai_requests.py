@@ -151,14 +151,17 @@ async def test_a_refusal_repeats_nothing_of_the_request(app: App, case: str) -> 
 
 TEXT_PART = {"type": "text", "text": "What is this?"}
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
-    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "REQUEST_MALFORMED"),
     "functions": ({"functions": [{"name": "f"}]}, 400, "REQUEST_MALFORMED"),
+    "a call of a function": ({"function_call": "auto"}, 400, "REQUEST_MALFORMED"),
     "two choices": ({"n": 2}, 400, "REQUEST_MALFORMED"),
     "logprobs": ({"logprobs": True}, 400, "REQUEST_MALFORMED"),
     "no messages": ({"messages": []}, 400, "REQUEST_MALFORMED"),
     "messages of another type": ({"messages": "hello"}, 400, "REQUEST_MALFORMED"),
     "a message that is text": ({"messages": ["hello"]}, 400, "REQUEST_MALFORMED"),
     "a message without a role": ({"messages": [{"content": "hello"}]}, 400, "REQUEST_MALFORMED"),
+    "a question without content": ({"messages": [{"role": "user"}]}, 400, "REQUEST_MALFORMED"),
+    "a question of null": ({"messages": user(None)}, 400, "REQUEST_MALFORMED"),
+    "an assistant who said nothing": ({"messages": [{"role": "assistant"}]}, 400, "REQUEST_MALFORMED"),
     "a number for content": ({"messages": user(5)}, 400, "REQUEST_MALFORMED"),
     "a lone surrogate": ({"messages": user("\ud800")}, 400, "REQUEST_MALFORMED"),
     "no length": ({"max_tokens": 0}, 400, "REQUEST_MALFORMED"),

@@ -20,14 +20,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 NESTED = {"error": {"message": "kaputt, cormorant", "type": "server_error", "code": 500}}
 FLAT = {"object": "error", "message": "kaputt, cormorant", "type": "InternalServerError", "code": 500}
 QUOTA = {"error": {"message": "You exceeded your current quota, check your billing", "code": "insufficient_quota"}}
-ERROR, UNREACHABLE, EXHAUSTED = (
+REFUSED, ERROR, UNREACHABLE, EXHAUSTED = (
+    (400, "PROVIDER_REFUSED"),
     (502, "PROVIDER_ERROR"),
     (502, "PROVIDER_UNREACHABLE"),
     (503, "PROVIDER_QUOTA_EXHAUSTED"),
 )
 
 BEFORE: dict[str, tuple[Script, tuple[int, str]]] = {
-    **{f"status {s}": (answer(s, NESTED), ERROR) for s in (400, 403, 404, 416, 422, 500, 503, 504)},
+    **{f"status {s}": (answer(s, NESTED), REFUSED) for s in (400, 413, 422)},
+    **{f"status {s}": (answer(s, NESTED), ERROR) for s in (403, 404, 416, 500, 503, 504)},
     "flat error": (answer(500, FLAT), ERROR),
     "error page": (answer(500, b"<html>oops</html>", {"Content-Type": "text/html"}), ERROR),
     "redirect": (answer(302, b"", {"Location": "http://127.0.0.1:1/"}), ERROR),
@@ -46,6 +48,7 @@ BEFORE: dict[str, tuple[Script, tuple[int, str]]] = {
     "cut after the head": ([ROLE, CLOSE], ERROR),
     "reset after the head": ([ROLE, RESET], ERROR),
     "nested error inside the stream": ([ROLE, event(NESTED), DONE], ERROR),
+    "refusal inside the stream": ([ROLE, event({"error": {"message": "cormorant", "code": 400}}), DONE], REFUSED),
     "flat error inside the stream": ([ROLE, event(FLAT), DONE], ERROR),
     "error named by its event": ([b"event: error\n" + event(NESTED)], ERROR),
     "giant event": ([b"data: ", b"x" * 2**21, b"\n\n", DONE], ERROR),
@@ -61,6 +64,7 @@ async def test_before_a_token(app: App, provider: FakeProvider, case: str, strea
     response = await app.ask(prompt, stream=stream)
     error = refused(response, status, code)
     assert "cormorant" not in error["message"]
+    assert ("Retry-After" in response.headers) == (code == "PROVIDER_QUOTA_EXHAUSTED" and case == "rate")
     if case == "rate":
         assert int(response.headers["Retry-After"]) >= 1
     assert len(provider.asked(prompt)) == 1, "no retry once a byte may have reached the provider"
@@ -146,12 +150,25 @@ async def test_a_failure_says_nothing_of_the_prompt(app: App, provider: FakeProv
     prompt = "my secret is 0xC0FFEE and more"
     provider.plays(answer(400, {"error": {"message": f"bad prompt: {prompt}"}}), prompt=prompt)
     response = await app.ask(prompt)
-    refused(response, 502, "PROVIDER_ERROR")
+    refused(response, 400, "PROVIDER_REFUSED")
     assert prompt not in response.text
     provider.plays(chunk("a"), event({"error": {"message": f"lost: {prompt}"}}), prompt=prompt)
     events = await app.events(prompt)
     assert failed(events) == "PROVIDER_ERROR"
     assert prompt not in events[-1].data
+
+
+async def test_a_refused_request_is_logged_with_the_providers_status(app: App, provider: FakeProvider) -> None:
+    """A context overflow was 502, which SDKs repeat twice, and the log did not tell it from an outage."""
+    overflow = answer(400, {"error": {"code": "context_length_exceeded", "message": "m"}})
+    for script, status, code in ((overflow, 400, "PROVIDER_REFUSED"), (answer(503), 502, "PROVIDER_ERROR")):
+        error = refused(await app.ask(provider.plays(script)), status, code)
+        line = next(line for line in app.gateway.log.splitlines() if error["requestId"] in line)
+        logged = json.loads(line)
+        assert (logged["code"], logged["status"], logged["nano_euro"]) == (code, status, 0)
+        assert logged["provider_status"] == (400 if script is overflow else 503)
+    metrics = (await app.gateway.http.get("/metrics")).text
+    assert 'gateway_provider_errors_total{code="PROVIDER_REFUSED"' not in metrics, "the provider works"
 
 
 async def test_after_a_failure_the_next_request_works(app: App, provider: FakeProvider) -> None:

@@ -33,7 +33,7 @@ STATES = {
 class Watch:
     def __init__(self, store: Store) -> None:
         self.store, self.metrics = store, Metrics()
-        self.health = RedisHealth(store, self.metrics)
+        self.health = RedisHealth(store, self.metrics.redis_up.set)
 
     def up(self) -> float | None:
         return self.metrics.registry.get_sample_value("gateway_redis_up")

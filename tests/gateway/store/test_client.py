@@ -134,6 +134,12 @@ async def test_every_way_in_uses_the_password_and_the_database(
         assert store.client.get_connection_kwargs()["db"] == 2
 
 
+async def test_a_password_that_nobody_asks_for(valkey: RedisServer) -> None:
+    async with opened(f"redis://:needless@127.0.0.1:{valkey.port}/0") as store:
+        assert await store.get("app:shop") is None
+        assert await scripts.overdue(store, "{p00}", 1) == []
+
+
 async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
     async with opened(f"redis://:wrong@127.0.0.1:{locked.port}/0") as store:
         with pytest.raises(BackboneUnavailable):

@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.errors import BackboneUnavailable
-from gateway.store import scripts
+from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from gateway.store.keys import partition_tags
 from tests.support.polling import wait_until
@@ -129,6 +130,44 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
             assert int(client.hget("{p00}:tests", "calls")) == calls == 62
     for step in (move_begins, move_keys, move_ends):
         await asyncio.to_thread(step, target, source, slot)
+
+
+async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -> None:
+    """Where a key has left, a script would make it anew: a limit would be forgotten, and the move could not go on."""
+    account = next(id for id in map("acc_{}".format, range(1000)) if keys.tag(id) == "{p00}")
+    first, second = (scripts.QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
+    fails = scripts.Advance(account, "app", "dep_1", "live", {"state": "failed", "id": "dep_1", "account": account})
+    registrations = f"{keys.REGISTRATIONS}:{time.strftime('%Y-%m-%d', time.gmtime())}"
+    async with opened(whole.url) as store:
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            keys.bodies_key(account): lambda: scripts.emit(store, second),
+            keys.ended_deploys_key("{p00}"): lambda: scripts.advance(store, fails),
+            registrations: lambda: scripts.register(store, 1),
+        }
+        await store.client.hset(keys.deploy_key(account, "dep_1"), mapping={"state": "live"})
+        for hash in (keys.site_key(account, "app"), keys.outcomes_key("{p00}"), keys.ended_deploys_key("{p00}")):
+            await store.client.hset(hash, "live", 1)
+        for stream in (keys.stream_key("{p00}", "builds"), keys.deliveries_key(account)):
+            await store.client.xadd(stream, {"id": "x"})
+        await scripts.emit(store, first)
+        assert (await scripts.register(store, 1)).accepted
+        for part, call in calls.items():
+            slot = slot_of(part.partition(":")[0])
+            home, away = whole.primaries[whole.owner(slot)], whole.primaries[(whole.owner(slot) + 1) % 3]
+            await asyncio.to_thread(move_begins, home, away, slot)
+            with home.client() as client:
+                client.execute_command("MIGRATE", "127.0.0.1", away.port, part, 0, 2000)
+            with pytest.raises(BackboneUnavailable):
+                await call()
+            for step in (move_keys, move_ends):
+                await asyncio.to_thread(step, home, away, slot)
+            for step in (move_begins, move_keys, move_ends):
+                await asyncio.to_thread(step, away, home, slot)
+        await scripts.emit(store, second)
+        assert await scripts.advance(store, fails)
+        assert not (await scripts.register(store, 1)).accepted
+        assert set(await store.client.hgetall(keys.bodies_key(account))) == {"evt_1", "evt_2"}
+        assert await store.client.hgetall(keys.ended_deploys_key("{p00}")) == {"live": "1", "failed": "1"}
 
 
 async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -> None:

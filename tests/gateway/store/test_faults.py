@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 from gateway.errors import BackboneUnavailable
 from gateway.store import scripts
 from gateway.store.client import Store, backbone
-from gateway.store.faults import code_of, describe
+from gateway.store.faults import advise, code_of, describe
 from tests.support.redis_servers import RedisServer, free_port
 
 
@@ -23,6 +23,7 @@ async def faults_of(url: str) -> list[tuple[str, str]]:
                 await attempt()
             cause = raised.value.__cause__
             met.append((code_of(cause), describe(cause)))
+            assert "GATEWAY_REDIS_URL" in advise(cause)
     finally:
         await store.close()
     assert not any(secret in text for pair in met for text in pair for secret in ("secret", "127.0.0.1"))

@@ -189,6 +189,7 @@ async def test_it_waits_for_its_port_and_goes_on_without_redis(pair: tuple[Sites
     with socket.create_server(("127.0.0.1", hosting.port)):
         worker.start()
         await wait_until(lambda: "sites.port_taken" in worker.log, 60)
+        assert '"reason":"Address already in use"' in worker.log
     await worker.serving()
     assert (await hosting.ask("/", host=HOST)).body == b"files"
     first = await app_birth(hosting)

@@ -1,4 +1,4 @@
-"""`make run`: the whole service on one machine. It starts each part after those it needs, and stops in reverse."""
+"""`capsule dev`: the whole service on one machine. It starts each part after those it needs, and stops in reverse."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
-from pathlib import Path
 
-import click
 import httpx
-from dotenv import load_dotenv
 
 from gateway.dev import keys, report, valkey
 from gateway.dev.account import register_demo
@@ -24,6 +21,8 @@ from gateway.dev.front import serve_front
 from gateway.dev.layout import DRAIN, Layout
 from gateway.dev.model import model_app
 from gateway.dev.serving import claim_port, serve_app
+
+CAPSULE = [sys.executable, "-m", "capsule_gateway"]
 
 
 @contextmanager
@@ -76,10 +75,10 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     await enter(serve_app(demo, demo_listener))
     await enter(serve_front(apps_listener, demo_listener.getsockname()[1], layout.apps_port))
 
-    command = [sys.executable, "-m", "workers"]
+    command = [*CAPSULE, "worker"]
     workers = await enter(run_child("workers", *command, log=layout.log("workers"), grace=10, settings=settings))
 
-    command = [sys.executable, "-m", "gateway.cli", "serve", "--port", str(layout.port)]
+    command = [*CAPSULE, "serve", "--port", str(layout.port)]
     gateway = await enter(run_child("gateway", *command, log=layout.log("gateway"), grace=DRAIN + 5, settings=settings))
     await gateway.wait_until_ready(lambda: is_ready(f"{layout.gateway}/ready"))
 
@@ -117,38 +116,3 @@ async def run_until_signal(layout: Layout) -> int:
     except StartFailed as error:
         report.print_error(str(error))
     return 1
-
-
-@click.command()
-@click.option(
-    "--port",
-    envvar="CAPSULE_PORT",
-    default=8000,
-    type=click.IntRange(1024, 65531),
-    show_default=True,
-    show_envvar=True,
-    help="Port of the gateway. The four ports after it are used too.",
-)
-@click.option(
-    "--data-dir",
-    envvar="GATEWAY_DATA_DIR",
-    default=".capsule",
-    type=click.Path(path_type=Path),
-    show_default=True,
-    show_envvar=True,
-    help="Folder for data, keys and logs.",
-)
-@click.option(
-    "--provider-url",
-    envvar="GATEWAY_PROVIDER_URL",
-    show_envvar=True,
-    help="A model provider to use instead of the stand-in. Set GATEWAY_PROVIDER_KEY too.",
-)
-def main(port: int, data_dir: Path, provider_url: str | None) -> None:
-    """Run the whole service on this machine, with a demo app."""
-    sys.exit(asyncio.run(run_until_signal(Layout(port, data_dir.resolve(), provider_url))))
-
-
-if __name__ == "__main__":
-    load_dotenv(".env")  # the gateway reads it too, and both must use the same provider
-    main()

@@ -1,0 +1,90 @@
+"""The template's module as an npm package: packed, checked by TypeScript, bundled by Vite, and asked in a browser."""
+
+import json
+import mimetypes
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from tests.browser.packages import require
+from tests.browser.site import TEMPLATE
+from tests.fakes import FakeProvider
+from tests.fakes.provider import tokens
+from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.support.gateway_process import DOMAIN, App
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+NAME = json.loads((TEMPLATE / "package.json").read_text())["name"]
+PAGE = '<!doctype html><title>An app</title><output></output><script type="module" src="./main.ts"></script>'
+MAIN = f"""
+import {{ AiError, complete, streamComplete, type AnswerEnd }} from "{NAME}";
+import {{ setTokenSource }} from "{NAME}/auth";
+
+setTokenSource(async () => "TOKEN");
+const ended: AnswerEnd[] = [];
+const answer: string = await complete("PROMPT").catch((error: AiError) => error.code);
+const streamed: string = await streamComplete("PROMPT", () => {{}}, {{ onDone: (end) => void ended.push(end) }});
+document.querySelector("output")!.textContent = `${{answer}} ${{streamed}} ${{ended.length}}`;
+"""
+
+
+class Built(FakeServer):
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def script(self, exchange: Exchange) -> Script:
+        file = self.folder / (exchange.path.lstrip("/") or "index.html")
+        if not file.is_file():
+            return answer(404)
+        return answer(200, file.read_bytes(), {"Content-Type": mimetypes.guess_type(file.name)[0] or "text/plain"})
+
+
+def install(folder: Path) -> list[str]:
+    """Installs the package in an app's folder as npm would, and returns the names of its files."""
+    npm = shutil.which("npm")
+    assert npm  # `require` needs it too
+    environment = {**os.environ, "npm_config_cache": str(folder / ".npm")}
+    command = [npm, "pack", "--silent", "--pack-destination", folder]
+    subprocess.run(command, cwd=TEMPLATE, env=environment, check=True, capture_output=True, timeout=60)
+    [packed] = folder.glob("*.tgz")
+    with tarfile.open(packed) as tar:
+        tar.extractall(folder / "unpacked", filter="data")
+    installed = folder / "node_modules" / NAME
+    installed.parent.mkdir()
+    (folder / "unpacked" / "package").rename(installed)
+    return sorted(str(path.relative_to(installed)) for path in installed.rglob("*") if path.is_file())
+
+
+def run(tool: Path, *arguments: str, cwd: Path, **settings: str) -> None:
+    environment = {**os.environ, **settings}
+    done = subprocess.run([tool, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_the_package_answers_in_a_vite_app(
+    browser: Browser, app: App, provider: FakeProvider, tmp_path: Path
+) -> None:
+    vite, tsc = require(".bin/vite"), require(".bin/tsc")
+    files = install(tmp_path)
+    assert files == ["README.md", "lib/ai.d.ts", "lib/ai.js", "lib/auth.d.ts", "lib/auth.js", "package.json"]
+
+    prompt = provider.plays(tokens("Bon", "jour"))
+    (tmp_path / "index.html").write_text(PAGE)
+    (tmp_path / "main.ts").write_text(MAIN.replace("PROMPT", prompt).replace("TOKEN", app.token()))
+    strict = ["--strict", "--noEmit", "--target", "es2022", "--module", "esnext", "--moduleResolution", "bundler"]
+    run(tsc, *strict, "main.ts", cwd=tmp_path)
+    address = app.gateway.address + app.path
+    run(vite, "build", "--target", "es2022", cwd=tmp_path, VITE_SERVICE_AI_URL=address)
+
+    async with Built(tmp_path / "dist") as site:
+        page = await browser.new_page()
+        await page.goto(f"http://{app.name}.{DOMAIN}:{site.port}/")
+        await expect(page.locator("output")).to_have_text("Bonjour Bonjour 1")
+        await page.close()

@@ -1,0 +1,166 @@
+"""A tool's round trip through real clients: the model calls it in pieces, the client runs it, the model answers.
+
+Large clients are imported where they are used: each test process imports every test module.
+"""
+
+import asyncio
+import json
+import os
+from typing import Any, NamedTuple
+
+import openai
+import pytest
+
+from tests.browser import packages
+from tests.fakes import FakeProvider
+from tests.fakes.provider import call_part, calls, tokens
+from tests.support.accounts import App
+from tests.support.prices import cost
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MODEL = "gpt-oss-120b"
+NODE_SECONDS = 100
+
+
+class Question(NamedTuple):
+    prompt: str
+    result: str  # of the tool
+
+
+def question(provider: FakeProvider) -> Question:
+    prompt = provider.plays(
+        calls(
+            call_part(0, id="call_1", name="weather", arguments=""),
+            call_part(0, arguments='{"city": '),
+            call_part(0, arguments='"Zürich"}'),
+        )
+    )
+    return Question(prompt, provider.plays(tokens("It", " rains.")))
+
+
+def sdk(app: App) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0)
+
+
+async def completed(app: App, provider: FakeProvider, *questions: Question) -> None:
+    """Each was asked twice, the second time with the call and its result; both requests were paid."""
+    for prompt, result in questions:
+        (first,), (second,) = provider.asked(prompt), provider.asked(result)
+        assert second.json["tools"] == first.json["tools"]
+        user, assistant, tool = second.json["messages"]
+        assert (user["role"], user["content"]) == ("user", prompt)
+        (call,) = assistant["tool_calls"]
+        assert (call["id"], call["function"]["name"]) == ("call_1", "weather")
+        assert json.loads(call["function"]["arguments"]) == {"city": "Zürich"}
+        assert tool == {"role": "tool", "tool_call_id": "call_1", "content": result}
+    assert await app.account.settled() == len(questions) * (cost(9, 4) + cost(7, 3))
+
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}
+
+
+async def test_openai_python(app: App, provider: FakeProvider) -> None:
+    """It repeats the model's message as it got it, with a null in each field that was absent."""
+    whole, streamed = question(provider), question(provider)
+    async with sdk(app) as client:
+
+        async def ask(messages: list[Any], stream: bool) -> Any:
+            asked = {"model": MODEL, "messages": messages, "tools": [TOOL]}
+            if not stream:
+                return (await client.chat.completions.create(**asked)).choices[0].message
+            async with client.chat.completions.stream(**asked) as events:
+                return (await events.get_final_completion()).choices[0].message
+
+        for (prompt, result), stream in ((whole, False), (streamed, True)):
+            messages: list[Any] = [{"role": "user", "content": prompt}]
+            message = await ask(messages, stream)
+            (call,) = message.tool_calls
+            messages += [message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": result}]
+            assert (await ask(messages, stream)).content == "It rains."
+    await completed(app, provider, whole, streamed)
+
+
+async def test_pydantic_ai(app: App, provider: FakeProvider) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    whole, streamed = question(provider), question(provider)
+    results = iter((whole.result, streamed.result))
+    async with sdk(app) as client:
+        agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(openai_client=client)))
+
+        @agent.tool_plain
+        def weather(city: str) -> str:
+            assert city == "Zürich"
+            return next(results)
+
+        assert (await agent.run(whole.prompt)).output == "It rains."
+        async with agent.run_stream(streamed.prompt) as run:
+            assert await run.get_output() == "It rains."
+    await completed(app, provider, whole, streamed)
+
+
+async def test_langchain(app: App, provider: FakeProvider) -> None:
+    from langchain_openai import ChatOpenAI
+
+    def weather(city: str) -> str:
+        """Says it."""
+        raise NotImplementedError(city)
+
+    model = ChatOpenAI(model=MODEL, base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0)
+    bound = model.bind_tools([weather])
+
+    async def stream(messages: list[Any]) -> Any:
+        total: Any = None
+        async for chunk in bound.astream(messages):
+            total = chunk if total is None else total + chunk
+        return total
+
+    whole, streamed = question(provider), question(provider)
+    for (prompt, result), ask in ((whole, bound.ainvoke), (streamed, stream)):
+        messages: list[Any] = [{"role": "user", "content": prompt}]
+        message = await ask(messages)
+        (call,) = message.tool_calls
+        assert (call["name"], call["args"]) == ("weather", {"city": "Zürich"})
+        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": result}]
+        assert (await ask(messages)).content == "It rains."
+    await model.root_async_client.close()
+    await completed(app, provider, whole, streamed)
+
+
+async def test_the_sdks_of_npm(app: App, provider: FakeProvider) -> None:
+    """OpenAI's and Vercel's, in one process. Vercel's asks for the Responses API unless told: the 404 says so."""
+    packages.require("ai/package.json")
+    ways = ("openai, whole", "openai, stream", "ai, whole", "ai, stream")
+    questions = {way: question(provider) for way in ways}
+    process = await asyncio.create_subprocess_exec(
+        "node",
+        packages.HERE / "tools.mjs",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+    asked = {
+        "baseURL": app.gateway.address + app.path,
+        "apiKey": app.token(),
+        "model": MODEL,
+        "questions": {way: each._asdict() for way, each in questions.items()},
+    }
+    try:
+        printed, _ = await asyncio.wait_for(process.communicate(json.dumps(asked).encode()), NODE_SECONDS)
+    finally:
+        if process.returncode is None:
+            process.kill()
+    assert process.returncode == 0
+    report = json.loads(printed)
+    assert report["answers"] == {way: {"answer": "It rains.", "cities": ["Zürich"]} for way in ways}
+    assert "createOpenAI(…).chat(model)" in report["hint"]
+    await completed(app, provider, *questions.values())

@@ -1,0 +1,210 @@
+"""Tools in the OpenAI format: what is sent on and priced, and how the provider's calls come back."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.fakes import FakeProvider
+from tests.fakes.provider import DONE, ROLE, call_part, calls, chunk, tokens
+from tests.fakes.server import CLOSE, HANG
+from tests.support.accounts import App
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.responses import answered, refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MODEL = "gpt-oss-120b"
+PATH = "/chat/completions"
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "café ☀"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "Says it", "parameters": PARAMETERS}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def json_bytes(value: Any) -> int:
+    return len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+TWO_CALLS = calls(
+    call_part(0, id="call_1", name="weather", arguments=""),
+    call_part(0, arguments='{"city": "Z'),
+    call_part(0, arguments='ürich"}'),
+    call_part(1, id="call_2", name="weather", arguments='{"city": "Bern"}'),
+)
+EXPECTED = [("call_1", "weather", '{"city": "Zürich"}'), ("call_2", "weather", '{"city": "Bern"}')]
+
+
+def sdk(app: App) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=app.gateway.address + app.path, api_key=app.token(), max_retries=0)
+
+
+async def test_calls_of_a_whole_answer(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(TWO_CALLS)
+    response = await app.post({"messages": [user(prompt)], "tools": [TOOL]}, path=PATH)
+    (choice,) = response.json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (choice["message"]["role"], choice["message"]["content"]) == ("assistant", None)
+    made = [(c["id"], c["function"]["name"], c["function"]["arguments"]) for c in choice["message"]["tool_calls"]]
+    assert made == EXPECTED
+    assert {c["type"] for c in choice["message"]["tool_calls"]} == {"function"}
+    assert await app.account.settled() == cost(9, 4)
+
+
+async def test_calls_of_a_stream_come_in_their_pieces(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(TWO_CALLS)
+    async with sdk(app) as client:
+        stream = await client.chat.completions.create(model=MODEL, messages=[user(prompt)], tools=[TOOL], stream=True)
+        choices = [c.choices[0] async for c in stream]
+    assert [c.finish_reason for c in choices if c.finish_reason] == ["tool_calls"]
+    assert choices[0].delta.role == "assistant"
+    parts = [part for c in choices for part in c.delta.tool_calls or []]
+    assert [p.index for p in parts] == [0, 0, 0, 1]
+    assert [p.function.arguments for p in parts] == ["", '{"city": "Z', 'ürich"}', '{"city": "Bern"}']
+    assert [p.id for p in parts] == ["call_1", None, None, "call_2"]
+    assert await app.account.settled() == cost(9, 4)
+
+
+async def test_text_and_calls_in_one_answer(app: App, provider: FakeProvider) -> None:
+    both = chunk("Let me look. ", tool_calls=[{"index": 0, **CALL}])
+    prompt = provider.plays([ROLE, both, chunk(finish="tool_calls"), chunk(usage=(9, 4)), DONE])
+    body = {"messages": [user(prompt)], "tools": [TOOL]}
+    message = (await app.post(body, path=PATH)).json()["choices"][0]["message"]
+    assert (message["content"], message["tool_calls"]) == ("Let me look. ", [CALL])
+    events = (await app.post(body | {"stream": True}, path=PATH)).text
+    assert events.index('"content":"Let me look. "') < events.index('"id":"call_1"')
+
+
+async def test_a_whole_history_is_sent_on_and_priced(app: App, provider: FakeProvider) -> None:
+    """Histories that SDKs replay have assistant messages with null, or without content."""
+    result = provider.plays(tokens("x", usage=None))
+    more = CALL | {"id": "call_2"}
+    messages: list[dict[str, Any]] = [
+        user("How is it?"),
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "function_call": None},
+        {"role": "tool", "tool_call_id": "call_1", "content": "17 °C", "name": "weather"},
+        {"role": "assistant", "tool_calls": [more]},
+        {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "rain"}]},
+        {"role": "assistant", "content": "Wet.", "tool_calls": []},
+        {"role": "assistant", "content": None, "tool_calls": None},
+        user("And there?"),
+        {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": "call_3"}]},
+        {"role": "tool", "tool_call_id": "call_3", "content": result},
+    ]
+    choice = {"type": "function", "function": {"name": "weather"}}
+    fields = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    response = await app.post({"messages": messages, "max_tokens": 10, **fields}, path=PATH)
+    assert response.status_code == 200
+    (asked,) = provider.asked(result)
+    assert {name: asked.json[name] for name in fields} == fields
+    nothing: dict[str, Any] = {"role": "assistant", "content": ""}
+    assert asked.json["messages"] == [
+        messages[0],
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "17 °C", "tool_call_id": "call_1"},
+        {"role": "assistant", "content": None, "tool_calls": [more]},
+        {"role": "tool", "content": "rain", "tool_call_id": "call_2"},
+        nothing | {"content": "Wet."},
+        nothing,
+        messages[7],
+        {"role": "assistant", "content": None, "tool_calls": [CALL | {"id": "call_3"}]},
+        {"role": "tool", "content": result, "tool_call_id": "call_3"},
+    ]
+    texts = "".join(m["content"] or "" for m in asked.json["messages"])
+    others = [m[name] for m in asked.json["messages"] for name in ("tool_calls", "tool_call_id") if name in m]
+    priced = sum(map(json_bytes, [*others, *fields.values()]))
+    assert await app.account.settled() == bound(texts + "x" * priced, 10, messages=10)
+
+
+@pytest.mark.parametrize("choice", ["none", "auto", "required"])
+async def test_choices_are_sent_on(app: App, provider: FakeProvider, choice: str) -> None:
+    prompt = provider.plays(tokens("x"))
+    body = {"messages": [user(prompt)], "tools": [TOOL], "tool_choice": choice}
+    assert (await app.post(body, path=PATH)).status_code == 200
+    assert provider.asked(prompt)[0].json["tool_choice"] == choice
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": []}, {"tools": None}, {"tools": [], "parallel_tool_calls": True}], ids=str
+)
+async def test_no_tools_are_as_if_left_out(app: App, provider: FakeProvider, fields: dict[str, Any]) -> None:
+    prompt = provider.plays(tokens("x", usage=None))
+    assert (await app.post({"messages": [user(prompt)], **fields}, path=PATH)).status_code == 200
+    assert not provider.asked(prompt)[0].json.keys() & {"tools", "tool_choice", "parallel_tool_calls"}
+    assert await app.account.settled() == bound(prompt)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "a choice without tools": {"tool_choice": "auto"},
+    "a choice of no tools": {"tools": [], "tool_choice": "none"},
+    "an unknown choice": {"tools": [TOOL], "tool_choice": "cormorant"},
+    "a choice without a name": {"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}},
+    "tools that are no list": {"tools": TOOL},
+    "a tool of another type": {"tools": [{"type": "custom", "custom": {"name": "cormorant"}}]},
+    "a tool without a function": {"tools": [{"type": "function"}]},
+    "a tool without a name": {"tools": [{"type": "function", "function": {"description": "cormorant"}}]},
+    "a schema that is text": {"tools": [{"type": "function", "function": {"name": "f", "parameters": "cormorant"}}]},
+    "parallel calls of another type": {"tools": [TOOL], "parallel_tool_calls": "cormorant"},
+    "a result without its call": {"messages": [{"role": "tool", "content": "cormorant"}]},
+    "a result of null": {"messages": [{"role": "tool", "tool_call_id": "cormorant", "content": None}]},
+    "a call without an id": {"messages": [{"role": "assistant", "tool_calls": [{"function": CALL["function"]}]}]},
+    "arguments that are no text": {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"id": "cormorant", "function": {"name": "f", "arguments": {}}}]}
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_refused(app: App, case: str) -> None:
+    response = await app.post({"messages": [user("Hello")], **REFUSED[case]}, path=PATH)
+    error = refused(response, 400, "REQUEST_MALFORMED")
+    assert "cormorant" not in error["message"]
+    assert (await app.account.spend())["reserved"] == 0
+
+
+async def test_tools_as_large_as_the_cap_do_not_fit_into_it(app: App, provider: FakeProvider) -> None:
+    broke = await app.gateway.app(app.backend, "free")
+    prompt = provider.plays(tokens("x", usage=(90_000, 1)))
+    large = {"type": "function", "function": {"name": "f", "description": "y" * 90_000}}
+    body = {"messages": [user(prompt)], "max_tokens": 1, "tools": [large]}
+    statuses = [(await broke.post(body, path=PATH)).status_code for _ in range(5)]
+    assert statuses == [200] * 3 + [402] * 2
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_part_of_a_call_costs_the_bound_after_a_cut(app: App, provider: FakeProvider, stream: bool) -> None:
+    prompt = provider.plays(ROLE, call_part(0, id="call_1", name="weather", arguments=""), CLOSE)
+    body = {"messages": [user(prompt)], "tools": [TOOL], "stream": stream}
+    response = await app.post(body, path=PATH)
+    assert "PROVIDER_ERROR" in response.text
+    assert "[DONE]" not in response.text
+    assert response.status_code == (200 if stream else 502)
+    assert await app.account.settled() == bound(prompt + "x" * json_bytes([TOOL]))
+
+
+async def test_leaving_within_a_call_cancels_it_and_costs_the_bound(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(ROLE, call_part(0, id="call_1", name="weather", arguments="{"), HANG)
+    async with sdk(app) as client:
+        stream = await client.chat.completions.create(model=MODEL, messages=[user(prompt)], tools=[TOOL], stream=True)
+        async for part in stream:
+            if part.choices[0].delta.tool_calls:
+                break
+        await stream.close()
+        (asked,) = await wait_until(lambda: provider.asked(prompt))
+        await wait_until(asked.cancelled.is_set)
+    assert await app.account.settled() == bound(prompt + "x" * json_bytes([TOOL]))
+
+
+async def test_calls_that_nobody_asked_for_stay_out_of_the_native_format(app: App, provider: FakeProvider) -> None:
+    prompt = provider.plays(TWO_CALLS)
+    answer = answered(await app.ask(prompt))
+    assert (answer["text"], answer["finishReason"]) == ("", "stop")
+    assert (await app.events(prompt))[-1].json()["finishReason"] == "stop"
+    assert await app.account.settled() == 2 * cost(9, 4)

@@ -1,0 +1,67 @@
+"""The wheel of this source tree, built and installed as users install it."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+
+
+def build_wheel(folder: Path) -> Path:
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, folder: Path, extra: str) -> Path:
+    """Makes a virtual environment and returns its folder of programs.
+
+    Downloads nothing: what the wheel requires, and nothing else, is linked from the environment of the tests. pip then
+    fails if that is not all, or has a version that the wheel does not accept.
+    """
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    for name in _find_required(_read_requirements(wheel), extra):
+        distribution = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(distribution.locate_file(top))
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "-q"]
+    run(*pip, "install", "--no-index", "--no-compile", f"{wheel}[{extra}]")
+    return folder / "bin"
+
+
+def _read_requirements(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return re.findall(r"^Requires-Dist: (.+)$", archive.read(name).decode(), re.MULTILINE)
+
+
+def _find_required(requirements: list[str], extra: str) -> set[str]:
+    """The names of all distributions that these requirements need, directly and indirectly."""
+    found: dict[str, set[str]] = {}  # with the extras that were followed
+    waiting = [(line, extra) for line in requirements]
+    while waiting:
+        line, active = waiting.pop()
+        needed = Requirement(line)
+        if needed.marker and not needed.marker.evaluate({"extra": active}):
+            continue
+        known = found.setdefault(needed.name, set())
+        for one in {"", *needed.extras} - known:
+            known.add(one)
+            waiting += [(line, one) for line in importlib.metadata.requires(needed.name) or []]
+    return {*found}
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

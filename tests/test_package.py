@@ -1,0 +1,95 @@
+"""The distribution as `pip`, `pipx` and `uvx` install it: what its wheel holds, and that it runs on its own."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import zipfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.polling import wait_until
+from tests.support.redis_servers import five_free_ports
+from tests.support.wheel import build_wheel, install
+
+SOMEBODY_ELSES = "raise ImportError('this is another package')"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+def test_the_wheel_installs_one_typed_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    version = wheel.name.split("-")[1]
+    assert {name.partition("/")[0] for name in names} == {"capsule_gateway", f"capsule_gateway-{version}.dist-info"}
+    assert "capsule_gateway/py.typed" in names
+    assert not [name for name in names if "node_modules" in name or "__pycache__" in name]
+
+
+async def test_the_service_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """Beside other packages of the same names, and from a folder that is no source tree."""
+    programs = await asyncio.to_thread(install, wheel, tmp_path / "environment", "dev")
+    [packages] = (tmp_path / "environment").glob("lib/*/site-packages")
+    for name in ("gateway", "workers", "lua", "capsule"):
+        (packages / f"{name}.py").write_text(SOMEBODY_ELSES)
+    folder = tmp_path / "anywhere"
+    folder.mkdir()
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+
+    def capsule(*arguments: str, name: str = "capsule", **settings: str) -> tuple[int, str]:
+        command, environ = [programs / name, *arguments], {**environment, **settings}
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    port = five_free_ports()
+    async with running(programs / "capsule", folder, {**environment, "CAPSULE_PORT": str(port)}):
+        calls = [
+            asyncio.to_thread(capsule, "--help"),
+            asyncio.to_thread(capsule, "--version", name="capsule-gateway"),
+            asyncio.to_thread(capsule, "serve", "--check", "--port", str(port)),
+            asyncio.to_thread(capsule, "serve", GATEWAY_STORAGE_URL="s3://bucket/prefix"),
+        ]
+        shown, version, ready, refused = await asyncio.gather(*calls)
+        assert (shown[0], "publish" in shown[1], "deploys" in shown[1]) == (0, False, True), shown
+        assert version == (0, f"capsule, version {wheel.name.split('-')[1]}\n")
+        assert ready == (0, f"http://127.0.0.1:{port}/ready answered 200\n")
+        assert refused[0] == 1
+        assert 'pip install "capsule-gateway[s3]"' in refused[1]
+        async with httpx.AsyncClient(trust_env=False) as http:
+
+            async def is_built() -> bool:
+                page = await http.get(f"http://127.0.0.1:{port + 4}/", headers={"Host": "hello.apps.localhost"})
+                return "Hello from a capsule." in page.text
+
+            await wait_until(is_built, 60)  # so the scripts, the workers and the sandbox work too
+            assert (await http.get(f"http://127.0.0.1:{port}/dashboard")).is_success
+
+
+@asynccontextmanager
+async def running(capsule: Path, folder: Path, environment: dict[str, str]) -> AsyncIterator[None]:
+    pipe = asyncio.subprocess.PIPE
+    dev = await asyncio.create_subprocess_exec(
+        capsule, "dev", cwd=folder, env=environment, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        assert dev.stdout
+        seen = ""
+        async with asyncio.timeout(60):
+            while line := (await dev.stdout.readline()).decode():
+                seen += line
+                if "Press Ctrl-C to stop." in line:
+                    break
+        assert dev.returncode is None, seen
+        yield
+    finally:
+        if dev.returncode is None:
+            dev.send_signal(signal.SIGTERM)
+        rest, _ = await asyncio.wait_for(dev.communicate(), 30)
+    assert rest.endswith(b"Stopped.\n")
