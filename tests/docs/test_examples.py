@@ -21,18 +21,32 @@ from tests.support.redis_servers import free_port
 from tests.support.worker_process import queue
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-NAMES = ("receiver.py", "receiver.mjs")
+TOOLS = {"receiver.py": sys.executable, "receiver.mjs": "node", "receiver.go": "go"}
+NAMES = tuple(TOOLS)
 MINUTES = 60.0
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-def interpreter(name: str) -> str:
-    found = sys.executable if name.endswith(".py") else shutil.which("node")
-    if found is None:
-        if os.environ.get("CI"):
-            raise RuntimeError("node is missing, and CI must run every test")
-        pytest.skip("node is not installed")
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What runs each receiver, where its tool is installed."""
+    found = {name: [tool, str(EXAMPLES / name)] for name, tool in TOOLS.items() if shutil.which(tool)}
+    if "receiver.go" in found:
+        program = tmp_path_factory.mktemp("go") / "receiver"
+        cache = {"GOCACHE": str(program.parent / "cache")}
+        build = ["go", "build", "-o", str(program), str(EXAMPLES / "receiver.go")]
+        subprocess.run(build, env={**os.environ, **cache}, check=True, timeout=100)
+        found["receiver.go"] = [str(program)]
     return found
+
+
+def command(commands: dict[str, list[str]], name: str) -> list[str]:
+    """A person without the tool skips; CI must have it."""
+    if name not in commands:
+        if os.environ.get("CI"):
+            raise RuntimeError(f"{TOOLS[name]} is missing, and CI must run every test")
+        pytest.skip(f"{TOOLS[name]} is not installed")
+    return commands[name]
 
 
 class Example:
@@ -51,12 +65,11 @@ class Example:
 
 
 @contextlib.asynccontextmanager
-async def running(name: str, folder: Path, secret: str, port: int) -> AsyncIterator[Example]:
+async def running(command: list[str], folder: Path, secret: str, port: int) -> AsyncIterator[Example]:
     example = Example(port, secret, folder / "said")
-    command = [interpreter(name), str(EXAMPLES / name), str(port)]
     environment = {"PATH": os.environ["PATH"], "SERVICE_WEBHOOK_SECRET": secret}
     with (folder / "said").open("wb") as out:
-        process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([*command, str(port)], env=environment, stdout=out, stderr=subprocess.STDOUT)
     try:
         await wait_until(lambda: f"listening on {port}" in example.said, 10)
         yield example
@@ -67,8 +80,10 @@ async def running(name: str, folder: Path, secret: str, port: int) -> AsyncItera
 
 
 @pytest_asyncio.fixture(loop_scope="session", params=NAMES)
-async def example(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Example]:
-    async with running(request.param, tmp_path, new_secret(), free_port()) as example:
+async def example(
+    request: pytest.FixtureRequest, commands: dict[str, list[str]], tmp_path: Path
+) -> AsyncIterator[Example]:
+    async with running(command(commands, request.param), tmp_path, new_secret(), free_port()) as example:
         yield example
 
 
@@ -80,11 +95,11 @@ def delivery(example: Example, age: float = 0) -> tuple[bytes, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_what_a_worker_sends_is_accepted(name: str, tmp_path: Path) -> None:
-    port = free_port()
+async def test_what_a_worker_sends_is_accepted(name: str, commands: dict[str, list[str]], tmp_path: Path) -> None:
+    receiver, port = command(commands, name), free_port()
     async with queue(tmp_path) as events_queue:
         account = await events_queue.account(f"http://127.0.0.1:{port}/hooks")
-        async with running(name, tmp_path, account.secret, port) as example:
+        async with running(receiver, tmp_path, account.secret, port) as example:
             await events_queue.worker()
             event_id = await account.emit()
             assert await account.outcome(event_id) == ("delivered", 204)

@@ -1,0 +1,167 @@
+"""The proxies of docs/operations.md, each run with the very block that the page shows."""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, chunk
+from tests.fakes.server import HANG
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+SECRET = "dpl_secret-in-the-path"
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return found
+
+
+def nginx(port: int, gateway_port: int, folder: Path) -> tuple[str, list[str]]:
+    server = f"listen 127.0.0.1:{port}; {at(block('nginx'), gateway_port)}"
+    temporary = " ".join(f"{kind}_temp_path {folder};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    options = f"daemon off; master_process off; pid {folder}/pid; error_log stderr;"
+    configuration = f"{options} events {{}} http {{ {temporary} access_log /dev/stderr; server {{ {server} }} }}"
+    return configuration, ["nginx", "-e", "stderr", "-p", str(folder), "-c"]
+
+
+def caddy(port: int, gateway_port: int, _: Path) -> tuple[str, list[str]]:
+    text = at(block("caddyfile"), gateway_port).replace("api.example.com", f"http://127.0.0.1:{port}")
+    return text.replace("{\n", "{\nadmin off\n", 1), ["caddy", "run", "--adapter", "caddyfile", "--config"]
+
+
+def at(text: str, gateway_port: int) -> str:
+    assert text.count("127.0.0.1:8000") == 1
+    return text.replace("127.0.0.1:8000", f"127.0.0.1:{gateway_port}")
+
+
+@contextlib.asynccontextmanager
+async def running(proxy: str, port: int, gateway_port: int, folder: Path) -> AsyncIterator[Path]:
+    """The file with all that the proxy writes."""
+    needs(proxy)
+    configuration, command = {"nginx": nginx, "caddy": caddy}[proxy](port, gateway_port, folder)
+    (folder / "configuration").write_text(configuration)
+    log = folder / "log"
+    environment = {"PATH": f"{os.environ['PATH']}:/usr/sbin", "HOME": str(folder)}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, str(folder / "configuration")], env=environment, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        await wait_until(lambda: process.poll() is not None or listens(port), 30)
+        assert process.poll() is None, log.read_text()
+        yield log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def needs(proxy: str) -> None:
+    """A person without it skips; CI must have it."""
+    if shutil.which(proxy, path=f"{os.environ['PATH']}:/usr/sbin") is None:
+        if os.environ.get("CI"):
+            raise RuntimeError(f"{proxy} is missing, and CI must run every test")
+        pytest.skip(f"{proxy} is not installed")
+
+
+async def listens(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        return True
+    return False
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
+    """An app of a gateway whose public address is that of a proxy which does not run yet."""
+    address, folder = f"http://127.0.0.1:{free_port()}", tmp_path_factory.mktemp("proxied")
+    async with (
+        FakeProvider() as provider,
+        FakeAppBackend() as backend,
+        gateway_with_redis(provider, folder, GATEWAY_BASE_URL=address) as gateway,
+    ):
+        yield await gateway.app(backend)
+
+
+@pytest.fixture
+def public(app: App) -> Iterator[Gateway]:
+    """Sends what the tests ask to the proxy."""
+    direct = app.gateway.http.base_url
+    app.gateway.http.base_url = httpx.URL(app.gateway.environment["GATEWAY_BASE_URL"])
+    yield app.gateway
+    app.gateway.http.base_url = direct
+
+
+@pytest.mark.parametrize("proxy", ["nginx", "caddy"])
+async def test_a_documented_proxy(proxy: str, app: App, public: Gateway, tmp_path: Path) -> None:
+    port = public.http.base_url.port
+    assert port
+    async with running(proxy, port, public.port, tmp_path) as log:
+        await tokens_arrive_one_by_one(app)
+        await a_client_that_leaves_ends_the_request(app)
+        response = await public.http.post(
+            "/mcp",
+            json=INITIALIZE,
+            headers={"Authorization": f"Bearer {app.account.key}", "Accept": "application/json, text/event-stream"},
+        )
+        assert response.status_code == 200, response.text
+        assert "serverInfo" in response.text
+        for path in ("health", "ready", "metrics"):
+            for spelling in (path, f"{path}/", f"/{path}", f"%{ord(path[0]):x}{path[1:]}", f"{path}?a"):
+                response = await public.http.get(f"{public.environment['GATEWAY_BASE_URL']}/{spelling}")
+                assert response.status_code == 404, spelling
+        assert (await public.http.post(f"/hooks/deploy/{SECRET}")).status_code == 404
+    assert SECRET not in log.read_text()
+
+
+async def tokens_arrive_one_by_one(app: App) -> None:
+    """The provider sends a token only when the client has the one before."""
+    words = [" one", " two", " three"]
+    seen = [asyncio.Event() for _ in words]
+    steps = [step for word, event in zip(words, seen, strict=True) for step in (chunk(word), event)]
+    prompt = app.gateway.provider.plays(*steps, chunk(finish="stop"), chunk(usage=(7, 3)), DONE)
+    got = []
+    async with app.stream(prompt) as source:
+        async for event in source.aiter_sse():
+            got.append(event.event)
+            if event.event == "message":
+                seen[len(got) - 1].set()
+    assert got == ["message"] * 3 + ["done"]
+
+
+async def a_client_that_leaves_ends_the_request(app: App) -> None:
+    prompt = app.gateway.provider.plays(chunk(" one"), HANG)
+    async with app.stream(prompt) as source:
+        await anext(source.aiter_sse())
+    (exchange,) = app.gateway.provider.asked(prompt)
+    await asyncio.wait_for(exchange.cancelled.wait(), 10)
+
+
+@pytest.mark.parametrize("proxy", ["nginx", "caddy"])
+async def test_no_secret_is_logged_while_the_gateway_is_down(proxy: str, tmp_path: Path) -> None:
+    port = free_port()
+    async with running(proxy, port, free_port(), tmp_path) as log, httpx.AsyncClient(trust_env=False) as client:
+        response = await client.post(f"http://127.0.0.1:{port}/hooks/deploy/{SECRET}")
+        assert response.status_code == 502
+    assert SECRET not in log.read_text()
