@@ -33,8 +33,9 @@ TARGETS = {
     "cluster": "on a cluster of three",
     "traces": "with traces of all requests",
     "traces-1%": "with traces of 1 % of the requests",
+    "against": "of the other commit",
 }
-DEFAULT = "A32,A256,B500,C,C-cold,mem"
+DEFAULT = "A32,A256,B500,B50,C,C-cold,mem"
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Bench:
     def _row(self, name: str, workload: Workload) -> str:
         nginx, gateway = (_counted(self.results[name, target]) for target in ("nginx", "gateway"))
         ratio = _median(gateway, "cost") / _median(nginx, "cost")
-        first = f"{_median(gateway, 'ttft50'):.1f} / {_median(gateway, 'ttft99'):.1f} ms"
+        first = f"{_median(gateway, 'ttft50'):.2f} / {_median(gateway, 'ttft99'):.1f} ms"
         cells = [
             name,
             _unit(workload),
@@ -166,7 +167,7 @@ class Bench:
                 costs = _counted(self.results[name, other])
                 ratio = _median(costs, "cost") / _median(usual, "cost")
                 quiet = f"quiet runs {_quiet_runs(costs)} of {self.runs}"
-                yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as without; {quiet}"
+                yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as usual; {quiet}"
 
     def errors(self) -> int:
         return sum(_errors(result) for runs in self.results.values() for result in runs)
@@ -236,12 +237,14 @@ def main() -> int:
     parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
     parser.add_argument("--cluster", action="store_true", help="measure the gateway on Redis Cluster too, in turn")
     parser.add_argument("--traces", action="store_true", help="measure it with traces of all and of 1 %% too, in turn")
+    parser.add_argument("--against", metavar="COMMIT", help="measure another commit's gateway too, in turn")
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := set(names) - set(WORKLOADS):
         parser.error(f"no such workload: {', '.join(sorted(unknown))}")
-    with Rig(options.gateway, options.cluster) as rig:
+    with Rig(options.gateway, options.cluster, options.against) as rig:
         others = [*(["cluster"] if options.cluster else []), *(["traces", "traces-1%"] if options.traces else [])]
+        others += ["against"] if options.against else []
         bench = Bench(rig, names, options.runs, *others)
         bench.run()
     print(bench.table())

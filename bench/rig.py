@@ -57,12 +57,13 @@ class Target:
 class Rig:
     """The servers that every target shares."""
 
-    def __init__(self, gateway_command: str | None, cluster: bool = False) -> None:
+    def __init__(self, gateway_command: str | None, cluster: bool = False, against: str | None = None) -> None:
+        """`against` is a commit whose gateway is the target "against"."""
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
             raise SystemExit("bench: this needs two cores, one of them for the target alone")
         self._others, self._alone = cores[:2]
-        self._gateway_command, self._with_cluster = gateway_command, cluster
+        self._gateway_command, self._with_cluster, self._against = gateway_command, cluster, against
         self._stack = ExitStack()
 
     def __enter__(self) -> Rig:
@@ -73,11 +74,12 @@ class Rig:
             os.sched_setaffinity(0, {self._others})
             for program in ("stub", "loadgen"):
                 _compile(program)
+            self._commands = {} if self._against is None else {"against": _command_of(self._against)}
             self._stub, self.redis_port = free_port(), free_port()
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
             stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
             # A database for each target, because all have apps of the same names.
-            databases = enumerate(("gateway", "traces", "traces-1%"))
+            databases = enumerate(("gateway", "traces", "traces-1%", "against"))
             self._redis_urls = {name: f"redis://127.0.0.1:{self.redis_port}/{n}" for n, name in databases}
             if self._with_cluster:
                 self._redis_urls["cluster"] = stack.enter_context(self._cluster())
@@ -119,9 +121,9 @@ class Rig:
 
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
-        """Also as "cluster", on Redis Cluster, and as "traces" or "traces-1%"."""
+        """Also as "cluster", on Redis Cluster, as "traces" or "traces-1%", and as "against"."""
         port = free_port()
-        command = self._gateway_command or _gateway_command()
+        command = self._commands.get(name) or self._gateway_command or _gateway_command()
         settings = {
             "GATEWAY_REDIS_URL": self._redis_urls[name],
             "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{self._stub}/v1",
@@ -268,6 +270,22 @@ def redis_command(port: int) -> Command:
 
         server = str(get_binary_path())
     return [server, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+
+
+def _command_of(commit: str) -> str:
+    """What starts the gateway of another commit, which is installed in an environment of its own first."""
+    git = [_program("git"), "-C", HERE.parent]
+    revision = subprocess.check_output([*git, "rev-parse", "--verify", f"{commit}^{{commit}}"], text=True).strip()
+    folder = SCRATCH / revision
+    capsule = folder / ".venv" / "bin" / "capsule"
+    if not capsule.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        subprocess.run([*git, "worktree", "prune"], check=True)
+        subprocess.run([*git, "worktree", "add", "--quiet", "--force", "--detach", folder, revision], check=True)
+        subprocess.run([sys.executable, "-m", "venv", folder / ".venv"], check=True)
+        pip = [folder / ".venv" / "bin" / "python", "-m", "pip", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "-c", "requirements.lock", "-e", "."], check=True, cwd=folder)
+    return f"{shlex.quote(str(capsule))} serve --port {{port}}"
 
 
 def _gateway_command() -> str:
