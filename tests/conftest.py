@@ -13,12 +13,21 @@ from tests.support.redis_servers import BINARIES, RedisServer
 from tests.support.tcp_proxy import Proxy
 
 TESTS = Path(__file__).parent
-SLOWEST = ["chaos", "hostile", "workers", "browser"]
+SLOWEST = ["workers", "browser", "hostile", "chaos"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The folders whose modules take longest come first, so that no process ends long after the others."""
-    items.sort(key=lambda item: item.path.relative_to(TESTS).parts[0] not in SLOWEST)
+    """The folders whose modules take longest come first, so that no process ends long after the others.
+
+    They take turns: the ones wait most of the time, the others keep a core busy.
+    """
+    modules = {folder: list(dict.fromkeys(i.path for i in items if _folder(i) == folder)) for folder in SLOWEST}
+    turn = {module: number for found in modules.values() for number, module in enumerate(found)}
+    items.sort(key=lambda item: turn.get(item.path, len(turn)))
+
+
+def _folder(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
 
 
 @pytest.fixture(scope="session")
