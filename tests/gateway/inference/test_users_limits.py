@@ -61,9 +61,9 @@ async def test_tokens_without_kid_stop_nobody(gw: Gateway, app: App) -> None:
         assert (await app.ask("x")).status_code == 200
         began = time.monotonic()
         answers = asyncio.gather(*(attacked.ask("x", token=token) for token in tokens))
-        assert await worst_health(gw, 2) < 1
+        assert await worst_health(gw, 2) < 3  # all of them together would take 20
         assert {response.status_code for response in await answers} <= {401, 429}
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 15
 
 
 async def test_a_flood_is_refused_without_a_look(gw: Gateway) -> None:
