@@ -339,7 +339,8 @@ class Permits:
                 length=int(self._lease.length * 1000),
             )
         except BaseException:
-            self._changed |= changed
+            # The answer that was lost may have said that Redis forgot who waits here.
+            self._changed |= changed | set(self._queue.accounts())
             self._cut = self._cut or cut
             raise
         if answer is not None and not leave:

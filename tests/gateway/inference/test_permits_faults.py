@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from gateway.inference.permits import Permits
+from gateway.errors import BackboneUnavailable
+from gateway.inference.permits import Permits, read_share
 from gateway.store import client as store_module
+from gateway.store import scripts
+from gateway.store.client import Store
 from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, ready, take
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, replicated_cluster
@@ -98,34 +101,29 @@ async def own(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Cluster, Re
     server.stop()
 
 
-async def test_redis_away_for_a_while(own: tuple[Cluster, RedisServer], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_redis_away_for_a_while(own: tuple[Cluster, RedisServer]) -> None:
     """Freed permits go to the process's own waiting requests, and the bound holds before, meanwhile and after."""
-    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
     cluster, server = own
-    provider, bound, seconds = Provider(), 12, 1.2
+    provider, bound = Provider(), 12
     processes = [cluster.start(bound=bound) for _ in range(3)]
-    over = False
+    end = time.monotonic() + 7
 
     async def ask(permits: Permits, account: str) -> None:
-        while not over:
+        while time.monotonic() < end:
             await provider.request(permits, account, random.uniform(0.03, 0.1))
 
-    async def share() -> float:
-        """Of the permits that are in use."""
-        began, busy = time.monotonic(), provider.busy
-        await asyncio.sleep(seconds)
-        return (provider.busy - busy) / ((time.monotonic() - began) * bound)
-
     tasks = [asyncio.create_task(ask(p, f"acc{n}")) for p in processes for n in range(8)]
-    await wait_until(lambda: provider.now == bound and all(permits.used for permits in processes))
+    await asyncio.sleep(1)
     server.freeze()
     await asyncio.sleep(0.5)
-    while_away = await share()
+    busy = provider.busy
+    await asyncio.sleep(2.5)
+    while_away = (provider.busy - busy) / (2.5 * bound)
     server.thaw()
-    for permits in processes:
-        await wait_until(lambda permits=permits: permits._answered and not permits._alone, timeout=10)
-    afterwards = await share()
-    over = True
+    await asyncio.sleep(1)
+    busy = provider.busy
+    await asyncio.sleep(1)
+    afterwards = (provider.busy - busy) / bound
     await asyncio.gather(*tasks)
     assert provider.most == bound
     assert while_away > 0.5
@@ -158,6 +156,44 @@ async def test_the_node_of_the_permits_fails_over() -> None:
         for permits in [*cluster.running]:
             await cluster.kill(permits)
         assert provider.most == bound
+
+
+async def test_a_lost_answer_said_that_redis_forgot_who_waits(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis forgets the waiting requests of a process that is silent, and tells it once, when it calls again."""
+    silent, other = (cluster.start(bound=1, renewal=0.1) for _ in range(2))
+    [held] = await take(other, 1)
+    turns = [silent.join(f"acc{n}", "app", 1) for n in range(3)]
+    run, way, observer = scripts.lease, "cut", cluster.running[other][1]
+
+    async def lease(store: Store, name: str, *call: Any, **options: Any) -> Any:
+        nonlocal way
+        if name == silent.name and way == "cut":
+            raise BackboneUnavailable
+        answer = await run(store, name, *call, **options)
+        if name == silent.name and way == "answer lost":
+            way = "whole"
+            raise BackboneUnavailable
+        return answer
+
+    async def waiting() -> int:
+        return len((await read_share(observer)).waiting)
+
+    async def all_wait() -> bool:
+        return await waiting() == 3
+
+    async def none_waits() -> bool:
+        return await waiting() == 0
+
+    await wait_until(all_wait)
+    monkeypatch.setattr(scripts, "lease", lease)
+    await wait_until(none_waits)
+    way = "answer lost"
+    await wait_until(all_wait)
+    for turn in turns:
+        turn.leave(BackboneUnavailable())
+    other.release(held)
 
 
 async def test_redis_away_for_longer_than_the_lease(
