@@ -19,6 +19,7 @@ from gateway.inference.formats import (
     invalid_json,
     malformed,
 )
+from gateway.inference.parameters import FORWARDED, FORWARDED_WITH_TOOLS
 from gateway.inference.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, PRICES, Usage
 from gateway.inference.sse import Delta
 from gateway.inference.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
@@ -71,17 +72,6 @@ class Completion(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(Completion).decode
 TEXT_PARTS = ("text", "input_text")
-FORWARDED = (
-    "temperature",
-    "top_p",
-    "stop",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "reasoning_effort",
-    "response_format",
-)
-FORWARDED_WITH_TOOLS = (*FORWARDED, "tools", "tool_choice", "parallel_tool_calls")
 
 
 def read_ask(body: bytes, wants_stream: bool) -> Ask:

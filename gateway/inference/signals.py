@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderRefused, ServiceError
+from gateway.inference.parameters import FORWARDED_WITH_TOOLS
 
 DEFAULT_RETRY_AFTER = 5.0  # seconds, when a rate limit names no time
 NAME_LIMIT = 100  # characters of an error's code, type or parameter that are read
@@ -33,21 +34,7 @@ _OBJECTIONS = (
     ),
 )
 # The parameters that a message may name. The provider could write anything into `param`.
-_PARAMETERS = (
-    "messages",
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "stop",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
-    "reasoning_effort",
-    "response_format",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-)
+_PARAMETERS = ("messages", "max_tokens", *FORWARDED_WITH_TOOLS)
 
 
 class ProviderSignal(enum.Enum):

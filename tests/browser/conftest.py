@@ -10,15 +10,17 @@ from playwright.async_api import Browser
 from tests.browser.site import Site
 from tests.browser.visitor import Visitor, chromium, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
+from tests.support.fixtures import provider, session_fixture
 from tests.support.gateway_process import App, Gateway, gateway_with_redis
 from tests.support.worker_process import Worker
+
+__all__ = ["provider"]
 
 Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
 
 # What is counted is written this often, in seconds, and so are the operators' figures.
 SOON = {"gateway.telemetry.counters.INTERVAL": 0.2, "gateway.operations.overview.SNAPSHOT_INTERVAL": 0.5}
 
-session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
 
@@ -26,12 +28,6 @@ fixture = pytest_asyncio.fixture(loop_scope="session")
 async def browser() -> AsyncIterator[Browser]:
     async with chromium() as browser:
         yield browser
-
-
-@session_fixture
-async def provider() -> AsyncIterator[FakeProvider]:
-    async with FakeProvider() as provider:
-        yield provider
 
 
 @session_fixture

@@ -3,14 +3,14 @@
 from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.server import Exchange, Script, answer
 from tests.support.accounts import Account
+from tests.support.fixtures import provider, session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 
-session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
+__all__ = ["provider"]
 
 
 class DemoBackend(FakeAppBackend):
@@ -20,12 +20,6 @@ class DemoBackend(FakeAppBackend):
         if (exchange.method, exchange.path) == ("POST", "/session"):
             return answer(200, self.token().encode(), {"Content-Type": "text/plain"})
         return super().script(exchange)
-
-
-@session_fixture
-async def provider() -> AsyncIterator[FakeProvider]:
-    async with FakeProvider() as provider:
-        yield provider
 
 
 @session_fixture

@@ -14,19 +14,14 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.support.accounts import App
+from tests.support.fixtures import provider, session_fixture
 from tests.support.gateway_process import Gateway, gateway, gateway_with_redis
+
+__all__ = ["provider"]
 
 Launch = Callable[..., AbstractAsyncContextManager[Gateway]]
 
 COUNTED_SOON = {"gateway.telemetry.counters.INTERVAL": 0.3}  # seconds
-
-session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
-
-
-@session_fixture
-async def provider() -> AsyncIterator[FakeProvider]:
-    async with FakeProvider() as provider:
-        yield provider
 
 
 @session_fixture

@@ -18,7 +18,7 @@ from gateway.api import openapi
 from gateway.app import create_app
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.gateway.conftest import session_fixture
+from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway_with_redis
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

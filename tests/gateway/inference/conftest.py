@@ -8,8 +8,8 @@ import redis.asyncio
 from gateway.inference import admission as admission_module
 from gateway.store import client as store_module
 from tests.fakes import FakeProvider
-from tests.gateway.conftest import session_fixture
 from tests.gateway.inference.admissions import Books, Desk, desk
+from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.tcp_proxy import Proxy
 

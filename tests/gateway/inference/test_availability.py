@@ -10,8 +10,9 @@ import pytest_asyncio
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, event, tokens
 from tests.fakes.server import CLOSE
-from tests.gateway.conftest import Launch, session_fixture
+from tests.gateway.conftest import Launch
 from tests.support.accounts import App
+from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import OPERATOR, Gateway, gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.prices import cost

@@ -12,8 +12,8 @@ import pytest
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
-from tests.gateway.conftest import session_fixture
 from tests.support.accounts import App
+from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.responses import refused

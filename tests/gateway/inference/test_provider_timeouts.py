@@ -13,8 +13,8 @@ from gateway.inference.provider import pause_between_sweeps
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
-from tests.gateway.conftest import session_fixture
 from tests.support.accounts import App
+from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.prices import bound, cost

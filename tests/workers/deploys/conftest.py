@@ -9,12 +9,11 @@ import pytest_asyncio
 
 from tests.fakes import FakeProvider
 from tests.support.deployment import Host, host_on, hosting
+from tests.support.fixtures import session_fixture
 from tests.support.redis_servers import free_port
 
 TIDY = "workers.deploys.builder.TIDY_INTERVAL"
 CANARY = {"GATEWAY_CANARY": "0.2"}
-
-session_fixture = pytest_asyncio.fixture(scope="session", loop_scope="session")
 
 
 @session_fixture

@@ -1,0 +1,15 @@
+"""The parameters of a request in the OpenAI format that are sent on to the provider as they are."""
+
+from __future__ import annotations
+
+FORWARDED = (
+    "temperature",
+    "top_p",
+    "stop",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "reasoning_effort",
+    "response_format",
+)
+FORWARDED_WITH_TOOLS = (*FORWARDED, "tools", "tool_choice", "parallel_tool_calls")
