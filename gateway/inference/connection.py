@@ -17,8 +17,9 @@ from typing import Protocol
 import httptools
 
 from gateway.errors import BackboneUnavailable, ProviderFailed, ProviderTimeout, ProviderUnreachable
+from gateway.inference.formats import Format
 from gateway.inference.signals import ProviderSignal
-from gateway.inference.sse import AnswerReader, Delta
+from gateway.inference.sse import AnswerReader, Delta, deltas_of
 from gateway.settings import ProviderTimeouts
 
 HIGH_WATER = 65_536  # unread bytes of one stream
@@ -52,6 +53,7 @@ class Stream:
         "_waiter",
         "age",
         "answer",
+        "format",
         "forward",
         "status",
         "unsent",
@@ -61,11 +63,12 @@ class Stream:
         self._connection: Connection | None = connection
         self._loop = connection.loop
         self._waiter: asyncio.Future[None] | None = None
-        self.answer = AnswerReader()
+        self.answer = AnswerReader(connection.received)
         self.status = 0  # 0 until the headers have arrived
         self._retry_after: float | None = None
-        # The short cut: relays deltas as they arrive, while the relay waits in `read`. False: they have to wait.
-        self.forward: Callable[[Stream, list[Delta]], bool] | None = None
+        # The short cut: sends what arrives while the relay waits in `read`, in `format`. False: it has to wait.
+        self.forward: Callable[[bytes], bool] | None = None
+        self.format: Format
         self._pending: list[Delta] | None = None  # what `forward` did not take
         self._answering = False  # a byte of the answer has arrived
         self._keep_alive_due = False
@@ -82,7 +85,7 @@ class Stream:
             if self._pending is not None:
                 deltas, self._pending = self._pending, None
                 return deltas
-            if answer.unread and self.status == 200:
+            if answer.received and self.status == 200:
                 if self._connection is not None:
                     self._connection.resume()
                 if deltas := answer.read():
@@ -121,15 +124,21 @@ class Stream:
         self.status, self._retry_after = status, retry_after
 
     def heard(self) -> None:
-        """Bytes have arrived: relays what they hold, or wakes the relay."""
+        """Bytes have arrived: sends what they hold, or wakes the relay."""
         self._answering = True
         self._silence = 0.0
         answer = self.answer
-        if self.forward is not None and self._waiter is not None and answer.unread and self._pending is None:
-            deltas = answer.read()
-            if deltas and not self.forward(self, deltas):
-                self._pending = deltas
-            elif not (answer.complete or answer.eof or answer.failure is not None):
+        if self._waiter is not None and self._pending is None and answer.received and self.status == 200:
+            texts = None if self.forward is None else answer.read_texts()
+            deltas = answer.read() if texts is None else []
+            if self.forward is None:
+                self._pending = deltas or None
+            elif out := self.format.chunks(deltas) if texts is None else self.format.texts(texts):
+                if self.forward(out):
+                    self.unsent = 0.0
+                else:
+                    self._pending = deltas or deltas_of(texts or [])
+            if not (self._pending or answer.complete or answer.eof or answer.failure is not None):
                 return
         elif answer.unread > HIGH_WATER:
             self._hold_back()
@@ -219,12 +228,15 @@ class Connection(asyncio.Protocol):
         "_stream",
         "_waited",
         "loop",
+        "on_body",
         "paused",
+        "received",
         "state",
         "transport",
     )
 
     transport: asyncio.Transport
+    on_body: Callable[[bytes], None]  # llhttp's callback
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -232,6 +244,8 @@ class Connection(asyncio.Protocol):
         self.state = IDLE
         self._waited = 0.0  # seconds in the present state, if that is IDLE or DRAINING
         self._stream: Stream | None = None
+        self.received: list[bytes] = []  # of the present answer's body, until its stream reads it
+        self.on_body = self.received.append  # each part of a body without a call of Python's
         self._parser = httptools.HttpResponseParser(self)
         self.paused = False
         # Of the present answer:
@@ -244,6 +258,7 @@ class Connection(asyncio.Protocol):
     def post(self, head: bytes, payload: bytes) -> Stream:
         """Sends the request, once. `head` ends with "content-length: "."""
         self.state = ACTIVE
+        self.received.clear()
         self._stream = stream = Stream(self)
         self._head_bytes = 0
         self._retry_after = None
@@ -300,6 +315,7 @@ class Connection(asyncio.Protocol):
         except _PARSER_ERRORS:
             self.abort()
         else:
+            self.received.clear()
             if self._ended:
                 self._return_to_pool()
 
@@ -322,6 +338,8 @@ class Connection(asyncio.Protocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT:
                 return stream.fail(ProviderFailed())
+        if self._ended:
+            self.received.clear()
         stream.heard()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -355,10 +373,6 @@ class Connection(asyncio.Protocol):
         if status >= 200 and (stream := self._stream) is not None and not self._ended:
             stream.start(status, self._retry_after)
 
-    def on_body(self, body: bytes) -> None:
-        if (stream := self._stream) is not None and not self._ended:
-            stream.answer.receive(body)
-
     def on_message_complete(self) -> None:
         stream = self._stream
         if self._ended or (stream is not None and not stream.status):  # surplus, or a 1xx
@@ -366,4 +380,7 @@ class Connection(asyncio.Protocol):
         self._ended = True
         self._reusable = self._parser.should_keep_alive()
         if stream is not None:
+            # What else arrives with it is no part of the answer.
+            stream.answer.received = self.received.copy()
+            self.received.clear()
             stream.answer.receive_eof()

@@ -47,6 +47,9 @@ class Format(Protocol):
 
     def chunks(self, deltas: list[Delta]) -> bytes: ...
 
+    def texts(self, texts: list[bytes]) -> bytes:
+        """The chunks of texts that are JSON already."""
+
     def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
 
     def error(self, error: ServiceError) -> bytes: ...

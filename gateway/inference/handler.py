@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from functools import partial
 from typing import Any
 
 import structlog
@@ -46,11 +45,9 @@ from gateway.inference.permits import Permit, Permits
 from gateway.inference.prices import NOTHING, PRICES, Owed, owed_for_usage, worst_case
 from gateway.inference.provider import Provider
 from gateway.inference.signals import ProviderSignal
-from gateway.inference.sse import Delta
 from gateway.inference.traces import SETTLE, RequestTraces
 from gateway.inference.users import Users
 from gateway.log import RequestLine, request_line
-from gateway.server import BoundedProtocol
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
@@ -386,8 +383,9 @@ def _answering_model(ask: Ask, stream: Stream) -> str:
 
 
 async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) -> None:
-    """Sends what `read` returns. Meanwhile `_forward` sends what arrives while this waits in `read`."""
-    forward = None if call.connection is None else partial(_forward, call.connection, format)
+    """Sends what `read` returns. While this waits in `read`, what arrives is sent past ASGI's coroutines."""
+    stream.format = format
+    forward = None if call.connection is None else call.connection.write_chunk
     named = False
     while (deltas := await stream.read()) is not None:
         if deltas and not named:
@@ -400,16 +398,6 @@ async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) ->
             await call.stream_body(out)
             stream.unsent = 0.0
             stream.forward = forward
-
-
-def _forward(connection: BoundedProtocol, format: Format, stream: Stream, deltas: list[Delta]) -> bool:
-    """Sends deltas past ASGI's coroutines. Returns False if the client reads too slowly for that."""
-    out = format.chunks(deltas)
-    if out:
-        if not connection.write_chunk(out):
-            return False
-        stream.unsent = 0.0
-    return True
 
 
 async def _collect(stream: Stream) -> Whole:

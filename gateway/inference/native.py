@@ -84,6 +84,9 @@ class Native:
     def chunks(self, deltas: list[Delta]) -> bytes:
         return b"".join([b'data: {"token":%b}\n\n' % encode(delta.content) for delta in deltas if delta.content])
 
+    def texts(self, texts: list[bytes]) -> bytes:
+        return b'data: {"token":%b}\n\n' % b'}\n\ndata: {"token":'.join(texts)
+
     def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes:
         return b"event: done\ndata: %b\n\n" % encode(
             {"model": model, "finishReason": finish_reason(finish), "usage": _usage_fields(usage)}

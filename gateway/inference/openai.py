@@ -211,6 +211,9 @@ class OpenAI:
                 out.append(self._chunk(b'{"tool_calls":%b}' % encode(delta.tool_calls)))
         return b"".join(out)
 
+    def texts(self, texts: list[bytes]) -> bytes:
+        return b"".join([self._chunk(b'{"content":%b}' % text) for text in texts])
+
     def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes:
         self.name_model(model)
         out = self._chunk(b"{}", encode(finish_reason(finish, TOOL_CALLS)))

@@ -2,6 +2,9 @@
 
 This module does no I/O. `AnswerReader` buffers what it receives until `read`, so that events which arrive together are
 split, decoded and relayed together.
+
+Most events of an answer differ in the text of their token only. What is around it is the answer's `Frame`: an event in
+this frame is not decoded, and the JSON of its text is passed on as it came.
 """
 
 from __future__ import annotations
@@ -52,15 +55,25 @@ class Chunk(msgspec.Struct, gc=False):
     error: msgspec.Raw = msgspec.Raw()
 
 
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """What is before and after the text of an event, each with the text's quotation mark."""
+
+    before: bytes
+    after: bytes
+
+
 class ReportedUsage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
 
 
 _decode_chunk = msgspec.json.Decoder(Chunk).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _encode = msgspec.json.Encoder().encode
 _decode_usage = msgspec.json.Decoder(ReportedUsage).decode
 _INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_LESSONS = 4  # events from which an answer's frame may be learned: some providers vary it each time
+_OTHER_TEXT = "\ue000"
 
 
 class AnswerReader:
@@ -68,7 +81,8 @@ class AnswerReader:
 
     __slots__ = (
         "_begun",
-        "_received",
+        "_frame",
+        "_lessons",
         "_reported",
         "_rest",
         "complete",
@@ -77,15 +91,17 @@ class AnswerReader:
         "finish",
         "model",
         "produced",
+        "received",
         "signal",
-        "unread",
     )
 
-    def __init__(self) -> None:
-        self._received: list[bytes] = []
+    def __init__(self, received: list[bytes]) -> None:
+        """`received`: what arrives is appended to it, and `read` empties it."""
+        self.received = received
+        self._frame: Frame | None = None
+        self._lessons = _LESSONS
         self._rest = b""  # the start of an event whose end has not arrived
         self._begun = False  # an event was read
-        self.unread = 0  # bytes received since the last read
         self.eof = False
         self.complete = False
         self.failure: Exception | None = None
@@ -102,9 +118,10 @@ class AnswerReader:
         reported = self._reported
         return None if reported is not None and not reported.output and self.produced else reported
 
-    def receive(self, data: bytes) -> None:
-        self._received.append(data)
-        self.unread += len(data)
+    @property
+    def unread(self) -> int:
+        """Bytes received since the last read."""
+        return sum(map(len, self.received))
 
     def receive_eof(self) -> None:
         self.eof = True
@@ -117,17 +134,39 @@ class AnswerReader:
 
     def refuse(self, status: int, retry_after: float | None) -> None:
         """Ends the answer with an error status. What was received is the error's body."""
-        body = b"".join(self._received)
-        self._received.clear()
-        self.unread = 0
+        body = b"".join(self.received)
+        self.received.clear()
         self.fail(*classify(status, body, retry_after))
+
+    def read_texts(self) -> list[bytes] | None:
+        """The texts of what arrived, as JSON, if all of it is in the answer's frame; else None, and nothing is read."""
+        frame = self._frame
+        if frame is None or self._rest or self.complete or self.failure is not None:
+            return None
+        before, after = frame.before, frame.after
+        first, last = len(before) - 1, 1 - len(after)
+        texts, produced = [], 0
+        try:
+            for event in self.received:
+                if not (event.startswith(before) and event.endswith(after)):
+                    return None
+                text = event[first:last]
+                length = len(_decode_text(text))
+                if not length:
+                    return None
+                produced += length
+                texts.append(text)
+        except _INVALID:
+            return None
+        self.received.clear()
+        self.produced += produced
+        return texts
 
     def read(self) -> list[Delta]:
         """The deltas with text or calls, of the events since the last read. Ends the answer at its last event."""
-        received = self._received
+        received = self.received
         data = received[0] if len(received) == 1 else b"".join(received)
         received.clear()
-        self.unread = 0
         if self._rest:
             data = self._rest + data
         if b"\r" in data:
@@ -176,6 +215,10 @@ class AnswerReader:
                 if delta.tool_calls:
                     size += len(_encode(delta.tool_calls))
                 if size:
+                    # An answer of one token has no use for a frame.
+                    if self.produced and self._lessons and delta.content:
+                        self._lessons -= 1
+                        self._frame = _frame_of(data, delta.content) or self._frame
                     self.produced += size
                     deltas.append(delta)
             if choice.finish_reason is not None:
@@ -213,6 +256,28 @@ class AnswerReader:
         if self.failure is None:
             self.complete = True
             self.signal = ProviderSignal.COMPLETION
+
+
+def deltas_of(texts: list[bytes]) -> list[Delta]:
+    """What `read` would have returned in place of `read_texts`."""
+    return [Delta(content=_decode_text(text)) for text in texts]
+
+
+def _frame_of(data: bytes, text: str) -> Frame | None:
+    """The frame of an event, from its data and its text; None if another text in its place would change more."""
+    before, found, after = data.rpartition(_encode(text))
+    if not found:
+        return None
+    try:
+        other = _decode_chunk(before + _encode(_OTHER_TEXT) + after)
+    except _INVALID:
+        return None
+    for member in (other.usage, other.error):
+        if member and bytes(member) != b"null":
+            return None
+    if other.choices != [Choice(Delta(content=_OTHER_TEXT))]:
+        return None
+    return Frame(b'data: %b"' % before, b'"%b\n\n' % after)
 
 
 def _data_of(event: bytes) -> bytes:

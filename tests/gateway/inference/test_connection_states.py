@@ -19,6 +19,7 @@ from gateway.inference.connection import (
     Connection,
     Stream,
 )
+from gateway.inference.native import NATIVE
 from gateway.inference.prices import Usage
 from gateway.inference.signals import ProviderSignal
 from gateway.settings import ProviderTimeouts
@@ -334,21 +335,21 @@ async def test_a_keep_alive_is_due_when_nothing_was_sent() -> None:
 async def test_forward_takes_what_arrives_while_the_relay_waits() -> None:
     connection, _, _ = connected()
     stream = connection.post(b"", b"{}")
-    taken: list[str | None] = []
+    taken: list[bytes] = []
     accepts = True
 
-    def forward(_: Stream, deltas: list) -> bool:
-        taken.extend(delta.content for delta in deltas)
+    def forward(out: bytes) -> bool:
+        taken.append(out)
         return accepts
 
     connection.data_received(CHUNKED + piece(token("a")))
     assert [delta.content for delta in await stream.read() or []] == ["a"]
-    stream.forward = forward
+    stream.format, stream.forward = NATIVE, forward
     waiting = asyncio.create_task(stream.read())
     await asyncio.sleep(0)
     connection.data_received(piece(token("b")))
     await asyncio.sleep(0)
-    assert (taken, waiting.done()) == (["b"], False)
+    assert (taken, waiting.done()) == ([b'data: {"token":"b"}\n\n'], False)
     accepts = False
     connection.data_received(piece(token("c")))
     assert [delta.content for delta in await waiting or []] == ["c"], "what it refuses waits for the relay"

@@ -25,10 +25,10 @@ def token(text: str | None, finish: str | None = None) -> bytes:
 
 def read(*parts: bytes, together: bool = False) -> tuple[str, AnswerReader]:
     """Reads after each part, or once after all of them if `together`."""
-    reader = AnswerReader()
+    reader = AnswerReader([])
     deltas = []
     for part in parts:
-        reader.receive(part)
+        reader.received.append(part)
         if not together:
             deltas += reader.read()
     reader.receive_eof()
@@ -53,11 +53,79 @@ def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newl
     assert reader.unread == 0
 
 
+def read_in_frames(parts: list[bytes]) -> tuple[str, AnswerReader]:
+    """As `read`, with what is in the answer's frame passed on as it came."""
+    reader = AnswerReader([])
+    text = ""
+    for part in parts:
+        reader.received.append(part)
+        texts = reader.read_texts()
+        text += "".join(map(json.loads, texts) if texts is not None else (d.content or "" for d in reader.read()))
+    reader.receive_eof()
+    text += "".join(delta.content or "" for delta in reader.read())
+    return text, reader
+
+
+def outcome(reader: AnswerReader) -> tuple[object, ...]:
+    failure = reader.failure and type(reader.failure)
+    return failure, reader.signal, reader.complete, reader.finish, reader.usage, reader.model, reader.produced
+
+
+def framed(literal: str, usage: str = "null", more: str = "") -> bytes:
+    delta = f'{{"content":{literal}{more}}}'
+    return f'data: {{"id":"x","model":"m","choices":[{{"delta":{delta}}}],"usage":{usage}}}\n\n'.encode(
+        errors="surrogatepass"
+    )
+
+
+LITERALS = st.one_of(
+    st.text(max_size=8).map(json.dumps),
+    st.text(max_size=8).map(lambda text: json.dumps(text, ensure_ascii=False)),
+    st.sampled_from(
+        ['"a"', '""', "null", '"content"', '"x"', '"\\"', '"a\nb"', ' "a"', '"\\ud800"', '"a","content":"b"', '"\x00"']
+    ),
+)
+EVENTS = st.one_of(
+    LITERALS.map(framed),
+    LITERALS.map(framed),
+    st.builds(
+        framed,
+        LITERALS,
+        usage=st.sampled_from(["null", '{"prompt_tokens":1,"completion_tokens":2}']),
+        more=st.sampled_from(
+            ["", ',"reasoning":"r"', ',"tool_calls":[{"index":0}]', '},"finish_reason":"stop","x":{"a":1']
+        ),
+    ),
+    st.sampled_from([DONE, b": hello\n\n", b"data: {]\n\n", b'data: {"error":{"code":"x"}}\n\n']),
+)
+
+
+@given(st.lists(EVENTS, max_size=12))
+@settings(max_examples=400, deadline=None)
+def test_a_frame_changes_nothing_but_the_work(events: list[bytes]) -> None:
+    text, reader = read(*events)
+    assert read_in_frames(events)[0] == text
+    assert outcome(read_in_frames(events)[1]) == outcome(reader)
+    together = [b"".join(events)]
+    assert read_in_frames(together)[0] == text
+
+
+def test_tokens_after_the_second_are_not_decoded() -> None:
+    reader = AnswerReader([])
+    for literal in ('"a"', '"b"'):
+        reader.received.append(framed(literal))
+        assert reader.read_texts() is None
+        reader.read()
+    reader.received += [framed('"c"'), framed('"\\u00e9\\n"')]
+    assert reader.read_texts() == [b'"c"', b'"\\u00e9\\n"']
+    assert (reader.read(), reader.produced) == ([], 5)
+
+
 def test_an_event_is_held_until_its_end_arrives() -> None:
-    reader = AnswerReader()
-    reader.receive(token("a")[:-1])
+    reader = AnswerReader([])
+    reader.received.append(token("a")[:-1])
     assert (reader.read(), reader.complete) == ([], False)
-    reader.receive(b"\n")
+    reader.received.append(b"\n")
     assert [delta.content for delta in reader.read()] == ["a"]
 
 
@@ -149,18 +217,18 @@ def test_an_answer_ends_once() -> None:
     _, complete = read(DONE)
     complete.fail(ProviderFailed(), ProviderSignal.FAILED)
     assert (complete.failure, complete.signal) == (None, ProviderSignal.COMPLETION)
-    failed = AnswerReader()
+    failed = AnswerReader([])
     failed.fail(ProviderQuotaExhausted(), ProviderSignal.QUOTA)
     failed.fail(ProviderFailed(), ProviderSignal.FAILED)
-    failed.receive(token("a") + DONE)
+    failed.received.append(token("a") + DONE)
     assert (failed.read(), failed.complete) == ([], False)
     assert (type(failed.failure), failed.signal) == (ProviderQuotaExhausted, ProviderSignal.QUOTA)
 
 
 def test_the_body_of_an_error_status() -> None:
-    reader = AnswerReader()
+    reader = AnswerReader([])
     for part in (b'{"error":"insuffi', b'cient_quota"}'):
-        reader.receive(part)
+        reader.received.append(part)
     reader.refuse(429, None)
     assert (type(reader.failure), reader.signal, reader.unread) == (ProviderQuotaExhausted, ProviderSignal.QUOTA, 0)
 
