@@ -25,14 +25,14 @@ class Whole(msgspec.Struct, frozen=True):
     calls: list[CallPart]
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct):
     """A request that may be sent to the provider."""
 
     model: str
     max_tokens: int
     text_bytes: int  # what is priced: UTF-8 bytes, and the allowance for further messages
     stream: bool
-    payload: bytes  # the provider's request body
+    payload: bytes  # the provider's request body; empty once it was sent
     with_usage: bool = True
 
 

@@ -131,6 +131,7 @@ class Inference:
     async def _complete(self, call: Call, app: App, format_name: str) -> None:
         """Verifies the token, admits the request, relays its answer and settles its cost."""
         user = await self._users.verify(app, _bearer_token(call.authorization))
+        call.authorization = None
         call.format = format_name
         if call.trace is not None:
             call.trace.leave()
@@ -277,7 +278,8 @@ class Inference:
         if self._availability.emergency_off():
             self._provider.keep(connection)
             raise InferenceDisabled
-        return self._provider.post(connection, ask.payload)
+        payload, ask.payload = ask.payload, b""  # an open stream does not keep its prompt
+        return self._provider.post(connection, payload)
 
     def _note_signal(self, stream: Stream | None, failure: ServiceError | None) -> None:
         """Passes on what the exchange revealed about the provider."""

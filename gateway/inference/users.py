@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import re
 import time
 from collections import OrderedDict
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +22,7 @@ import jwt
 import msgspec
 import structlog
 from jwt.algorithms import OKPAlgorithm
+from jwt.api_jws import PyJWS
 
 from gateway.accounts.records import App, BackendAuth, JwksAuth, SecretAuth
 from gateway.accounts.vault import NoEncryptionKey, Vault
@@ -43,11 +45,27 @@ ORIGINS = 10_000  # key sets and backends that are remembered, of each
 
 HMAC = ("HS256", "HS384", "HS512")
 
+Origin = TypeVar("Origin", KeySet, AppBackend)
+
+
+class QuickJWS(PyJWS):
+    """PyJWT looks at each character of a token by itself, which takes a third of the time that a signature does."""
+
+    @staticmethod
+    def _decode_base64url_segment(segment: bytes, name: str) -> bytes:
+        if _SEGMENT.fullmatch(segment) and len(segment) % 4 != 1:
+            decoded = base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
+            if base64.urlsafe_b64encode(decoded).rstrip(b"=") == segment:
+                return decoded
+        return PyJWS._decode_base64url_segment(segment, name)  # refuses it, or takes its padding
+
+
+_SEGMENT = re.compile(rb"[A-Za-z0-9_-]*")
+_jwt = jwt.PyJWT()
+_jwt._jws = QuickJWS()
 for name in EDWARDS:
     with contextlib.suppress(ValueError):  # PyJWT knows it by now
-        jwt.register_algorithm(name, OKPAlgorithm())
-
-Origin = TypeVar("Origin", KeySet, AppBackend)
+        _jwt._jws.register_algorithm(name, OKPAlgorithm())
 
 
 class Header(msgspec.Struct):
@@ -139,7 +157,7 @@ class Users:
 
     def _decode(self, token: bytes, key: Any, allowed: tuple[str, ...], auth: JwksAuth | SecretAuth) -> dict[str, Any]:
         try:
-            claims: dict[str, Any] = jwt.decode(
+            claims: dict[str, Any] = _jwt.decode(
                 token,
                 key,
                 algorithms=list(allowed),
