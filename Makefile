@@ -19,9 +19,13 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Everything, in a quarter of an hour; with ARGS, only what bench.py is asked for.
 bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
+ifeq ($(ARGS),)
 	$(BIN)/python bench/deliveries.py
+	$(BIN)/python bench/ramp.py -n 1
+endif
 
 # An hour under a steady load; `make soak ARGS=5` for five minutes.
 soak: $(VENV)/dev.stamp

@@ -32,18 +32,18 @@ class Workload:
 
 
 WORKLOADS = {
-    "A32": Workload(Load(128, 32, 3, 1), 6_000, must=1.4, aim=1.0),
-    "A256": Workload(Load(128, 256, 4, 1.5), 7_000, must=1.4, aim=1.0),
-    "B500": Workload(Load(64, 500, 4, 2, delay_us=10_000, ramp_ms=640), 7_000, must=2.1, aim=1.5),
-    "B50": Workload(Load(64, 50, 4, 2, delay_us=20_000, ramp_ms=1280), 400, must=2.6, aim=1.8),
-    "C": Workload(Load(1, 32, 3, 0.7), 9_000, "request", must=500, aim=250),
-    "C-cold": Workload(Load(1, 32, 3, 0.7), 8_000, "request", strangers=True),
+    "A32": Workload(Load(128, 32, 3, 1), 6_000, must=1.15, aim=1.0),
+    "A256": Workload(Load(128, 256, 4, 1.5), 7_000, must=0.85, aim=0.75),
+    "B500": Workload(Load(64, 500, 4, 2, delay_us=10_000, ramp_ms=640), 7_000, must=1.5, aim=1.35),
+    "B50": Workload(Load(64, 50, 4, 2, delay_us=20_000, ramp_ms=1280), 400, must=2.1, aim=1.8),
+    "C": Workload(Load(1, 32, 3, 0.7), 9_000, "request", must=190, aim=150),
+    "C-cold": Workload(Load(1, 32, 3, 0.7), 8_000, "request", must=330, aim=280, strangers=True),
     "A32-real": Workload(Load(128, 32, 3, 1, real=True), 6_000),
     "mem": Workload(
         Load(30, IDLE_STREAMS, 2, 8, delay_us=10_000_000, ramp_ms=2 * IDLE_STREAMS, drain=False),
         IDLE_STREAMS,
         "stream",
-        must=30,
-        aim=16,
+        must=16,
+        aim=14,
     ),
 }
