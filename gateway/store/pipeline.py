@@ -1,8 +1,9 @@
 """One connection to a single Redis server that the scripts of all requests share.
 
-Calls made in one turn of the event loop leave in one write, and Redis answers in the order of the calls. No call has a
-timer of its own: a check four times a second closes the connection once the oldest call has waited too long, and every
-call on it fails. A call is sent once. If its answer is lost, the caller has to consider that it may have run.
+A call leaves at once if no other waits for its answer. Otherwise the calls made in one turn of the event loop leave in
+one write. Redis answers in the order of the calls. No call has a timer of its own: a check four times a second closes
+the connection once the oldest call has waited too long, and every call on it fails. A call is sent once. If its answer
+is lost, the caller has to consider that it may have run.
 """
 
 from __future__ import annotations
@@ -57,11 +58,13 @@ class _Connection(asyncio.Protocol):
         if self.closed or len(self._pending) >= MAX_PENDING_CALLS:
             answer.set_exception(RedisConnectionError("the connection is lost, or too many calls wait for it"))
             return answer
-        if not self._pending:
+        if self._pending:
+            if not self._out:
+                self._loop.call_soon(self._flush)
+            self._out.append(command)
+        else:
             self._quiet_checks = -1  # the check now due may come at once
-        if not self._out:
-            self._loop.call_soon(self._flush)
-        self._out.append(command)
+            self._transport.write(command)
         self._pending.append(answer)
         return answer
 

@@ -1,7 +1,7 @@
 """Writes that count only once enough replicas have them.
 
 `WAIT` answers for all that its own connection wrote before it, and holds up what comes after it. So calls leave in
-groups, each in one write with one WAIT behind it, and a group leaves when the WAIT of the group before was answered.
+groups with one WAIT behind each, and a group leaves when the WAIT of the group before was answered.
 Such a connection serves nothing else, because a replica that lags must not delay other calls.
 """
 
