@@ -3,9 +3,11 @@
 import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -20,22 +22,42 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def install(wheel: Path, folder: Path, extra: str) -> Path:
+def install(wheel: Path, folder: Path, extra: str, python: str = sys.executable) -> Path:
     """Makes a virtual environment and returns its folder of programs.
 
-    Downloads nothing: what the wheel requires, and nothing else, is linked from the environment of the tests. pip then
-    fails if that is not all, or has a version that the wheel does not accept.
+    What the wheel requires, and nothing else, is linked from the environment of the tests. Only what is compiled for
+    the Python version of the tests is downloaded, for another one. pip then fails if that is not all, or has a version
+    that the wheel does not accept.
     """
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    run(python, "-m", "venv", "--without-pip", folder)
+    [packages] = folder.glob("lib/*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "-q", "install", "--no-compile"]
+    download = []
     for name in _find_required(_read_requirements(wheel), extra):
         distribution = importlib.metadata.distribution(name)
-        for top in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
+        files = distribution.files or []
+        if python != sys.executable and any(sysconfig.get_config_var("SOABI") in file.name for file in files):
+            download.append(f"{name}=={distribution.version}")
+            continue
+        for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
             if not (packages / top).exists():
                 (packages / top).symlink_to(distribution.locate_file(top))
-    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "-q"]
-    run(*pip, "install", "--no-index", "--no-compile", f"{wheel}[{extra}]")
+    if download:
+        run(*pip, "--no-deps", "--only-binary=:all:", *download)
+    run(*pip, "--no-index", f"{wheel}[{extra}]")
     return folder / "bin"
+
+
+def find_pythons() -> dict[str, str]:
+    """The interpreters on this machine, by version: that of the tests, and others that pyproject.toml names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    supported = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    found = {}
+    for version in supported:
+        by_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
+        if program := by_pyenv[-1] if by_pyenv else shutil.which(f"python{version}"):
+            found[version] = str(program)
+    return {**found, f"{sys.version_info.major}.{sys.version_info.minor}": sys.executable}
 
 
 def _read_requirements(wheel: Path) -> list[str]:
