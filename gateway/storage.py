@@ -14,8 +14,8 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 class Object(NamedTuple):
     size: int
-    chunks: AsyncIterator[bytes]
+    chunks: AsyncGenerator[bytes]  # to be closed, which closes the file
 
 
 class Storage(Protocol):
@@ -95,10 +95,11 @@ async def read(storage: Storage, key: str, limit: int) -> bytes | None:
             if found is None:
                 return None
             content = bytearray()
-            async for chunk in found.chunks:
-                content += chunk
-                if len(content) > limit:
-                    raise OSError("the object is larger than it may be")
+            async with aclosing(found.chunks) as chunks:
+                async for chunk in chunks:
+                    content += chunk
+                    if len(content) > limit:
+                        raise OSError("the object is larger than it may be")
             return bytes(content)
 
 
@@ -110,12 +111,13 @@ async def fetch(storage: Storage, key: str, path: Path, limit: int) -> bool:
             if found is None:
                 return False
             size = 0
-            with path.open("wb") as file:
-                async for chunk in found.chunks:
-                    size += len(chunk)
-                    if size > limit:
-                        raise OSError("the object is larger than it may be")
-                    await asyncio.to_thread(file.write, chunk)
+            async with aclosing(found.chunks) as chunks:
+                with path.open("wb") as file:
+                    async for chunk in chunks:
+                        size += len(chunk)
+                        if size > limit:
+                            raise OSError("the object is larger than it may be")
+                        await asyncio.to_thread(file.write, chunk)
             return True
 
 
@@ -202,7 +204,7 @@ class FolderStorage:
         except FileNotFoundError:
             return None
 
-        async def chunks() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncGenerator[bytes]:
             with file:
                 while chunk := await asyncio.to_thread(file.read, CHUNK):
                     yield chunk
@@ -309,7 +311,7 @@ class S3Storage:
         except FileNotFoundError:
             return None
 
-        async def chunks() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncGenerator[bytes]:
             async for chunk in found.stream(min_chunk_size=CHUNK):
                 yield bytes(chunk)
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 
 import pytest
 import pytest_asyncio
@@ -219,8 +220,10 @@ async def test_no_head_crashes_it(hosting: Hosting, head: bytes, caplog: pytest.
     reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
     writer.write(head)
     writer.write_eof()
+    answer = b""
     async with asyncio.timeout(10):
-        answer = await reader.read()
+        with suppress(ConnectionResetError):  # a head that is too long is not read to its end
+            answer = await reader.read()
     writer.close()
     assert b"Shop" not in answer
     assert b"preview" not in answer
