@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 100  # that an example may take
 TOOLS = {"curl", "node"}
 
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 
 
 class Run(NamedTuple):
