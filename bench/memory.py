@@ -26,8 +26,7 @@ from gateway.events.deliveries import SHARE
 from gateway.ids import new_id, now_iso
 from gateway.store import keys, scripts
 from gateway.store.client import Store
-from gateway.store.event_records import Delivery
-from gateway.store.scripts import QueuedEvent
+from gateway.store.event_records import Delivery, QueuedEvent
 
 KEY = "bench-encryption-key-of-no-value-0123456789"
 DAYS = 35  # that the spend of a day is kept

@@ -1,5 +1,6 @@
 """Servers that every test may ask for, and the rule that no key is left behind without a reason."""
 
+import gc
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests.support.tcp_proxy import Proxy
 TESTS = Path(__file__).parent
 SLOWEST = ["workers", "browser", "hostile", "chaos"]
 
+# What the tests import is large and stays: by default, the garbage collector would go through it all the time.
+gc.set_threshold(10_000, 20, 20)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The folders whose modules take longest come first, so that no process ends long after the others.
@@ -24,6 +28,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     modules = {folder: list(dict.fromkeys(i.path for i in items if _folder(i) == folder)) for folder in SLOWEST}
     turn = {module: number for found in modules.values() for number, module in enumerate(found)}
     items.sort(key=lambda item: turn.get(item.path, len(turn)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 def _folder(item: pytest.Item) -> str:

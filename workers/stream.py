@@ -31,7 +31,7 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
 from gateway.store import keys, scripts
 from gateway.store.client import ATTEMPT, Store, backbone
-from gateway.store.scripts import QueuedEvent
+from gateway.store.event_records import QueuedEvent
 from workers.heartbeat import worker_name
 
 logger = structlog.get_logger()

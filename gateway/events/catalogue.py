@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from gateway.ids import now_iso
-from gateway.store.scripts import QueuedEvent
+from gateway.store.event_records import QueuedEvent
 
 Kind = Literal["live", "preview"]
 Phase = Literal["build", "health", "canary"]

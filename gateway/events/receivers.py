@@ -36,7 +36,7 @@ from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
-from gateway.store.scripts import QueuedEvent
+from gateway.store.event_records import QueuedEvent
 
 logger = structlog.get_logger()
 

@@ -164,8 +164,12 @@ class ClusterPipeline:
         return self._refreshing
 
     async def _refresh(self) -> None:
-        """Asks all nodes for the owners; the first answer counts. Raises the last fault if none answers."""
+        """Asks all nodes for the owners. The first answer that names one for each slot counts, else the fullest.
+
+        Raises the last fault if none answers.
+        """
         fault: Exception = ClusterDownError("the cluster has no nodes")
+        fullest: tuple[int, Address, Sequence[Any]] | None = None
         addresses = {*self._pipelines, *self._seeds, *self._replicas}
         asked = [asyncio.create_task(self._ask(address)) for address in addresses]
         try:
@@ -174,13 +178,19 @@ class ClusterPipeline:
                     address, slots = await answer
                 except FAULTS as error:
                     fault = error
-                else:
-                    return self._learn(address, slots)
+                    continue
+                known = sum(last + 1 - first for first, last, *_ in slots)
+                if fullest is None or known > fullest[0]:
+                    fullest = known, address, slots
+                if known == SLOTS:  # a node that has just joined may know fewer
+                    break
         finally:
             for task in asked:
                 task.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
-        raise fault
+        if fullest is None:
+            raise fault
+        self._learn(*fullest[1:])
 
     async def _ask(self, address: Address) -> tuple[Address, Sequence[Any]]:
         slots = await self._pipeline_to(address).call("CLUSTER", "SLOTS")

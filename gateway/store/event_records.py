@@ -7,6 +7,18 @@ from typing import Literal
 import msgspec
 
 
+class QueuedEvent(msgspec.Struct, frozen=True):
+    """An event as it waits in its partition's stream."""
+
+    id: str
+    account: str
+    app: str  # the app's name
+    type: str
+    data: str  # JSON
+    sample: bool = False
+    redelivery: int = 0  # how often it was redelivered, with this time
+
+
 class Requested(msgspec.Struct, frozen=True):
     verdict: Literal["queued", "dropped", "rate", "unknown"]
     retry_in: int  # microseconds until the account's next request can pass

@@ -16,7 +16,15 @@ import msgspec
 from gateway.errors import NotReplicated
 from gateway.store import keys
 from gateway.store.client import Script, Store
-from gateway.store.event_records import Delivery, LoggedEvent, Ownership, Requested, flat_delivery, flat_marks
+from gateway.store.event_records import (
+    Delivery,
+    LoggedEvent,
+    Ownership,
+    QueuedEvent,
+    Requested,
+    flat_delivery,
+    flat_marks,
+)
 from gateway.store.lease_replies import LeaseAnswer, LeaseCall, read_lease_answer
 from gateway.store.reservations import Decision, ReservationRecord, Settlement, Window
 
@@ -46,18 +54,6 @@ _SETTLE = Script("settle")
 _TAKE_TURNS = Script("take_turns")
 _TRIGGER = Script("trigger")
 _USE_KEYS = Script("use_keys")
-
-
-class QueuedEvent(msgspec.Struct, frozen=True):
-    """An event as it waits in its partition's stream."""
-
-    id: str
-    account: str
-    app: str  # the app's name
-    type: str
-    data: str  # JSON
-    sample: bool = False
-    redelivery: int = 0  # how often it was redelivered, with this time
 
 
 def _flat(fields: Mapping[str, str | int]) -> list[str | int]:

@@ -32,9 +32,8 @@ from gateway.outbound.client import Client
 from gateway.settings import Settings
 from gateway.store import scripts
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
-from gateway.store.event_records import Delivery, Ownership
+from gateway.store.event_records import Delivery, Ownership, QueuedEvent
 from gateway.store.faults import code_of
-from gateway.store.scripts import QueuedEvent
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition

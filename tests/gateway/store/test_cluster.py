@@ -13,9 +13,17 @@ from redis.crc import key_slot
 from gateway.errors import BackboneUnavailable
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
+from gateway.store.event_records import QueuedEvent
 from gateway.store.keys import partition_tags
 from tests.support.polling import wait_until
-from tests.support.redis_servers import BINARIES, RedisServer, ReplicatedCluster, free_port, replicated_cluster
+from tests.support.redis_servers import (
+    BINARIES,
+    CLUSTER_OPTIONS,
+    RedisServer,
+    ReplicatedCluster,
+    free_port,
+    replicated_cluster,
+)
 from tests.support.stores import opened
 
 
@@ -84,6 +92,18 @@ async def test_a_seed_that_is_down_is_passed_over(whole: ReplicatedCluster) -> N
             assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
 
 
+async def test_a_node_that_knows_few_slots_is_not_believed(whole: ReplicatedCluster) -> None:
+    stranger = RedisServer("valkey", *CLUSTER_OPTIONS).start()
+    try:
+        with stranger.client() as client:
+            client.execute_command("CLUSTER ADDSLOTS", slot_of("{p00}"))
+        for _ in range(10):  # either node may be the first to answer
+            async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{whole.url.rpartition(',')[2]}") as store:
+                await count_everywhere(store)
+    finally:
+        stranger.stop()
+
+
 async def test_no_seed_answers() -> None:
     async with opened(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as store:
         assert not await passes(store, "{p00}")
@@ -135,7 +155,7 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
 async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -> None:
     """Where a key has left, a script would make it anew: a limit would be forgotten, and the move could not go on."""
     account = next(id for id in map("acc_{}".format, range(1000)) if keys.tag(id) == "{p00}")
-    first, second = (scripts.QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
+    first, second = (QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
     fails = scripts.Advance(account, "app", "dep_1", "live", {"state": "failed", "id": "dep_1", "account": account})
     registrations = f"{keys.REGISTRATIONS}:{time.strftime('%Y-%m-%d', time.gmtime())}"
     async with opened(whole.url) as store:
