@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import threading
@@ -37,6 +36,7 @@ from gateway.inference.permits import Permits
 from gateway.inference.prices import PRICES
 from gateway.inference.provider import Provider
 from gateway.inference.users import Users
+from gateway.memory import freeze_heap
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
 from gateway.operations.audit import Audit
@@ -52,10 +52,6 @@ from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
-
-# Objects that may be new before the garbage collector looks at them. Requests leave hardly any cycles behind, and with
-# Python's 700 it would visit those of the open streams all the time.
-YOUNG = 10_000
 
 
 class Gateway:
@@ -148,9 +144,7 @@ class Gateway:
         tasks = self._start_background_tasks()
         completing = asyncio.create_task(self.directory.complete())
         await self._wait_for_the_switch()
-        # What exists now stays: the garbage collector need not visit it again.
-        gc.freeze()
-        gc.set_threshold(YOUNG, 20, 20)
+        freeze_heap()
         try:
             with self._draining_on_sigterm():
                 yield

@@ -16,6 +16,7 @@ import uvloop
 from gateway import log
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
+from gateway.memory import freeze_heap
 from gateway.operations.redis_health import RedisHealth
 from gateway.settings import BadSettings, Settings, load
 from gateway.storage import find_folder_fault
@@ -45,6 +46,7 @@ async def run_workers(settings: Settings, names: list[str]) -> None:
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, stopped.set)
     names = combine_names(settings, names)
+    freeze_heap()
     logger.info("workers.started", workers=names)
     redis = asyncio.create_task(wait_for_redis(settings))
     running = [asyncio.create_task(_run_worker(name, settings, redis), name=name) for name in names]
