@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip
 
-.PHONY: run test check bench soak chaos screenshots lock clean
+.PHONY: run test test-all check bench soak chaos screenshots lock clean
 
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev
 
-# Half of what the tests do is waiting, so two cores serve four of them.
-test: $(VENV)/dev.stamp
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+# Four processes, because some tests wait. `test` leaves out what tests/conftest.py calls long, `test-all` nothing.
+test: SELECTED := -m "not long"
+test test-all: $(VENV)/dev.stamp
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS)
 
 check: $(VENV)/dev.stamp
 	$(BIN)/ruff format --check .

@@ -15,16 +15,29 @@ from tests.support.tcp_proxy import Proxy
 
 TESTS = Path(__file__).parent
 SLOWEST = ["workers", "browser", "hostile", "chaos"]
+LONG = (  # what `make test` leaves out
+    "browser/",
+    "chaos/",
+    "gateway/test_app_failover",
+    "hostile/",
+    "test_package",
+    "workers/deploys/",
+    "workers/sandbox/",
+)
 
 # What the tests import is large and stays: by default, the garbage collector would go through it all the time.
 gc.set_threshold(10_000, 20, 20)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The folders whose modules take longest come first, so that no process ends long after the others.
+    """Marks what is long, and lets the folders whose modules take longest begin, so that all processes end together.
 
-    They take turns: the ones wait most of the time, the others keep a core busy.
+    These folders take turns: the ones wait most of the time, the others keep a core busy.
     """
+    for item in items:
+        if item.path.relative_to(TESTS).as_posix().startswith(LONG):
+            item.add_marker(pytest.mark.long)
     modules = {folder: list(dict.fromkeys(i.path for i in items if _folder(i) == folder)) for folder in SLOWEST}
     turn = {module: number for found in modules.values() for number, module in enumerate(found)}
     items.sort(key=lambda item: turn.get(item.path, len(turn)))
