@@ -1,6 +1,5 @@
 """Servers that every test may ask for, and the rule that no key is left behind without a reason."""
 
-import gc
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from gateway.memory import freeze_heap
 from tests.fakes.receiver import FakeReceiver, certificate
 from tests.support.key_leaks import unexplained
 from tests.support.redis_servers import BINARIES, RedisServer
@@ -26,7 +26,7 @@ LONG = (  # what `make test` leaves out
 )
 
 # What the tests import is large and stays: by default, the garbage collector would go through it all the time.
-gc.set_threshold(10_000, 20, 20)
+freeze_heap()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
+    freeze_heap()
 
 
 def _folder(item: pytest.Item) -> str:
