@@ -93,8 +93,7 @@ class Ramp:
         command = f"{sys.executable} -m gateway.cli serve --port {{port}} --workers {processes}"
         with Rig(command) as rig, rig.gateway() as gateway:
             pace = Pace()
-            # Over many connections, so that each process verifies the token of each user before it is measured.
-            warm = rig.load(gateway, Load(1, 32 * processes, 30, 0), limit=3 * processes * APPS)
+            warm = rig.load(gateway, Load(8, 8, 30, 0), limit=2 * processes * APPS)
             pace.record(warm["sent"])
             rounds = [[measure(rig, gateway, pace) for measure in measures] for _ in range(self.runs)]
             print(f"{processes=}: {rounds}", file=sys.stderr, flush=True)
