@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from structlog.testing import capture_logs
 
 from gateway import storage as module
 from gateway.errors import StorageUnavailable
@@ -25,6 +24,7 @@ from gateway.storage import (
     until_storage_answers,
 )
 from tests.support.folders import as_ordinary_user, passable_folder
+from tests.support.logs import captured
 from tests.support.s3_server import BUCKET, SECRET, S3Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -71,7 +71,7 @@ async def test_what_is_read_is_what_was_stored(storage: Storage, tmp_path: Path)
 
 
 async def test_what_is_not_there(storage: Storage, tmp_path: Path) -> None:
-    with capture_logs() as lines:
+    with captured(module) as lines:
         assert await storage.open("logs/none") is None
         assert await read(storage, "logs/none", 10) is None
         assert not await fetch(storage, "logs/none", tmp_path / "target", 10)
@@ -105,7 +105,7 @@ async def test_a_storage_that_is_away_says_so_in_time_and_tells_no_secret(
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     storage, began = S3Storage(BUCKET, ""), time.monotonic()
-    with capture_logs() as lines, pytest.raises(StorageUnavailable) as raised:
+    with captured(module) as lines, pytest.raises(StorageUnavailable) as raised:
         await storage.put("logs/one", b"log")
     assert time.monotonic() - began < module.CALL_SECONDS
     assert raised.value.status == 503

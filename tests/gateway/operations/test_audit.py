@@ -4,8 +4,6 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-import structlog
-from structlog.testing import capture_logs
 
 from gateway.accounts.operators import Operator
 from gateway.api.apps import AppFields
@@ -14,6 +12,7 @@ from gateway.operations import audit
 from gateway.operations.audit import Audit, describe_answer, describe_body
 from gateway.store import keys
 from gateway.store.client import Store
+from tests.support.logs import captured
 from tests.support.redis_servers import cluster
 from tests.support.tcp_proxy import Proxy
 
@@ -36,11 +35,10 @@ async def test_a_record_without_a_result_stays(store: Store) -> None:
 
 
 async def test_the_result_replaces_it(store: Store) -> None:
-    structlog.reset_defaults()
     trail = Audit(store)
     record = await trail.begin("changes", ANA, "change_account", "acc_1", "request")
     record.status, record.details = 200, {"plan": "max"}
-    with capture_logs() as lines:
+    with captured(audit) as lines:
         await trail.finish("changes", record)
     (line,) = lines
     assert (line["event"], line["operator"], line["target"], line["status"]) == ("audit.recorded", "ana", "acc_1", 200)
@@ -64,8 +62,7 @@ async def test_what_cannot_be_recorded_is_refused(proxy: Proxy) -> None:
     with pytest.raises(BackboneUnavailable):
         await Audit(store).begin("changes", ANA, "change_account", "acc_2", "request")
     record.status = 200
-    structlog.reset_defaults()
-    with capture_logs() as lines:
+    with captured(audit) as lines:
         await Audit(store).finish("changes", record)
     (line,) = [line for line in lines if line["event"] == "audit.unfinished"]
     assert line["record"]["target"] == "acc_1"
