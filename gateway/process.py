@@ -151,6 +151,7 @@ class Gateway:
         finally:
             completing.cancel()
             await self._settle_at_last()
+            self.metrics.count()
             await self.counters.leave()
             await self.registry.api_keys.write_uses()
             await self._close(tasks)

@@ -98,7 +98,7 @@ class Call:
             elif name == b"content-encoding":
                 self.content_encoding = value
             elif name == b"accept":
-                self.wants_stream = self.wants_stream or b"text/event-stream" in value.lower()
+                self.wants_stream = self.wants_stream or value.lower().find(b"text/event-stream") >= 0
             elif name == b"access-control-request-headers" and self.preflight_headers is None:
                 self.preflight_headers = value
 

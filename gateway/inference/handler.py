@@ -260,6 +260,7 @@ class Inference:
         """Runs for the life of the process. Ends the waiting of requests that can no longer be served."""
         while True:
             await asyncio.sleep(WAIT_CHECK_INTERVAL)
+            self._metrics.count()
             self._metrics.provider_places.set(self._permits.in_force)
             self._metrics.provider_places_used.set(self._permits.used)
             self._metrics.provider_waiting.set(self._permits.waiting)
@@ -307,15 +308,6 @@ class Inference:
         now = time.perf_counter()
         usage = call.stream.answer.usage if call.stream is not None else None
         ttft = None if call.first_token is None else call.first_token - call.began  # seconds
-        self._metrics.request(call.format, call.status, call.code).inc()
-        if call.admitted:
-            metrics = self._metrics.model(call.model)
-            metrics.duration.observe(now - call.began)
-            if ttft is not None:
-                metrics.ttft.observe(ttft)
-            if usage is not None:
-                metrics.input_tokens.observe(usage.input)
-                metrics.output_tokens.observe(usage.output)
         line = RequestLine(
             request_id=call.request_id,
             app=call.app,
@@ -330,6 +322,7 @@ class Inference:
             duration_ms=round((now - call.began) * 1000, 1),
             provider_status=(call.stream.status or None) if call.stream is not None else None,
         )
+        self._metrics.ended(line, admitted=call.admitted)
         if call.account or call.code:  # neither a preflight nor the list of models
             self._counters.request(call.account, line, admitted=call.admitted)
         request_line(line)
