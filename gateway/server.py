@@ -163,10 +163,9 @@ class BoundedProtocol(HttpToolsProtocol):
         assert cycle is not None
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.chunked_encoding, cycle.expected_content_length = True, 0
-        lines = [b"%b: %b\r\n" % header for header in cycle.default_headers + headers]
-        if not cycle.keep_alive:
-            lines.append(b"connection: close\r\n")
-        return b"HTTP/1.1 200 OK\r\n%btransfer-encoding: chunked\r\n\r\n" % b"".join(lines)
+        lines = b"\r\n".join(map(b": ".join, cycle.default_headers + headers))
+        closing = b"" if cycle.keep_alive else b"\r\nconnection: close"
+        return b"HTTP/1.1 200 OK\r\n%b%b\r\ntransfer-encoding: chunked\r\n\r\n" % (lines, closing)
 
     def _end_response(self) -> None:
         cycle = self.answering

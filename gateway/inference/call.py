@@ -28,7 +28,8 @@ STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-REPEATED = b"several"  # for a header that came more than once: no copy of it can be trusted
+SINGLE = (b"authorization", b"origin", b"content-type", b"content-length")  # headers that may come once
+REPEATED = b"several"  # for one that came more than once: no copy of it can be trusted
 
 
 class Call:
@@ -52,6 +53,7 @@ class Call:
         "model",
         "nano_euro",
         "origin",
+        "origin_allowed",
         "path",
         "preflight_headers",
         "receive",
@@ -74,6 +76,7 @@ class Call:
         self.first_token: float | None = None
         self.status, self.code = 0, ""
         self.account = self.app = self.model = self.format = ""
+        self.origin_allowed = False  # there is none, or it is one of the app's
         self.admitted = False
         self.nano_euro = 0
         self.stream: Stream | None = None
@@ -83,24 +86,16 @@ class Call:
         self._read_headers(scope["headers"])
 
     def _read_headers(self, headers: Headers) -> None:
-        self.wants_stream = False
-        self.origin = self.authorization = self.content_type = self.content_length = self.content_encoding = None
-        self.preflight_headers: bytes | None = None
-        for name, value in headers:
-            if name == b"authorization":
-                self.authorization = value if self.authorization is None else REPEATED
-            elif name == b"origin":
-                self.origin = value if self.origin is None else REPEATED
-            elif name == b"content-type":
-                self.content_type = value if self.content_type is None else REPEATED
-            elif name == b"content-length":
-                self.content_length = value
-            elif name == b"content-encoding":
-                self.content_encoding = value
-            elif name == b"accept":
-                self.wants_stream = self.wants_stream or value.lower().find(b"text/event-stream") >= 0
-            elif name == b"access-control-request-headers" and self.preflight_headers is None:
-                self.preflight_headers = value
+        found = dict(headers)
+        if len(found) < len(headers):
+            found = _combine(headers)
+        self.origin = found.get(b"origin")
+        self.authorization = found.get(b"authorization")
+        self.content_type = found.get(b"content-type")
+        self.content_length = found.get(b"content-length")
+        self.content_encoding = found.get(b"content-encoding")
+        self.preflight_headers = found.get(b"access-control-request-headers")
+        self.wants_stream = found.get(b"accept", b"").lower().find(b"text/event-stream") >= 0
 
     async def read_body(self) -> bytes:
         """At most BODY_LIMIT bytes. Raises the fault of the headers or the size, or ClientGone."""
@@ -191,3 +186,16 @@ class Call:
         headers, body = error.render(self.request_id)
         await self.start(error.status, headers)
         await self.send_body(body)
+
+
+def _combine(headers: Headers) -> dict[bytes, bytes]:
+    """The values of a header that came more than once, joined; REPEATED where that makes no sense."""
+    found: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name not in found:
+            found[name] = value
+        elif name in SINGLE:
+            found[name] = REPEATED
+        else:
+            found[name] += b", " + value
+    return found

@@ -116,7 +116,7 @@ class Inference:
             raise InferenceDisabled
         if app is None:
             raise AppNotFound
-        if call.origin is not None and not cors.is_allowed(self._settings, app, call.origin):
+        if not call.origin_allowed:
             raise OriginNotAllowed
         if call.method.encode() != METHODS[route]:
             raise MethodNotAllowed(METHODS[route].decode(), "OPTIONS")
@@ -168,17 +168,19 @@ class Inference:
         except ServiceError:
             if available:
                 raise
-        if call.origin is not None:
-            if app is not None and cors.is_allowed(self._settings, app, call.origin):
-                call.headers += cors.response_headers(call.origin)
-            else:
-                call.headers.append(cors.VARY)
+        if call.origin is None:
+            call.origin_allowed = True
+        elif app is not None and cors.is_allowed(self._settings, app, call.origin):
+            call.origin_allowed = True
+            call.headers += cors.response_headers(call.origin)
+        else:
+            call.headers.append(cors.VARY)
         return available, app
 
     async def _preflight(self, call: Call, app: App | None, origin: bytes, methods: bytes) -> None:
         if app is None:
             raise AppNotFound
-        if not cors.is_allowed(self._settings, app, origin):
+        if not call.origin_allowed:
             raise OriginNotAllowed
         call.headers = [call.headers[0], *cors.preflight_headers(origin, call.preflight_headers, methods)]
         await call.start(204, [])

@@ -99,8 +99,10 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+from functools import lru_cache
 
 PARTITIONS = 16
+REMEMBERED = 4_096  # accounts and users whose tag or hash is not computed again
 CHANGES = "changes"
 INFERENCE = "inference"
 PROVIDER = "provider"
@@ -165,6 +167,7 @@ def logins_key(client: str) -> str:
     return f"logins:{client}"
 
 
+@lru_cache(REMEMBERED)
 def tag(account_id: str) -> str:
     return "{p%02d}" % (binascii.crc_hqx(account_id.encode(), 0) % PARTITIONS)
 
@@ -189,6 +192,7 @@ def app_window_key(tag: str, app_id: str) -> str:
     return f"{tag}:window:app:{app_id}"
 
 
+@lru_cache(REMEMBERED)
 def user_hash(user: str) -> str:
     """The user's id is the app's affair: Redis sees only its hash."""
     return hashlib.sha256(user.encode()).hexdigest()[:32]
