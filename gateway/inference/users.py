@@ -11,6 +11,7 @@ the request is refused.
 from __future__ import annotations
 
 import base64
+import binascii
 import contextlib
 import hashlib
 import re
@@ -54,18 +55,30 @@ class QuickJWS(PyJWS):
     @staticmethod
     def _decode_base64url_segment(segment: bytes, name: str) -> bytes:
         if _SEGMENT.fullmatch(segment) and len(segment) % 4 != 1:
-            decoded = base64.urlsafe_b64decode(segment + b"=" * (-len(segment) % 4))
-            if base64.urlsafe_b64encode(decoded).rstrip(b"=") == segment:
+            standard = segment.translate(_STANDARD) + b"=" * (-len(segment) % 4)
+            decoded = binascii.a2b_base64(standard)
+            if binascii.b2a_base64(decoded, newline=False) == standard:
                 return decoded
         return PyJWS._decode_base64url_segment(segment, name)  # refuses it, or takes its padding
 
 
+class QuickJWT(jwt.PyJWT):
+    def __init__(self) -> None:
+        super().__init__()
+        self._jws = QuickJWS()
+        for name in EDWARDS:
+            with contextlib.suppress(ValueError):  # PyJWT knows it by now
+                self._jws.register_algorithm(name, OKPAlgorithm())
+
+    def _decode_payload(self, decoded: dict[str, Any]) -> dict[str, Any]:
+        with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+            return msgspec.json.decode(decoded["payload"], type=dict[str, Any])
+        return super()._decode_payload(decoded)  # refuses it, or takes what is not quite JSON
+
+
 _SEGMENT = re.compile(rb"[A-Za-z0-9_-]*")
-_jwt = jwt.PyJWT()
-_jwt._jws = QuickJWS()
-for name in EDWARDS:
-    with contextlib.suppress(ValueError):  # PyJWT knows it by now
-        _jwt._jws.register_algorithm(name, OKPAlgorithm())
+_STANDARD = bytes.maketrans(b"-_", b"+/")  # to base64 from base64url
+_jwt = QuickJWT()
 
 
 class Header(msgspec.Struct):

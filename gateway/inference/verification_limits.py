@@ -48,7 +48,7 @@ class Budget:
 
     def wait(self, now: float) -> float:
         """Seconds until there is something left; 0 if there is now."""
-        return max(0.0, -self._left / self._rate - (now - self._at))
+        return max(0.0, -self._left / self._rate - (now - self._at)) if self._left < 0 else 0.0
 
 
 class VerificationLimits:
@@ -63,28 +63,19 @@ class VerificationLimits:
         await work.take_turn()
         return work
 
-    def check(self, app: App) -> None:
-        """Raises AppRateLimited."""
-        now = time.monotonic()
-        wait = 0.0
-        for key in _keys(app):
-            if (budget := self._budgets.get(key)) is not None:
-                wait = max(wait, budget.wait(now))
-        if wait > 0:
-            self._log(app, now)
-            raise self._refusal(wait)
+    def budgets_of(self, app: App) -> tuple[Budget, Budget]:
+        """The app's, and its account's."""
+        return self._budget((app.account, app.id), APP_RATE), self._budget((app.account, ""), ACCOUNT_RATE)
 
-    def charge(self, app: App, seconds: float) -> None:
-        now = time.monotonic()
-        for key, rate in zip(_keys(app), (APP_RATE, ACCOUNT_RATE), strict=True):
-            budget = self._budgets.get(key)
-            if budget is None:
-                while len(self._budgets) >= BUDGETS:
-                    self._budgets.popitem(last=False)
-                budget = self._budgets[key] = Budget(rate, now)
-            else:
-                self._budgets.move_to_end(key)
-            budget.charge(seconds, now)
+    def _budget(self, key: tuple[str, str], rate: float) -> Budget:
+        budget = self._budgets.get(key)
+        if budget is None:
+            while len(self._budgets) >= BUDGETS:
+                self._budgets.popitem(last=False)
+            budget = self._budgets[key] = Budget(rate, time.monotonic())
+        else:
+            self._budgets.move_to_end(key)
+        return budget
 
     async def wait_for_turn(self, app: App, *, first: bool = False) -> None:
         """At most one turn of an account in each round of the event loop. `first`: before the others that wait."""
@@ -95,7 +86,7 @@ class VerificationLimits:
             loop.call_soon(self._give_next_turn, account)
             return
         if len(queue) >= WAITING and not first:
-            raise self._refusal(1.0)
+            raise self.refusal(1.0)
         turn: asyncio.Future[None] = loop.create_future()
         if first:
             queue.appendleft(turn)
@@ -113,7 +104,7 @@ class VerificationLimits:
                 return
         del self._waiting[account]
 
-    def _refusal(self, wait: float) -> AppRateLimited:
+    def refusal(self, wait: float) -> AppRateLimited:
         error = AppRateLimited(MESSAGE, retry_after=wait)
         error.headers = [
             (b"ratelimit-limit", b"%d" % self._requests_per_minute),
@@ -122,33 +113,24 @@ class VerificationLimits:
         ]
         return error
 
-    def _log(self, app: App, now: float) -> None:
-        budget = self._budgets.get(_keys(app)[0])
-        if budget is not None and now - budget.logged_at >= LOG_INTERVAL:
-            budget.logged_at = now
-            logger.warning("tokens.limited", app=app.id, account=app.account)
-
-
-def _keys(app: App) -> tuple[tuple[str, str], tuple[str, str]]:
-    return (app.account, app.id), (app.account, "")
-
 
 class Work:
     """The verification of one token. Its time runs from each turn until the next pause, turn or end."""
 
-    __slots__ = ("_app", "_began", "_limits", "_spent")
+    __slots__ = ("_account_budget", "_app", "_app_budget", "_began", "_limits", "_spent")
 
     def __init__(self, limits: VerificationLimits, app: App) -> None:
         self._limits, self._app = limits, app
+        self._app_budget, self._account_budget = limits.budgets_of(app)
         self._began: float | None = None
         self._spent = 0.0
 
     async def take_turn(self) -> None:
         """Raises AppRateLimited."""
         self.pause()
-        self._limits.check(self._app)
+        self._check()
         await self._limits.wait_for_turn(self._app)
-        self._limits.check(self._app)  # those before it may have used up the time
+        self._check()  # those before it may have used up the time
         self._began = time.thread_time()
 
     async def take_another_turn(self) -> None:
@@ -165,9 +147,27 @@ class Work:
 
     def add(self, seconds: float) -> None:
         self._spent += seconds
-        self._limits.charge(self._app, seconds)
+        self._charge(seconds)
 
     def finish(self, *, valid: bool) -> None:
         self.pause()
         if valid:
-            self._limits.charge(self._app, self._spent * (VALID_WEIGHT - 1))
+            self._charge(self._spent * (VALID_WEIGHT - 1))
+
+    def _charge(self, seconds: float) -> None:
+        now = time.monotonic()
+        self._app_budget.charge(seconds, now)
+        self._account_budget.charge(seconds, now)
+
+    def _check(self) -> None:
+        """Raises AppRateLimited."""
+        now = time.monotonic()
+        wait = max(self._app_budget.wait(now), self._account_budget.wait(now))
+        if wait > 0:
+            self._log(now)
+            raise self._limits.refusal(wait)
+
+    def _log(self, now: float) -> None:
+        if now - self._app_budget.logged_at >= LOG_INTERVAL:
+            self._app_budget.logged_at = now
+            logger.warning("tokens.limited", app=self._app.id, account=self._app.account)
