@@ -1,7 +1,8 @@
 """Measures what a relayed token, a request and an open stream cost the gateway, compared with nginx as a plain proxy.
 
-Every workload runs against nginx and the gateway in turn, `--runs` times; the table shows medians. The exit code is 1
-if an answer was wrong or the settled money is not what it should be, but never because of a measurement.
+Every workload runs against nginx and the gateway in turn, `--runs` times; the table shows medians. With `--together`
+they run at the same moment, so that whatever disturbs the machine disturbs both. The exit code is 1 if an answer was
+wrong or the settled money is not what it should be, but never because of a measurement.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import argparse
 import datetime
 import json
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,11 +70,13 @@ class Ledger:
 
 
 class Bench:
-    def __init__(self, rig: Rig, names: Iterable[str], runs: int, *others: str) -> None:
+    def __init__(self, rig: Rig, names: Iterable[str], runs: int, *others: str, together: bool = False) -> None:
         self.rig, self.names, self.runs, self.others = rig, list(names), runs, others
         self.starts = [rig.nginx, *(partial(rig.gateway, name) for name in ("gateway", *others))]
         self.results: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self.ledgers, self.pace = {name: Ledger() for name in ("gateway", *others)}, Pace()
+        self.ledgers = {name: Ledger() for name in ("gateway", *others)}
+        self.paces = {name: Pace() for name in ("gateway", *others)}
+        self.together = together
         self.money_agrees = True
 
     def run(self) -> None:
@@ -83,8 +88,7 @@ class Bench:
                     self.warm(target)
                 for _ in range(self.runs):
                     for name in busy:
-                        for target in targets:
-                            self.measure(name, target)
+                        self.measure_all(name, targets)
                 for target in targets[1:]:
                     self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
         for name in set(self.names) - set(busy):
@@ -100,7 +104,17 @@ class Bench:
         """Sends one request of every caller, so that apps, keys and tokens are cached."""
         self._send(target, Load(8, 8, 30, 0), limit=APPS, most=2 * APPS)
 
-    def measure(self, name: str, target: Target) -> None:
+    def measure_all(self, name: str, targets: Sequence[Target]) -> None:
+        if self.together:
+            start = threading.Barrier(len(targets), timeout=120)
+            with ThreadPoolExecutor(len(targets)) as pool:
+                list(pool.map(lambda target: self.measure(name, target, start), targets))
+        else:
+            for target in targets:
+                self.measure(name, target)
+
+    def measure(self, name: str, target: Target, start: threading.Barrier | None = None) -> None:
+        """`start`: where those meet that are measured at the same moment."""
         workload, done = WORKLOADS[name], self.results.setdefault((name, target.name), [])
         load = workload.load
         most = int(1.3 * max(run["sent"] for run in done)) + load.streams if done else workload.most
@@ -108,9 +122,9 @@ class Bench:
         limit = int(most * recorded * 0.8) if target.is_gateway else 0  # nginx has no rate limits
         attempts: list[dict[str, Any]] = []
         # A second attempt at `mem` would start with the memory of the first.
-        most_attempts = 1 if workload.unit == "stream" else ATTEMPTS
+        most_attempts = 1 if workload.unit == "stream" or start is not None else ATTEMPTS
         while len(attempts) < most_attempts and not any(_quiet(run) or _errors(run) for run in attempts):
-            result = self._send(target, load, limit, most, workload.strangers)
+            result = self._send(target, load, limit, most, workload.strangers, start)
             result["cost"] = _cost(workload, target, result)
             with (SCRATCH / "results.jsonl").open("a") as file:
                 file.write(json.dumps({"workload": name, **result}) + "\n")
@@ -123,14 +137,24 @@ class Bench:
             attempts.append(result)
         done.append(min(attempts, key=lambda run: (not _errors(run), run["others_pct"])))
 
-    def _send(self, target: Target, load: Load, limit: int, most: int, strangers: bool = False) -> dict[str, Any]:
-        if not target.is_gateway:
-            return self.rig.load(target, load, limit=limit)
-        rotation = self.rig.callers.fresh_rotation(most) if strangers else None
-        self.pace.wait_for(most)
+    def _send(
+        self,
+        target: Target,
+        load: Load,
+        limit: int,
+        most: int,
+        strangers: bool = False,
+        start: threading.Barrier | None = None,
+    ) -> dict[str, Any]:
+        rotation = self.rig.callers.fresh_rotation(target.name, most) if strangers and target.is_gateway else None
+        if target.is_gateway:
+            self.paces[target.name].wait_for(most)
+        if start is not None:
+            start.wait()
         result = self.rig.load(target, load, rotation, limit)
-        self.pace.record(result["sent"])
-        self.ledgers[target.name].add(result, load.tokens)
+        if target.is_gateway:
+            self.paces[target.name].record(result["sent"])
+            self.ledgers[target.name].add(result, load.tokens)
         return result
 
     def table(self) -> str:
@@ -142,8 +166,8 @@ class Bench:
         return "\n".join(lines)
 
     def _row(self, name: str, workload: Workload) -> str:
-        nginx, gateway = (_counted(self.results[name, target]) for target in ("nginx", "gateway"))
-        ratio = _median(gateway, "cost") / _median(nginx, "cost")
+        nginx, gateway = (self._counted(name, target) for target in ("nginx", "gateway"))
+        ratio = self._ratio(gateway, nginx)
         first = f"{_median(gateway, 'ttft50'):.2f} / {_median(gateway, 'ttft99'):.1f} ms"
         cells = [
             name,
@@ -162,12 +186,24 @@ class Bench:
     def comparisons(self) -> Iterable[str]:
         """A line per workload and further gateway: what it costs, compared with the usual one."""
         for name in self.names:
-            usual, unit = _counted(self.results[name, "gateway"]), _unit(WORKLOADS[name])
+            usual, unit = self._counted(name, "gateway"), _unit(WORKLOADS[name])
             for other in self.others:
-                costs = _counted(self.results[name, other])
-                ratio = _median(costs, "cost") / _median(usual, "cost")
+                costs = self._counted(name, other)
+                ratio = self._ratio(costs, usual)
                 quiet = f"quiet runs {_quiet_runs(costs)} of {self.runs}"
                 yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as usual; {quiet}"
+
+    def _counted(self, name: str, target: str) -> list[dict[str, Any]]:
+        """The quiet runs, or all if none was quiet: contention changes every figure. All, if it changed all alike."""
+        results = self.results[name, target]
+        disturbed_alike = self.together and WORKLOADS[name].unit != "stream"
+        return results if disturbed_alike else list(filter(_quiet, results)) or results
+
+    def _ratio(self, costs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> float:
+        """Of runs at the same moment the median of their ratios, else the ratio of the medians."""
+        if not self.together or len(costs) != len(others):
+            return _median(costs, "cost") / _median(others, "cost")
+        return float(median(run["cost"] / other["cost"] for run, other in zip(costs, others, strict=True)))
 
     def errors(self) -> int:
         return sum(_errors(result) for runs in self.results.values() for result in runs)
@@ -197,11 +233,6 @@ def _quiet(result: dict[str, Any]) -> bool:
     return bool(result["others_pct"] <= QUIET)
 
 
-def _counted(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the quiet runs, or all if none was quiet, because contention changes every figure."""
-    return list(filter(_quiet, results)) or results
-
-
 def _quiet_runs(results: list[dict[str, Any]]) -> int:
     return sum(map(_quiet, results))
 
@@ -210,7 +241,7 @@ def _errors(result: dict[str, Any]) -> int:
     return int(result["bad"] + result["stale"])
 
 
-def _median(results: list[dict[str, Any]], key: str) -> float:
+def _median(results: Sequence[dict[str, Any]], key: str) -> float:
     return float(median(result[key] for result in results))
 
 
@@ -238,6 +269,7 @@ def main() -> int:
     parser.add_argument("--cluster", action="store_true", help="measure the gateway on Redis Cluster too, in turn")
     parser.add_argument("--traces", action="store_true", help="measure it with traces of all and of 1 %% too, in turn")
     parser.add_argument("--against", metavar="COMMIT", help="measure another commit's gateway too, in turn")
+    parser.add_argument("--together", action="store_true", help="measure all at the same moment instead of in turn")
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := set(names) - set(WORKLOADS):
@@ -245,7 +277,7 @@ def main() -> int:
     with Rig(options.gateway, options.cluster, options.against) as rig:
         others = [*(["cluster"] if options.cluster else []), *(["traces", "traces-1%"] if options.traces else [])]
         others += ["against"] if options.against else []
-        bench = Bench(rig, names, options.runs, *others)
+        bench = Bench(rig, names, options.runs, *others, together=options.together)
         bench.run()
     print(bench.table())
     if others:

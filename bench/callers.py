@@ -11,7 +11,7 @@ import json
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,17 +34,19 @@ class Callers:
         self.api_keys: dict[str, list[str]] = {}  # of the accounts, by target
         self._operator = {"authorization": f"Bearer {operator_token}"}
         self._keys = {app: ec.generate_private_key(ec.SECP256R1()) for app in self.apps}
-        self._strangers = 0
+        self._strangers: Counter[str] = Counter()  # by target
         self.rotation = folder / "callers.txt"
         self.rotation.write_text("".join(self._line(app, "user") for app in self.apps))
-        self._fresh = folder / "strangers.txt"
+        self._folder = folder
 
-    def fresh_rotation(self, count: int) -> Path:
-        """Creates new users, whose tokens the gateway cannot have cached."""
-        first, self._strangers = self._strangers, self._strangers + count
+    def fresh_rotation(self, target: str, count: int) -> Path:
+        """Creates new users, whose tokens the target cannot have cached."""
+        first = self._strangers[target]
+        self._strangers[target] += count
         lines = (self._line(self.apps[n % APPS], f"stranger-{n}") for n in range(first, first + count))
-        self._fresh.write_text("".join(lines))
-        return self._fresh
+        rotation = self._folder / f"strangers-{target}.txt"
+        rotation.write_text("".join(lines))
+        return rotation
 
     def _line(self, app: str, user: str) -> str:
         now = int(time.time())

@@ -33,7 +33,7 @@ def main() -> None:
     raw = SCRATCH / "profile.raw"
     with Rig(options.gateway) as rig, rig.gateway() as gateway:
         rig.load(gateway, Load(8, 8, 30, 0), limit=APPS)
-        rotation = rig.callers.fresh_rotation(2 * workload.most) if workload.strangers else None
+        rotation = rig.callers.fresh_rotation(gateway.name, 2 * workload.most) if workload.strangers else None
         limit = 15 * APPS  # with the warm-up, what the users' rate limits allow in the minute
         run = threading.Thread(target=lambda: print(rig.load(gateway, load, rotation, limit), file=sys.stderr))
         run.start()

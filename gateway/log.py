@@ -168,8 +168,6 @@ WRITER = LineWriter()
 
 # -- the lines -----------------------------------------------------------------------------------------------
 
-MOST_TOKENS = 1_000_000_000  # of one request that are counted; they cost far more than any bound
-
 
 class RequestLine(msgspec.Struct, kw_only=True, gc=False):
     """The log line of an inference request. Durations are in milliseconds."""

@@ -16,9 +16,9 @@ import msgspec
 from gateway.errors import ProviderFailed
 from gateway.inference.prices import Usage
 from gateway.inference.signals import ProviderSignal, classify, error_status
-from gateway.log import MOST_TOKENS
 
 EVENT_LIMIT = 1_048_576  # bytes of one event
+MOST_TOKENS = 1_000_000_000  # of one answer that are counted; they cost far more than any bound
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 CR, LF = b"\r\n"  # as numbers: to look for a byte in bytes is five times as fast as for bytes
 

@@ -16,7 +16,6 @@ from gateway.inference.connection import Stream
 from gateway.inference.formats import Ask, finish_reason
 from gateway.inference.prices import PRICES
 from gateway.inference.tools import TOOL_CALLS
-from gateway.log import MOST_TOKENS
 from gateway.settings import Settings
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
 
@@ -102,6 +101,6 @@ def _describe_answer(span: Span, stream: Stream, first_token: float | None) -> N
         "gen_ai.response.time_to_first_chunk": None if first_token is None else first_token - span.began,
     }
     if (usage := answer.usage) is not None:
-        attributes["gen_ai.usage.input_tokens"] = min(usage.input, MOST_TOKENS)
-        attributes["gen_ai.usage.output_tokens"] = min(usage.output, MOST_TOKENS)
+        attributes["gen_ai.usage.input_tokens"] = usage.input
+        attributes["gen_ai.usage.output_tokens"] = usage.output
     span.attributes |= {name: value for name, value in attributes.items() if value is not None}

@@ -32,7 +32,7 @@ import structlog
 
 from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
-from gateway.log import MOST_TOKENS, RequestLine
+from gateway.log import RequestLine
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from gateway.store.faults import code_of
@@ -108,9 +108,8 @@ class Counters:
             if bucket is not None:
                 here[prefix + bucket] += 1
         if line.input_tokens is not None and line.output_tokens is not None:
-            # A provider may report any number, and Redis refuses integers beyond 64 bits.
-            here["inputTokens"] += min(line.input_tokens, MOST_TOKENS)
-            here["outputTokens"] += min(line.output_tokens, MOST_TOKENS)
+            here["inputTokens"] += line.input_tokens
+            here["outputTokens"] += line.output_tokens
         if line.nano_euro:
             here["settled"] += line.nano_euro
             self._spent[account] += line.nano_euro

@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from gateway.errors import BackboneRefused, BackboneUnavailable
-from gateway.log import MOST_TOKENS, RequestLine
+from gateway.log import RequestLine
 from gateway.store import keys, scripts
 from gateway.store.client import Store
 from gateway.store.faults import code_of
@@ -118,9 +118,8 @@ class UsageRecorder:
         counts.requests += 1
         counts.nanoEuro += line.nano_euro
         if line.input_tokens is not None and line.output_tokens is not None:
-            # A provider may report any number, and Redis refuses integers beyond 64 bits.
-            counts.inputTokens += min(line.input_tokens, MOST_TOKENS)
-            counts.outputTokens += min(line.output_tokens, MOST_TOKENS)
+            counts.inputTokens += line.input_tokens
+            counts.outputTokens += line.output_tokens
         if line.code:
             if outcome_of(line.code, line.nano_euro) == "interrupted":
                 counts.interrupted += 1
@@ -219,8 +218,8 @@ def _encode(line: RequestLine) -> str:
         line.model,
         line.status,
         line.code,
-        min(line.input_tokens or 0, MOST_TOKENS),
-        min(line.output_tokens or 0, MOST_TOKENS),
+        line.input_tokens or 0,
+        line.output_tokens or 0,
         line.nano_euro,
         None if line.ttft_ms is None else round(line.ttft_ms),
         round(line.duration_ms),

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gateway.errors import ProviderFailed, ProviderQuotaExhausted
 from gateway.inference.prices import Usage
 from gateway.inference.signals import ProviderSignal
-from gateway.inference.sse import EVENT_LIMIT, AnswerReader
-from gateway.log import MOST_TOKENS
+from gateway.inference.sse import EVENT_LIMIT, MOST_TOKENS, AnswerReader
 
 DONE = b"data: [DONE]\n\n"
 
