@@ -69,7 +69,7 @@ class LineWriter:
         line = text if isinstance(text, bytes) else text.encode(errors="replace")
         if self._is_file:
             with self._lock:
-                if self._write_all(memoryview(line)):
+                if self._write_all(line):
                     self.on_drop(1)
             return
         with self._lock:
@@ -143,23 +143,25 @@ class LineWriter:
 
     def _write_batch(self, batch: list[bytes]) -> None:
         data = b"".join(batch)
-        error = self._write_all(memoryview(data))
+        error = self._write_all(data)
         with self._lock:
             self._bytes -= len(data)
             self._written += len(batch)
             if error:
                 self.on_drop(len(batch))  # nobody to report it to
 
-    def _write_all(self, data: memoryview) -> OSError | None:
+    def _write_all(self, data: bytes) -> OSError | None:
         while data:
             try:
-                data = data[os.write(self._descriptor, data) :]
+                written = os.write(self._descriptor, data)
             except BlockingIOError:  # somebody else made the pipe or the terminal non-blocking
                 poll = select.poll()
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(1000)
             except OSError as error:
                 return error
+            else:
+                data = data[written:]
         return None
 
 

@@ -1,7 +1,7 @@
 """The metrics that Prometheus scrapes at /metrics. Names follow OpenTelemetry's gen_ai conventions where those exist.
 
 A request is noted when it ends, and counted with others: ten times a second, and before a scrape of this process.
-Counted by itself, it would cost ten times as much.
+Where many end, that takes a third of the time.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ class Metrics:
         self._new_settled += nano_euro
 
     def ended(self, request: RequestLine, *, admitted: bool) -> None:
+        """Notes a request that ended."""
         self._ended.append((request, admitted))
         if len(self._ended) >= BATCH:
             self.count()
