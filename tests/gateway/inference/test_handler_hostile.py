@@ -56,6 +56,18 @@ async def test_several_origins(app: App) -> None:
         assert not [h for h in reply.headers if h.startswith("access-control-")]
 
 
+async def test_headers_in_several_lines(app: App) -> None:
+    """A list may come in lines; of what there is one of, none is believed."""
+    for lines in (("Accept: text/html", "Accept: text/event-stream"), ("Accept: text/event-stream", "Accept: */*")):
+        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *lines))
+        assert reply
+        assert reply.headers["content-type"] == "text/event-stream"
+    types = ("Content-Type: application/json", "Content-Type: image/png")
+    for lines in (types, types[::-1]):
+        reply = await send(app.gateway.port, request(app.path, b'{"prompt":"x"}', bearer(app), *lines))
+        assert code(reply) == (400, "REQUEST_MALFORMED")
+
+
 @pytest.mark.parametrize(
     "path",
     [
