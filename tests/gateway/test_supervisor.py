@@ -80,8 +80,12 @@ def workers(gw: Gateway) -> list[int]:
     """The processes that serve; the supervisor's other child tracks resources."""
     assert gw.process
     pid = gw.process.pid
-    found = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have ended since
+            if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
 
 
 def descriptors(pid: int) -> int:
