@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 # -- measured: bench/README.md, and bench/ramp.py for Redis --------------------------------------------------
 
-REQUEST_US = 300  # gateway CPU per request with a known user
-NEW_USER_US = 176  # more, for the first request of a token: its signature is verified
-TOKEN_US = 22.9  # per token that arrives alone; 10 when many arrive together
+REQUEST_US = 211  # gateway CPU per request with a known user
+NEW_USER_US = 242  # more, for the first request of a token: its signature is verified
+TOKEN_US = 21.8  # per token that arrives alone; 10 when many arrive together
 STREAM_KIB = 14.1  # memory per open stream
 STREAM_US = 3.5  # gateway CPU per second of an open stream, also while nothing arrives
 PROCESS_MIB = 100  # memory of a gateway process with 1,000 apps
@@ -26,7 +26,7 @@ RUNNING_BYTES = 290  # in Redis, per running request
 SETTLED_BYTES = 103  # in Redis, per request that was settled in the last SETTLED_SECONDS: its tombstone
 SETTLED_SECONDS = 1_320  # the rest of a lease, and 11 minutes
 USER_BYTES = 300  # in Redis, per user who was active in the last minute
-DELIVERIES = 3912  # per CPU second of a webhook worker
+DELIVERIES = 4904  # per CPU second of a webhook worker
 DESCRIPTORS = 32_512  # client connections of a process
 PARTITIONS = 16  # Redis nodes that share the accounts
 
