@@ -167,7 +167,7 @@ class Bench:
 
     def _row(self, name: str, workload: Workload) -> str:
         nginx, gateway = (self._counted(name, target) for target in ("nginx", "gateway"))
-        ratio = self._ratio(gateway, nginx)
+        ratio = self._ratio(name, "gateway", "nginx")
         first = f"{_median(gateway, 'ttft50'):.2f} / {_median(gateway, 'ttft99'):.1f} ms"
         cells = [
             name,
@@ -186,24 +186,28 @@ class Bench:
     def comparisons(self) -> Iterable[str]:
         """A line per workload and further gateway: what it costs, compared with the usual one."""
         for name in self.names:
-            usual, unit = self._counted(name, "gateway"), _unit(WORKLOADS[name])
+            unit = _unit(WORKLOADS[name])
             for other in self.others:
                 costs = self._counted(name, other)
-                ratio = self._ratio(costs, usual)
+                ratio = self._ratio(name, other, "gateway")
                 quiet = f"quiet runs {_quiet_runs(costs)} of {self.runs}"
                 yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as usual; {quiet}"
 
     def _counted(self, name: str, target: str) -> list[dict[str, Any]]:
         """The quiet runs, or all if none was quiet: contention changes every figure. All, if it changed all alike."""
         results = self.results[name, target]
-        disturbed_alike = self.together and WORKLOADS[name].unit != "stream"
-        return results if disturbed_alike else list(filter(_quiet, results)) or results
+        return results if self._simultaneous(name) else list(filter(_quiet, results)) or results
 
-    def _ratio(self, costs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> float:
+    def _ratio(self, name: str, target: str, other: str) -> float:
         """Of runs at the same moment the median of their ratios, else the ratio of the medians."""
-        if not self.together or len(costs) != len(others):
-            return _median(costs, "cost") / _median(others, "cost")
-        return float(median(run["cost"] / other["cost"] for run, other in zip(costs, others, strict=True)))
+        costs, others = self._counted(name, target), self._counted(name, other)
+        if self._simultaneous(name):
+            return float(median(run["cost"] / beside["cost"] for run, beside in zip(costs, others, strict=True)))
+        return _median(costs, "cost") / _median(others, "cost")
+
+    def _simultaneous(self, name: str) -> bool:
+        """Whether the targets run at the same moment. Memory is measured in turn, each in a new process."""
+        return self.together and WORKLOADS[name].unit != "stream"
 
     def errors(self) -> int:
         return sum(_errors(result) for runs in self.results.values() for result in runs)

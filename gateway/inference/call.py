@@ -28,7 +28,7 @@ STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-SINGLE = (b"authorization", b"origin", b"content-type", b"content-length")  # headers that may come once
+SINGLETONS = (b"authorization", b"origin", b"content-type", b"content-length")  # headers that may come once
 REPEATED = b"several"  # for one that came more than once: no copy of it can be trusted
 
 
@@ -189,12 +189,12 @@ class Call:
 
 
 def _combine(headers: Headers) -> dict[bytes, bytes]:
-    """The values of a header that came more than once, joined; REPEATED where that makes no sense."""
+    """Each header's value: its lines joined with commas, or REPEATED if it may come only once."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name not in found:
             found[name] = value
-        elif name in SINGLE:
+        elif name in SINGLETONS:
             found[name] = REPEATED
         else:
             found[name] += b", " + value

@@ -63,6 +63,8 @@ class QuickJWS(PyJWS):
 
 
 class QuickJWT(jwt.PyJWT):
+    """PyJWT with a faster base64 and JSON. What these refuse, PyJWT judges."""
+
     def __init__(self) -> None:
         super().__init__()
         self._jws = QuickJWS()

@@ -48,7 +48,7 @@ class Budget:
 
     def wait(self, now: float) -> float:
         """Seconds until there is something left; 0 if there is now."""
-        return max(0.0, -self._left / self._rate - (now - self._at)) if self._left < 0 else 0.0
+        return max(0.0, -self._left / self._rate - (now - self._at))
 
 
 class VerificationLimits:

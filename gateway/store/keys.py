@@ -102,7 +102,7 @@ import hashlib
 from functools import lru_cache
 
 PARTITIONS = 16
-REMEMBERED = 4_096  # accounts and users whose tag or hash is not computed again
+CACHE_SIZE = 4_096  # tags of accounts, and hashes of users
 CHANGES = "changes"
 INFERENCE = "inference"
 PROVIDER = "provider"
@@ -167,7 +167,7 @@ def logins_key(client: str) -> str:
     return f"logins:{client}"
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_SIZE)
 def tag(account_id: str) -> str:
     return "{p%02d}" % (binascii.crc_hqx(account_id.encode(), 0) % PARTITIONS)
 
@@ -192,7 +192,7 @@ def app_window_key(tag: str, app_id: str) -> str:
     return f"{tag}:window:app:{app_id}"
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_SIZE)
 def user_hash(user: str) -> str:
     """The user's id is the app's affair: Redis sees only its hash."""
     return hashlib.sha256(user.encode()).hexdigest()[:32]

@@ -25,7 +25,7 @@ TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 8192, 32768, 131072)
 BATCH = 1_000  # requests that are counted together at the latest
 
 
-class Distribution(Histogram):
+class BulkHistogram(Histogram):
     """A histogram that takes many observations at once."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
@@ -47,21 +47,21 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
-        self.ttft = Distribution(
+        self.ttft = BulkHistogram(
             "gen_ai_server_time_to_first_token_seconds",
             "From the request to its first token",
             ["gen_ai_request_model"],
             buckets=TTFT,
             registry=registry,
         )
-        self.duration = Distribution(
+        self.duration = BulkHistogram(
             "gen_ai_server_request_duration_seconds",
             "From the request to its end",
             ["gen_ai_request_model"],
             buckets=DURATION,
             registry=registry,
         )
-        self.tokens = Distribution(
+        self.tokens = BulkHistogram(
             "gen_ai_client_token_usage",
             "Tokens per request, as reported by the provider",
             ["gen_ai_request_model", "gen_ai_token_type"],

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.ids import now_iso
+from gateway.inference.sse import MOST_TOKENS
 from gateway.store import keys
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import ROLE, chunk, tokens
@@ -57,6 +58,19 @@ async def stop_after_a_token(app: App, prompt: str, **fields: Any) -> str:
     async with app.stream(prompt, **fields) as source:
         await anext(source.aiter_sse())
         return source.response.headers["X-Request-Id"]
+
+
+async def test_more_tokens_than_a_counter_can_hold(
+    penny: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """A provider may report any number, and Redis refuses integers beyond 64 bits."""
+    app = await penny.app(backend, plan="max")
+    for _ in range(2):
+        await app.ask(provider.plays(tokens("a", usage=(10**30, 5))), maxTokens=50)
+    rows = await requests_of(app.account, 2)
+    assert {(row["inputTokens"], row["outputTokens"]) for row in rows} == {(MOST_TOKENS, 5)}
+    counted = total(await usage_of(app.account, group="model"))
+    assert (counted["requests"], counted["inputTokens"], counted["outputTokens"]) == (2, 2 * MOST_TOKENS, 10)
 
 
 async def test_every_end_of_a_request(penny: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
 from gateway.inference.prices import PRICES
-from gateway.telemetry.metrics import BATCH, TTFT, Distribution, Metrics
+from gateway.telemetry.metrics import BATCH, TTFT, BulkHistogram, Metrics
 from tests.gateway.telemetry.desk import line
 
 ALERTS = (Path(__file__).parents[3] / "ops/alerts.yml").read_text()
@@ -37,7 +37,7 @@ def test_errors_of_every_model_are_there_from_the_start() -> None:
 @example([])
 @example([0.05, 0.05, 30.0, 30.1])  # on a bound, and above all
 def test_observations_together_are_those_one_by_one(amounts: list[float]) -> None:
-    together = Distribution("ttft", "…", buckets=TTFT, registry=CollectorRegistry())
+    together = BulkHistogram("ttft", "…", buckets=TTFT, registry=CollectorRegistry())
     together.observe_all(amounts)
     one_by_one = Histogram("ttft", "…", buckets=TTFT, registry=CollectorRegistry())
     for amount in amounts:
