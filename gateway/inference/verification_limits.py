@@ -77,14 +77,17 @@ class VerificationLimits:
             self._budgets.move_to_end(key)
         return budget
 
-    async def wait_for_turn(self, app: App, *, first: bool = False) -> None:
-        """At most one turn of an account in each round of the event loop. `first`: before the others that wait."""
+    async def wait_for_turn(self, app: App, *, first: bool = False) -> bool:
+        """At most one turn of an account in each round of the event loop. `first`: before the others that wait.
+
+        Returns whether anything else ran in between.
+        """
         loop, account = asyncio.get_running_loop(), app.account
         queue = self._waiting.get(account)
         if queue is None:
             self._waiting[account] = deque()
             loop.call_soon(self._give_next_turn, account)
-            return
+            return False
         if len(queue) >= WAITING and not first:
             raise self.refusal(1.0)
         turn: asyncio.Future[None] = loop.create_future()
@@ -93,6 +96,7 @@ class VerificationLimits:
         else:
             queue.append(turn)
         await turn
+        return True
 
     def _give_next_turn(self, account: str) -> None:
         queue = self._waiting[account]
@@ -129,8 +133,8 @@ class Work:
         """Raises AppRateLimited."""
         self.pause()
         self._check()
-        await self._limits.wait_for_turn(self._app)
-        self._check()  # those before it may have used up the time
+        if await self._limits.wait_for_turn(self._app):
+            self._check()  # those before it may have used up the time
         self._began = time.thread_time()
 
     async def take_another_turn(self) -> None:
@@ -150,9 +154,12 @@ class Work:
         self._charge(seconds)
 
     def finish(self, *, valid: bool) -> None:
-        self.pause()
-        if valid:
-            self._charge(self._spent * (VALID_WEIGHT - 1))
+        if not valid:
+            self.pause()
+            return
+        last = 0.0 if self._began is None else time.thread_time() - self._began
+        # What was charged before the last turn was charged in full.
+        self._charge(last * VALID_WEIGHT - self._spent * (1 - VALID_WEIGHT))
 
     def _charge(self, seconds: float) -> None:
         now = time.monotonic()
