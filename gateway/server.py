@@ -2,8 +2,8 @@
 
 uvicorn alone waits forever for the end of a request's head or body, accepts a head or trailers of any size, queues any
 number of pipelined requests, and keeps a connection whose client stopped reading. `BoundedProtocol` counts the bytes
-that are neither head nor body, and once a second `end_overdue_connections` aborts the connections that exceed a time
-limit. `TimedReceive` bounds the time of a body and leaves the application a chance to answer.
+that are neither head nor body. Once a second, `end_overdue_connections` closes idle connections, and aborts those that
+exceed a time limit. `TimedReceive` bounds the time of a body and leaves the application a chance to answer.
 
 Connections are bounded by the descriptors of the process, so that each client's stream still finds one for the
 provider. When all are taken, those that owe us the rest of a request make room, the longest waiting first.
@@ -36,6 +36,7 @@ from gateway.settings import Settings
 from gateway.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 
 HEAD_BYTES = 65_536  # of a request line and its headers; also of trailers
+IDLE_SECONDS = 5.0  # from an answer to the next request
 HEAD_SECONDS = 15.0  # from the start of a connection or a request to the end of the head
 BODY_SECONDS = 30.0  # that a body may take to arrive, and
 BODY_RATE = 16_384  # one second more for so many bytes that have arrived,
@@ -275,9 +276,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
+        """As uvicorn's, without a timer for each answer: `end_overdue_connections` closes idle connections too."""
         if not self.head_begun:
             self.since = self.loop.time()
-        super().on_response_complete()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
 
     def pause_writing(self) -> None:
         self.stalled = True
@@ -313,8 +320,12 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.uploading:
             answered = self.cycle is not None and self.cycle.response_complete
             return waited > (LEFTOVER_SECONDS if answered else UPLOAD_SECONDS + LEFTOVER_SECONDS)
-        # Between requests, uvicorn's own keep-alive timer is shorter; but any byte that is no request cancels it.
         return (self.head_begun or not self.is_answering()) and waited > HEAD_SECONDS
+
+    def is_idle(self, now: float) -> bool:
+        """Whether it has waited for long enough for a request that may well never come."""
+        waits = self.answering is not None and self.answering.response_complete
+        return waits and not self.head_begun and not self.uploading and now - self.since > IDLE_SECONDS
 
 
 ROOM = Room()
@@ -338,9 +349,13 @@ async def end_overdue_connections(count: Callable[[str, int], None] | None = Non
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(LOOK_SECONDS)
-        overdue = [c for c in CONNECTIONS if c.is_overdue(loop.time())]
-        for number, connection in enumerate(overdue):
-            connection.end("overdue")
+        now = loop.time()
+        ending = [c for c in CONNECTIONS if c.is_overdue(now) or c.is_idle(now)]
+        for number, connection in enumerate(ending):
+            if connection.is_overdue(now):
+                connection.end("overdue")
+            elif connection.is_idle(now):  # still: others ran in between
+                connection.transport.close()
             if number % 50 == 49:
                 await asyncio.sleep(0)  # thousands at once would delay every stream
         for reason, ended in ENDED.items():

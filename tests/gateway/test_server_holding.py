@@ -110,6 +110,34 @@ async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes)
     await held(writer, drip=drip)
 
 
+async def test_a_connection_without_a_further_request(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    server.ENDED.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(4):  # each of them starts the time anew
+        writer.write(GET)
+        await reader.readuntil(b"ok")
+        await asyncio.sleep(0.3)
+    assert 0.1 < await held(writer) < 2
+    assert await reader.read() == b"", "closed, not aborted"
+    assert not server.ENDED, "nothing was wrong with it"
+
+
+async def test_an_answer_that_takes_longer_than_a_connection_may_idle(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(GET)
+    await reader.readuntil(b"ok")
+    writer.write(HANG)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(), 0.5)
+    writer.close()
+
+
 @pytest.mark.usefixtures("hasty")
 async def test_one_line_break_after_an_answer(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
