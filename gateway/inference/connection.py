@@ -131,7 +131,7 @@ class Stream:
         if self._waiter is not None and self._pending is None and answer.received and self.status == 200:
             texts = None if self.forward is None else answer.read_texts()
             deltas = answer.read() if texts is None else []
-            if self.forward is None:
+            if self.forward is None or answer.complete:
                 self._pending = deltas or None
             elif out := self.format.chunks(deltas) if texts is None else self.format.texts(texts):
                 if self.forward(out):

@@ -208,7 +208,7 @@ class Inference:
         permit: Permit | None = None
         stream: Stream | None = None
         failure: ServiceError | None = None
-        whole = Whole("", "", [])
+        whole, rest = Whole("", "", []), b""
         try:
             permit = self._permits.take_now() or await self._wait_for_permit(call, account)
             if call.trace is not None and self._traces is not None:
@@ -216,7 +216,7 @@ class Inference:
             stream = call.stream = await self._post(ask)
             call.watch(stream.fail)
             if ask.stream:
-                await _relay_stream(call, ask, format, stream)
+                rest = await _relay_stream(call, ask, format, stream)
             else:
                 whole = await _collect(stream)
         except ServiceError as error:
@@ -245,7 +245,7 @@ class Inference:
         model = _answering_model(ask, stream)
         if not ask.stream:
             return await call.answer(format.whole(whole, model, answer.finish, answer.usage))
-        await call.stream_body(format.end(model, answer.finish, answer.usage), last=True)
+        await call.stream_body(rest + format.end(model, answer.finish, answer.usage), last=True)
 
     async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
         """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone."""
@@ -379,8 +379,11 @@ def _answering_model(ask: Ask, stream: Stream) -> str:
     return model if model is not None and model in PRICES else ask.model
 
 
-async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) -> None:
-    """Sends what `read` returns. While this waits in `read`, what arrives is sent past ASGI's coroutines."""
+async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) -> bytes:
+    """Sends what `read` returns. While this waits in `read`, what arrives is sent past ASGI's coroutines.
+
+    Returns the chunks that arrived with the end of the answer, to be sent with its end.
+    """
     stream.format = format
     forward = None if call.connection is None else call.connection.write_chunk
     named = False
@@ -391,10 +394,13 @@ async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) ->
         if out := format.chunks(deltas) if deltas else format.keep_alive:
             if call.first_token is None and deltas:
                 call.first_token = time.perf_counter()
+            if stream.answer.complete:
+                return out
             stream.forward = None
             await call.stream_body(out)
             stream.unsent = 0.0
             stream.forward = forward
+    return b""
 
 
 async def _collect(stream: Stream) -> Whole:

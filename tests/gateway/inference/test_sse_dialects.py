@@ -113,3 +113,23 @@ async def test_what_arrives_together_leaves_together(app: App, provider: FakePro
         gate.set()
     events = [json.loads(e.removeprefix("data: ")) for e in first.decode().split("\n\n") if e]
     assert events == [{"token": w} for w in "abcdefgh"]
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["at once", "after the beginning"])
+async def test_what_arrives_with_the_end_leaves_with_the_end(app: App, provider: FakeProvider, begun: bool) -> None:
+    """The last tokens and the end are one piece, whether the relay waits or the short cut is in use."""
+    gate = asyncio.Event()
+    beginning = [joined([ROLE, *(chunk(w) for w in "abc")]), gate] if begun else [ROLE]
+    prompt = provider.plays(*beginning, joined([chunk("y"), chunk("z"), *PLAIN[-3:]]))
+    async with app.gateway.http.stream(
+        "POST", app.path, json={"prompt": prompt, "stream": True}, headers=app.headers()
+    ) as response:
+        pieces = response.aiter_raw()
+        if begun:
+            assert b'{"token":"c"}' in await anext(pieces)
+            gate.set()
+        last = await anext(pieces)
+        assert [piece async for piece in pieces] == []
+    *events, end = last.decode().removesuffix("\n\n").split("\n\n")
+    assert [json.loads(e.removeprefix("data: ")) for e in events] == [{"token": "y"}, {"token": "z"}]
+    assert end.startswith("event: done\n")
