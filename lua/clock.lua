@@ -19,17 +19,18 @@ end
 -- After the clock was set back, entries of the future count as of now: dropping them would let more requests pass than
 -- the limit, and keeping them would block the window for the step and a minute.
 local function look(key, limit, now)
-  for n = -1, -redis.call('LLEN', key), -1 do
+  local count = redis.call('LLEN', key)
+  if count == 0 then return 0, 0 end
+  for n = -1, -count, -1 do
     if tonumber(redis.call('LINDEX', key, n)) <= now then break end
     redis.call('LSET', key, n, string.format('%.0f', now))
   end
   local oldest = redis.call('LINDEX', key, 0)
   while oldest and tonumber(oldest) <= now - WINDOW do
     redis.call('LPOP', key)
-    oldest = redis.call('LINDEX', key, 0)
+    count, oldest = count - 1, redis.call('LINDEX', key, 0)
   end
   if not oldest then return 0, 0 end
-  local count = redis.call('LLEN', key)
   -- After the limit was lowered, more than one has to leave before the next can pass. A limit of 0 lets none pass.
   if count > limit then oldest = redis.call('LINDEX', key, count - math.max(limit, 1)) end
   return count, tonumber(oldest) + WINDOW - now
