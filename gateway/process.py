@@ -43,7 +43,7 @@ from gateway.operations.audit import Audit
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.outbound import client as outbound
-from gateway.server import end_overdue_connections, raise_descriptor_limit
+from gateway.server import raise_descriptor_limit, sweep_connections
 from gateway.settings import Settings
 from gateway.storage import find_folder_fault
 from gateway.store.client import Store
@@ -182,7 +182,7 @@ class Gateway:
                 self.registry.api_keys.keep_writing_uses(),
                 self.overview.keep_gauges_fresh(),
                 self.redis_health.keep_checking(),
-                end_overdue_connections(self.metrics.ended_connections),
+                sweep_connections(self.metrics.ended_connections),
             )
         ]
         for task in tasks:

@@ -2,7 +2,7 @@
 
 uvicorn alone waits forever for the end of a request's head or body, accepts a head or trailers of any size, queues any
 number of pipelined requests, and keeps a connection whose client stopped reading. `BoundedProtocol` counts the bytes
-that are neither head nor body. Once a second, `end_overdue_connections` closes idle connections, and aborts those that
+that are neither head nor body. Once a second, `sweep_connections` closes idle connections, and aborts those that
 exceed a time limit. `TimedReceive` bounds the time of a body and leaves the application a chance to answer.
 
 Connections are bounded by the descriptors of the process, so that each client's stream still finds one for the
@@ -36,7 +36,7 @@ from gateway.settings import Settings
 from gateway.supervisor import METRICS_FOLDER, Supervisor, metrics_folder
 
 HEAD_BYTES = 65_536  # of a request line and its headers; also of trailers
-IDLE_SECONDS = 5.0  # from an answer to the next request
+KEEP_ALIVE_SECONDS = 5.0  # from an answer to the next request; uvicorn's own `timeout_keep_alive` is not in use
 HEAD_SECONDS = 15.0  # from the start of a connection or a request to the end of the head
 BODY_SECONDS = 30.0  # that a body may take to arrive, and
 BODY_RATE = 16_384  # one second more for so many bytes that have arrived,
@@ -264,6 +264,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self.uploading = False
+        if not self.is_answering():
+            self.since = self.loop.time()  # the rest of a body came after its answer
         super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -276,7 +278,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, without a timer for each answer: `end_overdue_connections` closes idle connections too."""
+        """As uvicorn's, but without a timer for each answer: `sweep_connections` closes idle connections."""
         if not self.head_begun:
             self.since = self.loop.time()
         self.server_state.total_requests += 1
@@ -323,9 +325,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return (self.head_begun or not self.is_answering()) and waited > HEAD_SECONDS
 
     def is_idle(self, now: float) -> bool:
-        """Whether it has waited for long enough for a request that may well never come."""
+        """Whether it has waited longer than KEEP_ALIVE_SECONDS for another request."""
         waits = self.answering is not None and self.answering.response_complete
-        return waits and not self.head_begun and not self.uploading and now - self.since > IDLE_SECONDS
+        return waits and not self.head_begun and not self.uploading and now - self.since > KEEP_ALIVE_SECONDS
 
 
 ROOM = Room()
@@ -344,7 +346,7 @@ def raise_descriptor_limit() -> None:
     ROOM.most = most_connections(soft)
 
 
-async def end_overdue_connections(count: Callable[[str, int], None] | None = None) -> None:
+async def sweep_connections(count: Callable[[str, int], None] | None = None) -> None:
     """Runs for the life of the process. `count` receives why connections were ended, and how many."""
     loop = asyncio.get_running_loop()
     while True:

@@ -30,7 +30,7 @@ local function look(key, limit, now)
     redis.call('LPOP', key)
     count, oldest = count - 1, redis.call('LINDEX', key, 0)
   end
-  if not oldest then return 0, 0 end
+  if count == 0 then return 0, 0 end
   -- After the limit was lowered, more than one has to leave before the next can pass. A limit of 0 lets none pass.
   if count > limit then oldest = redis.call('LINDEX', key, count - math.max(limit, 1)) end
   return count, tonumber(oldest) + WINDOW - now

@@ -69,7 +69,7 @@ class Stream:
         # The short cut: sends what arrives while the relay waits in `read`, in `format`. False: it has to wait.
         self.forward: Callable[[bytes], bool] | None = None
         self.format: Format
-        self._pending: list[Delta] | None = None  # what `forward` did not take
+        self._pending: list[Delta] | None = None  # for the relay: what `forward` did not take, or came with the end
         self._answering = False  # a byte of the answer has arrived
         self._keep_alive_due = False
         self.age = 0.0  # seconds
@@ -131,7 +131,7 @@ class Stream:
         if self._waiter is not None and self._pending is None and answer.received and self.status == 200:
             texts = None if self.forward is None else answer.read_texts()
             deltas = answer.read() if texts is None else []
-            if self.forward is None or answer.complete:
+            if self.forward is None or answer.complete:  # the relay sends it, with the end
                 self._pending = deltas or None
             elif out := self.format.chunks(deltas) if texts is None else self.format.texts(texts):
                 if self.forward(out):

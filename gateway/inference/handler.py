@@ -208,7 +208,7 @@ class Inference:
         permit: Permit | None = None
         stream: Stream | None = None
         failure: ServiceError | None = None
-        whole, rest = Whole("", "", []), b""
+        whole, held = Whole("", "", []), b""
         try:
             permit = self._permits.take_now() or await self._wait_for_permit(call, account)
             if call.trace is not None and self._traces is not None:
@@ -216,7 +216,7 @@ class Inference:
             stream = call.stream = await self._post(ask)
             call.watch(stream.fail)
             if ask.stream:
-                rest = await _relay_stream(call, ask, format, stream)
+                held = await _relay_stream(call, ask, format, stream)
             else:
                 whole = await _collect(stream)
         except ServiceError as error:
@@ -245,7 +245,9 @@ class Inference:
         model = _answering_model(ask, stream)
         if not ask.stream:
             return await call.answer(format.whole(whole, model, answer.finish, answer.usage))
-        await call.stream_body(rest + format.end(model, answer.finish, answer.usage), last=True)
+        if held and call.first_token is None:
+            call.first_token = time.perf_counter()
+        await call.stream_body(held + format.end(model, answer.finish, answer.usage), last=True)
 
     async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
         """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone."""
@@ -380,9 +382,9 @@ def _answering_model(ask: Ask, stream: Stream) -> str:
 
 
 async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) -> bytes:
-    """Sends what `read` returns. While this waits in `read`, what arrives is sent past ASGI's coroutines.
+    """Sends what `read` returns, but returns the chunks that came in the same read as the end, to be sent with it.
 
-    Returns the chunks that arrived with the end of the answer, to be sent with its end.
+    While this waits in `read`, what arrives after the first token is sent past ASGI's coroutines.
     """
     stream.format = format
     forward = None if call.connection is None else call.connection.write_chunk
@@ -392,14 +394,14 @@ async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) ->
             named = True
             format.name_model(_answering_model(ask, stream))
         if out := format.chunks(deltas) if deltas else format.keep_alive:
-            if call.first_token is None and deltas:
-                call.first_token = time.perf_counter()
             if stream.answer.complete:
                 return out
+            if call.first_token is None and deltas:
+                call.first_token = time.perf_counter()
             stream.forward = None
             await call.stream_body(out)
             stream.unsent = 0.0
-            stream.forward = forward
+            stream.forward = forward if call.first_token is not None else None
     return b""
 
 

@@ -157,9 +157,9 @@ class Work:
         if not valid:
             self.pause()
             return
-        last = 0.0 if self._began is None else time.thread_time() - self._began
-        # What was charged before the last turn was charged in full.
-        self._charge(last * VALID_WEIGHT - self._spent * (1 - VALID_WEIGHT))
+        this_turn = 0.0 if self._began is None else time.thread_time() - self._began
+        # The earlier turns were charged in full; all but the weight of that is given back.
+        self._charge(this_turn * VALID_WEIGHT - self._spent * (1 - VALID_WEIGHT))
 
     def _charge(self, seconds: float) -> None:
         now = time.monotonic()

@@ -37,7 +37,7 @@ async def serving() -> AsyncIterator[int]:
         timeout_graceful_shutdown=1,
     )
     running = uvicorn.Server(config)
-    tasks = [asyncio.create_task(running.serve()), asyncio.create_task(server.end_overdue_connections())]
+    tasks = [asyncio.create_task(running.serve()), asyncio.create_task(server.sweep_connections())]
     await wait_until(lambda: running.started)
     try:
         yield port

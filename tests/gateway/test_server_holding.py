@@ -58,7 +58,7 @@ async def serving(site: Site) -> AsyncIterator[int]:
     running = uvicorn.Server(config)
     tasks = [
         asyncio.create_task(running.serve(sockets=[listener])),
-        asyncio.create_task(server.end_overdue_connections()),
+        asyncio.create_task(server.sweep_connections()),
     ]
     await wait_until(lambda: running.started)
     try:
@@ -111,7 +111,7 @@ async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes)
 
 
 async def test_a_connection_without_a_further_request(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.5)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
     server.ENDED.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -124,10 +124,27 @@ async def test_a_connection_without_a_further_request(port: int, monkeypatch: py
     assert not server.ENDED, "nothing was wrong with it"
 
 
+async def test_a_body_that_ends_long_after_its_answer_leaves_time_for_the_next_request(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.8)
+    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n")
+    await reader.readuntil(b"ok")
+    for _ in range(12):
+        writer.write(b"x")
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.3)
+    writer.write(GET)
+    assert await reader.readuntil(b"ok")
+    writer.close()
+
+
 async def test_an_answer_that_takes_longer_than_a_connection_may_idle(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.1)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)

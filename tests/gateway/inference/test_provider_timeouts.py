@@ -11,7 +11,7 @@ import pytest
 
 from gateway.inference.provider import pause_between_sweeps
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import DONE, ROLE, chunk, tokens
+from tests.fakes.provider import DONE, MODEL, ROLE, chunk, tokens
 from tests.fakes.server import HANG, Head
 from tests.support.accounts import App
 from tests.support.fixtures import session_fixture
@@ -21,6 +21,8 @@ from tests.support.prices import bound, cost
 from tests.support.responses import failed, refused, text_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OTHER = "qwen3.6-35b-a3b"  # the provider answers with it, and it has a price
 
 
 @session_fixture
@@ -185,6 +187,37 @@ async def test_the_openai_keep_alive_is_an_empty_delta(
     # Two keep-alives at least, beside the role.
     assert len(text[: text.index("late")]) >= 3
     assert json.loads(failing[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"
+
+
+@pytest.mark.parametrize("path", ["", "/chat/completions"], ids=["native", "openai"])
+async def test_the_first_token_counts_after_a_keep_alive_too(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider, path: str
+) -> None:
+    """The time to it was lost, and the chunks named the model that was asked, if a keep-alive came before."""
+    app = await lively.app(backend)
+    parts = [
+        chunk("a", model=OTHER),
+        0.1,
+        chunk("b", model=OTHER),
+        0.1,
+        chunk(finish="stop"),
+        chunk(usage=(1, 2)),
+        DONE,
+    ]
+    _, got = await lines(app, provider.plays(ROLE.replace(MODEL.encode(), OTHER.encode()), 0.6, *parts), path)
+    if path:
+        chunks = [json.loads(line[6:]) for line in got if line.startswith("data: {")]
+        named = [c["model"] for c in chunks if c["choices"] and c["choices"][0]["delta"].get("content")]
+        assert named == [OTHER, OTHER]
+
+    def logged() -> list[float | None]:
+        own = (json.loads(line) for line in lively.log.splitlines() if f'"{app.name}"' in line)
+        return [line["ttft_ms"] for line in own if "ttft_ms" in line]
+
+    await wait_until(logged)
+    (ttft,) = logged()
+    assert ttft is not None
+    assert 500 < ttft < 3_000
 
 
 # -- the sweep -----------------------------------------------------------------------------------------------

@@ -65,7 +65,8 @@ async def trace_of(collector: FakeCollector, response: httpx.Response) -> list[S
 
 async def test_a_request_has_spans_for_its_stages(shop: App, provider: FakeProvider, collector: FakeCollector) -> None:
     before = time.time_ns()
-    prompt = provider.plays(tokens("Guten", " Tag", usage=(11, 5), finish="length"))
+    role, *answer = tokens("Guten", " Tag", usage=(11, 5), finish="length")
+    prompt = provider.plays(role, answer[0], 0.05, *answer[1:])
     response = await ask(shop, prompt, stream=True, maxTokens=77)
     assert response.text.endswith("\n\n")
     root, *stages = await trace_of(collector, response)
