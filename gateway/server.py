@@ -326,8 +326,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def is_idle(self, now: float) -> bool:
         """Whether it has waited longer than KEEP_ALIVE_SECONDS for another request."""
-        waits = self.answering is not None and self.answering.response_complete
-        return waits and not self.head_begun and not self.uploading and now - self.since > KEEP_ALIVE_SECONDS
+        if self.answering is None or self.is_answering() or self.head_begun or self.uploading:
+            return False
+        return now - self.since > KEEP_ALIVE_SECONDS
 
 
 ROOM = Room()

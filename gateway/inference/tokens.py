@@ -1,8 +1,8 @@
 """Parses and verifies JWTs as PyJWT does, in less time.
 
-PyJWT checks each character of a token in Python, and merges options in each call. Both together take half as long as a
-signature. Its algorithms are used here; the tests compare all else with it. A header with critical extensions (`crit`)
-is refused.
+PyJWT checks each character of a token in Python, and merges options in each call: its own steps take two thirds as long
+as the ES256 signature. Its algorithms are used here, and the tests compare all else with it. A header with critical
+extensions (`crit`) is refused.
 """
 
 from __future__ import annotations

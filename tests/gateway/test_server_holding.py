@@ -110,25 +110,27 @@ async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes)
     await held(writer, drip=drip)
 
 
-async def test_a_connection_without_a_further_request(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.5)
+@pytest.fixture
+def short_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 1.0)
     monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("short_keep_alive")
+async def test_a_connection_without_a_further_request(port: int) -> None:
     server.ENDED.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(4):  # each of them starts the time anew
         writer.write(GET)
         await reader.readuntil(b"ok")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.5)
     assert 0.1 < await held(writer) < 2
     assert await reader.read() == b"", "closed, not aborted"
     assert not server.ENDED, "nothing was wrong with it"
 
 
-async def test_a_body_that_ends_long_after_its_answer_leaves_time_for_the_next_request(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.8)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+@pytest.mark.usefixtures("short_keep_alive")
+async def test_a_body_that_ends_long_after_its_answer_leaves_time_for_the_next_request(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 12\r\n\r\n")
     await reader.readuntil(b"ok")
@@ -141,17 +143,14 @@ async def test_a_body_that_ends_long_after_its_answer_leaves_time_for_the_next_r
     writer.close()
 
 
-async def test_an_answer_that_takes_longer_than_a_connection_may_idle(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.1)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+@pytest.mark.usefixtures("short_keep_alive")
+async def test_an_answer_that_takes_longer_than_a_connection_may_idle(port: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)
     await reader.readuntil(b"ok")
     writer.write(HANG)
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(reader.read(), 0.5)
+        await asyncio.wait_for(reader.read(), 1.5)
     writer.close()
 
 

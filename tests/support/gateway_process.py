@@ -8,6 +8,7 @@ import asyncio
 import base64
 import contextlib
 import importlib
+import json
 import os
 import secrets
 import signal
@@ -25,6 +26,7 @@ from tests.fakes.provider import COMPLETIONS
 from tests.support.accounts import DOMAIN, Account, App
 from tests.support.folders import passable_folder
 from tests.support.key_leaks import unexplained
+from tests.support.polling import wait_until
 from tests.support.redis_monitor import Wiretap
 from tests.support.redis_servers import RedisServer, free_port
 
@@ -168,6 +170,16 @@ class Gateway:
         if not self.tracebacks_allowed:
             for sign in ("Traceback", "never retrieved", "never awaited", "Unclosed"):
                 assert sign not in log, log[max(0, log.index(sign) - 1000) :][:4000]
+
+    async def request_line(self, request_id: str) -> dict[str, Any]:
+        """What the log says of a request."""
+
+        def found() -> list[dict[str, Any]]:
+            lines = (json.loads(line) for line in self.log.splitlines() if request_id in line)
+            return [line for line in lines if line["event"] == "request"]
+
+        (line,) = await wait_until(found)
+        return dict(line)
 
     async def platform(self, method: str, path: str, body: Any = None) -> httpx.Response:
         headers = {"Authorization": f"Bearer {OPERATOR}"}

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.fakes.provider import DONE, ROLE, chunk, tokens
-from tests.fakes.server import HANG
+from tests.fakes.provider import DONE, ROLE, chunk, joined, tokens
+from tests.fakes.server import HANG, Exchange
 from tests.support.accounts import App
 from tests.support.gateway_process import OPERATOR, Gateway, gateway
 from tests.support.key_leaks import unexplained
@@ -124,6 +124,23 @@ async def test_redis_frozen(provider: FakeProvider, backend: FakeAppBackend, tmp
         assert provider.asked(prompt) == []
         assert await settles(app) == spent
         await heals(app)
+
+
+async def test_a_first_token_that_waits_for_the_settlement(
+    provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path
+) -> None:
+    """What comes with the end of an answer is sent with it. The time to the first token had left out this wait."""
+    async with durable(provider, tmp_path) as gw:
+        app = await gw.app(backend)
+        answered(await app.ask("x"))
+
+        async def freeze(_: Exchange) -> None:
+            gw.redis.freeze()
+            asyncio.get_running_loop().call_later(0.7, gw.redis.thaw)
+
+        response = await app.ask(provider.plays(freeze, joined(tokens("x", usage=(1, 1)))), stream=True)
+        assert '{"token":"x"}' in response.text
+        assert 600 < (await gw.request_line(response.headers["X-Request-Id"]))["ttft_ms"] < 3_000
 
 
 async def test_redis_that_forgot_the_scripts(provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 stream ends with an error event and costs the bound."""
 
 import asyncio
-import json
 
 import pytest
 
@@ -114,8 +113,7 @@ async def test_huge_usage_is_settled_and_logged(app: App, provider: FakeProvider
         response = await app.ask(prompt, stream=stream)
         assert response.status_code == 200
         assert await app.account.settled() - before == bound(prompt)
-        line = next(line for line in app.gateway.log.splitlines() if response.headers["X-Request-Id"] in line)
-        logged = json.loads(line)
+        logged = await app.gateway.request_line(response.headers["X-Request-Id"])
         assert (logged["event"], logged["code"], logged["nano_euro"]) == ("request", "", bound(prompt))
         assert logged["input_tokens"] == 10**9
 
@@ -163,8 +161,7 @@ async def test_a_refused_request_is_logged_with_the_providers_status(app: App, p
     overflow = answer(400, {"error": {"code": "context_length_exceeded", "message": "m"}})
     for script, status, code in ((overflow, 400, "PROVIDER_REFUSED"), (answer(503), 502, "PROVIDER_ERROR")):
         error = refused(await app.ask(provider.plays(script)), status, code)
-        line = next(line for line in app.gateway.log.splitlines() if error["requestId"] in line)
-        logged = json.loads(line)
+        logged = await app.gateway.request_line(error["requestId"])
         assert (logged["code"], logged["status"], logged["nano_euro"]) == (code, status, 0)
         assert logged["provider_status"] == (400 if script is overflow else 503)
     metrics = (await app.gateway.http.get("/metrics")).text
