@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import time
 from typing import Any
 
@@ -133,11 +134,18 @@ class KeySet:
     def __init__(self, http: outbound.Client, url: str, account: str) -> None:
         self._http, self._url, self._account = http, url, account
         self._keys: list[Key] = []
+        self._digest = b""  # of the document that has the keys
+        self.version = 0  # counts the changes of that document
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
         self._backoff = Backoff()
         self._fetch_task: asyncio.Task[None] | None = None
         self._waiting = 0
+
+    @property
+    def fresh_until(self) -> float:
+        """Monotonic seconds; then the keys are fetched again when they are needed."""
+        return self._fetched_at + REFRESH_AFTER
 
     def find(self, kid: str | None, alg: str) -> list[Key] | None:
         """The keys that may have signed a token, at most `TRIED`. None: `fetch` them first.
@@ -199,7 +207,9 @@ class KeySet:
             )
             if answer.status != 200:
                 raise ValueError(f"status {answer.status}")
-            self._keys = await _read_keys(answer.body)
+            if (digest := hashlib.sha256(answer.body).digest()) != self._digest:
+                self._keys, self._digest = await _read_keys(answer.body), digest
+                self.version += 1
             self._fetched_at = time.monotonic()
             self._backoff.note_success()
         except (addresses.CallFailed, ValueError, RecursionError) as error:

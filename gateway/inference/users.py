@@ -1,8 +1,9 @@
 """Verifies a user's JWT against the backend of the app that was called.
 
-A verified token is cached for 60 seconds, never past its `exp`, under a hash of the token and of the app's identity:
-its account, its creation and how its tokens are verified. A token of one app therefore never passes at another, and
-none outlives the app it was verified for.
+A verified token is cached for 60 seconds, or for as long as the key set with its key is fresh, but never past its
+`exp`. It is cached under a hash of the token and of the app's identity: its account, its creation and how tokens are
+verified. A token of one app therefore never passes at another, and none outlives the app it was verified for. When a
+key set has changed, its tokens are verified again, so that a key that was withdrawn takes its tokens along.
 
 How much work tokens may cause is limited (`verification_limits`). Failure policy: closed. If a token cannot be checked,
 the request is refused.
@@ -31,7 +32,7 @@ from gateway.settings import Settings
 
 logger = structlog.get_logger()
 
-TOKEN_LIFE = 60.0  # seconds that a verified token stays cached
+TOKEN_LIFE = 60.0  # seconds that a verified token stays cached, at least
 TOKENS = 50_000  # in the cache
 TOKEN_BYTES = 8_192
 USER_BYTES = 512
@@ -42,8 +43,16 @@ Origin = TypeVar("Origin", KeySet, AppBackend)
 
 class VerifiedToken(NamedTuple):
     user: str
-    cached_until: float  # monotonic seconds
     expires_at: float  # Unix seconds
+    cached_until: float  # monotonic seconds; longer while the key set is fresh
+    key_set: KeySet | None  # that has the token's key
+    version: int  # of the key set
+
+    def is_valid(self) -> bool:
+        now, key_set = time.monotonic(), self.key_set
+        if time.time() >= self.expires_at or (key_set is not None and key_set.version != self.version):
+            return False
+        return now < self.cached_until or (key_set is not None and now < key_set.fresh_until)
 
 
 class Users:
@@ -60,23 +69,23 @@ class Users:
             raise TokenInvalid
         digest = hashlib.sha256(app.auth_digest + token).digest()
         if (verified := self._verified.get(digest)) is not None:
-            if time.monotonic() < verified.cached_until and time.time() < verified.expires_at:
+            if verified.is_valid():
                 return verified.user
             del self._verified[digest]
-        user, expires_at = await self._verify_anew(app, token)
+        verified = await self._verify_anew(app, token)
         while len(self._verified) >= TOKENS:
             self._verified.popitem(last=False)
-        self._verified[digest] = VerifiedToken(user, time.monotonic() + TOKEN_LIFE, expires_at)
-        return user
+        self._verified[digest] = verified
+        return verified.user
 
-    async def _verify_anew(self, app: App, token: bytes) -> tuple[str, float]:
-        """The user's id, and the Unix time at which the token expires."""
+    async def _verify_anew(self, app: App, token: bytes) -> VerifiedToken:
         work = await self._limits.begin(app)
         valid = False
+        key_set, version = None, 0
         try:
             match app.auth:
                 case JwksAuth() as auth:
-                    claims = await self._verify_with_key_set(app, auth, token, work)
+                    claims, key_set, version = await self._verify_with_key_set(app, auth, token, work)
                     user = _user_of(claims, auth.userClaim)
                 case SecretAuth() as auth:
                     claims = self._verify_with_secret(auth, token)
@@ -89,24 +98,28 @@ class Users:
             raise AppBackendUnreachable from None
         finally:
             work.finish(valid=valid)
-        return user, tokens.expires_at(claims)
+        return VerifiedToken(user, tokens.expires_at(claims), time.monotonic() + TOKEN_LIFE, key_set, version)
 
-    async def _verify_with_key_set(self, app: App, auth: JwksAuth, token: bytes, work: Work) -> dict[str, Any]:
+    async def _verify_with_key_set(
+        self, app: App, auth: JwksAuth, token: bytes, work: Work
+    ) -> tuple[dict[str, Any], KeySet, int]:
+        """The claims, and the key set and its version by which the token is valid."""
         parsed = tokens.parse(token)
         key_set = self._key_sets.get(app.auth_digest)
         if key_set is None:
             url = auth.url or f"https://{app.name}.{self._domain}/.well-known/jwks.json"
             key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account))
-        keys = key_set.find(parsed.kid, parsed.alg)
+        keys, version = key_set.find(parsed.kid, parsed.alg), key_set.version
         if keys is None:
             work.pause()
             keys = await key_set.fetch(parsed.kid, parsed.alg)
+            version = key_set.version
             await work.take_turn()
         for number, key in enumerate(keys):
             if number:
                 await work.take_another_turn()
             if tokens.verify_signature(parsed, key.key):
-                return _claims_of(parsed, auth)
+                return _claims_of(parsed, auth), key_set, version
         raise TokenInvalid
 
     def _verify_with_secret(self, auth: SecretAuth, token: bytes) -> dict[str, Any]:

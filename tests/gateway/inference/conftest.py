@@ -5,10 +5,14 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
+from gateway.accounts.vault import Vault
 from gateway.inference import admission as admission_module
+from gateway.inference.users import Users
+from gateway.settings import Settings
 from gateway.store import client as store_module
 from tests.fakes import FakeProvider
 from tests.gateway.inference.admissions import Books, Desk, desk
+from tests.gateway.inference.key_hosts import Hosts
 from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.tcp_proxy import Proxy
@@ -27,6 +31,16 @@ async def brisk(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory
     """It waits less for apps' backends, and forgets sooner what they said."""
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("brisk"), BRISK) as running:
         yield running
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    return Hosts()
+
+
+@pytest.fixture
+def users(hosts: Hosts) -> Users:
+    return Users(Settings(apps_domain="apps.example"), Vault(""), hosts)
 
 
 @pytest.fixture

@@ -1,13 +1,19 @@
 """How long the gateway relies on what it knows: verified tokens, an app's keys, a backend's failure."""
 
+import asyncio
 import time
+from unittest.mock import Mock
 
 import pytest
 
-from gateway.inference import key_sets, users
+from gateway.errors import TokenInvalid
+from gateway.inference import key_sets, tokens
+from gateway.inference.users import TOKEN_LIFE, Users
 from tests.fakes import FakeAppBackend
+from tests.fakes.backend import private_key
 from tests.fakes.server import answer
 from tests.gateway.inference.conftest import BRISK
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -59,12 +65,67 @@ async def test_a_backend_that_comes_back(gw: Gateway) -> None:
         await wait_until(passes, 12, 0.5)
 
 
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The checks of a signature."""
+    checks = Mock(side_effect=tokens.verify_signature)
+    monkeypatch.setattr(tokens, "verify_signature", checks)
+    return checks
+
+
+async def test_a_signature_is_checked_once_while_its_keys_are_fresh(
+    users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was checked anew every minute, though nothing of the token, the key or the app had changed."""
+    assert key_sets.REFRESH_AFTER == 300
+    for constant, seconds in (("users.TOKEN_LIFE", 0), ("key_sets.REFRESH_AFTER", 1), ("key_sets.FETCH_INTERVAL", 0)):
+        monkeypatch.setattr(f"gateway.inference.{constant}", seconds)
+    key = hosts.keys["victim.apps.example"] = private_key("ES256")
+    known = token(key, "ana")
+    for _ in range(3):
+        assert await users.verify(an_app(), known) == "ana"
+    assert (checks.call_count, len(hosts.fetched)) == (1, 1)
+    await asyncio.sleep(1)
+    assert await users.verify(an_app(), known) == "ana"  # and has the keys fetched again
+    await asyncio.sleep(0.1)
+    for _ in range(3):
+        assert await users.verify(an_app(), known) == "ana"
+    assert (checks.call_count, len(hosts.fetched)) == (2, 2)
+
+
+async def test_strangers_make_no_user_wait(
+    users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token of an unknown key has the keys fetched; the tokens that they verified need not be verified again."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    hosts.keys["victim.apps.example"] = key = private_key("ES256")
+    known = token(key, "ana")
+    assert await users.verify(an_app(), known) == "ana"
+    with pytest.raises(TokenInvalid):
+        await users.verify(an_app(), token(private_key("ES256"), "mallory", "unknown"))
+    assert await users.verify(an_app(), known) == "ana"
+    assert (checks.call_count, len(hosts.fetched)) == (1, 2)
+
+
+async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passed for a minute after the gateway had seen that its key was withdrawn."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    old, new = private_key("ES256"), private_key("ES256")
+    hosts.keys["victim.apps.example"], hosts.kid = old, "old"
+    known = token(old, "ana", "old")
+    assert await users.verify(an_app(), known) == "ana"
+    hosts.keys["victim.apps.example"], hosts.kid = new, "new"
+    assert await users.verify(an_app(), token(new, "ana", "new")) == "ana"
+    with pytest.raises(TokenInvalid):
+        await users.verify(an_app(), known)
+
+
 async def test_a_verified_token_is_remembered_for_at_most_a_minute(brisk: Gateway) -> None:
     """By then a signed-out user is out, and so is a token of a key that was withdrawn.
 
     The test's minute takes 2 seconds.
     """
-    assert users.TOKEN_LIFE == 60
+    assert TOKEN_LIFE == 60
     async with FakeAppBackend() as backend:
         auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
         signed_out, withdrawn = await brisk.app(backend, auth=auth), await brisk.app(backend)

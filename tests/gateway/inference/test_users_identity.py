@@ -1,65 +1,21 @@
 """Whose keys verify an app's tokens after it was renamed, moved, or created again."""
 
-import json
-import time
-from collections.abc import Mapping
-from typing import Any
-
-import jwt
 import pytest
 from msgspec.structs import replace
 
-from gateway.accounts.records import App, JwksAuth
-from gateway.accounts.vault import Vault
+from gateway.accounts.records import JwksAuth
 from gateway.errors import AppBackendUnreachable, TokenInvalid
 from gateway.inference import key_sets
 from gateway.inference.users import Users
-from gateway.outbound import client as outbound
-from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
-from tests.fakes.backend import jwk, private_key
+from tests.fakes.backend import private_key
 from tests.fakes.server import answer
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
 from tests.support.responses import refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-
-class Hosts(outbound.Client):
-    """Answers with the keys of each host as a test sets them; other hosts answer 404."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, Any] = {}  # private keys by host
-        self.fetched: list[str] = []
-        self.kid: str | None = None  # of all keys; by default the host
-
-    async def fetch(self, method: str, url: str, **options: Any) -> outbound.Answer:
-        host = url.split("/")[2]
-        self.fetched.append(host)
-        document = {"keys": [jwk("ES256", self.keys[host], self.kid or host)]} if host in self.keys else {}
-        headers: Mapping[str, str] = {}
-        return outbound.Answer(200 if document else 404, headers, json.dumps(document).encode())
-
-
-def token(key: Any, sub: str, host: str = "victim.apps.example") -> bytes:
-    claims = {"sub": sub, "exp": int(time.time()) + 600}
-    return jwt.encode(claims, key, algorithm="ES256", headers={"kid": host}).encode()
-
-
-@pytest.fixture
-def hosts() -> Hosts:
-    return Hosts()
-
-
-@pytest.fixture
-def users(hosts: Hosts) -> Users:
-    return Users(Settings(apps_domain="apps.example"), Vault(""), hosts)
-
-
-def an_app(**fields: Any) -> App:
-    given = {"id": "victim", "name": "victim", "account": "acc_1", "createdAt": "2026-11-21T00:00:00.000Z"}
-    return App(**(given | fields))
 
 
 async def test_a_renamed_app_takes_its_keys_from_its_new_address(users: Users, hosts: Hosts) -> None:

@@ -1,0 +1,38 @@
+"""Apps' key sets as hosts serve them, without a network."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jwt
+
+from gateway.accounts.records import App
+from gateway.outbound import client as outbound
+from tests.fakes.backend import jwk
+
+
+class Hosts(outbound.Client):
+    """Answers with the keys of each host as a test sets them; other hosts answer 404."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, Any] = {}  # private keys by host
+        self.fetched: list[str] = []
+        self.kid: str | None = None  # of all keys; by default the host
+
+    async def fetch(self, method: str, url: str, **options: Any) -> outbound.Answer:
+        host = url.split("/")[2]
+        self.fetched.append(host)
+        document = {"keys": [jwk("ES256", self.keys[host], self.kid or host)]} if host in self.keys else {}
+        headers: Mapping[str, str] = {}
+        return outbound.Answer(200 if document else 404, headers, json.dumps(document).encode())
+
+
+def token(key: Any, sub: str, host: str = "victim.apps.example") -> bytes:
+    claims = {"sub": sub, "exp": int(time.time()) + 600}
+    return jwt.encode(claims, key, algorithm="ES256", headers={"kid": host}).encode()
+
+
+def an_app(**fields: Any) -> App:
+    given = {"id": "victim", "name": "victim", "account": "acc_1", "createdAt": "2026-11-21T00:00:00.000Z"}
+    return App(**(given | fields))
