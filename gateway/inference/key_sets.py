@@ -134,8 +134,7 @@ class KeySet:
     def __init__(self, http: outbound.Client, url: str, account: str) -> None:
         self._http, self._url, self._account = http, url, account
         self._keys: list[Key] = []
-        self._digest = b""  # of the document that has the keys
-        self.version = 0  # counts the changes of that document
+        self.digest = b""  # SHA-256 of the document that has the keys
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
         self._backoff = Backoff()
@@ -207,9 +206,8 @@ class KeySet:
             )
             if answer.status != 200:
                 raise ValueError(f"status {answer.status}")
-            if (digest := hashlib.sha256(answer.body).digest()) != self._digest:
-                self._keys, self._digest = await _read_keys(answer.body), digest
-                self.version += 1
+            if (digest := hashlib.sha256(answer.body).digest()) != self.digest:
+                self._keys, self.digest = await _read_keys(answer.body), digest
             self._fetched_at = time.monotonic()
             self._backoff.note_success()
         except (addresses.CallFailed, ValueError, RecursionError) as error:

@@ -45,14 +45,16 @@ class VerifiedToken(NamedTuple):
     user: str
     expires_at: float  # Unix seconds
     cached_until: float  # monotonic seconds; longer while the key set is fresh
-    key_set: KeySet | None  # that has the token's key
-    version: int  # of the key set
+    keys: bytes  # the digest of the key set that verified it; empty where none did
 
-    def is_valid(self) -> bool:
-        now, key_set = time.monotonic(), self.key_set
-        if time.time() >= self.expires_at or (key_set is not None and key_set.version != self.version):
+    def is_valid(self, key_set: KeySet | None) -> bool:
+        """`key_set`: the app's present one."""
+        now = time.monotonic()
+        if time.time() >= self.expires_at:
             return False
-        return now < self.cached_until or (key_set is not None and now < key_set.fresh_until)
+        if not self.keys:
+            return now < self.cached_until
+        return key_set is not None and key_set.digest == self.keys and now < max(self.cached_until, key_set.fresh_until)
 
 
 class Users:
@@ -69,7 +71,7 @@ class Users:
             raise TokenInvalid
         digest = hashlib.sha256(app.auth_digest + token).digest()
         if (verified := self._verified.get(digest)) is not None:
-            if verified.is_valid():
+            if verified.is_valid(self._key_sets.get(app.auth_digest)):
                 return verified.user
             del self._verified[digest]
         verified = await self._verify_anew(app, token)
@@ -81,11 +83,11 @@ class Users:
     async def _verify_anew(self, app: App, token: bytes) -> VerifiedToken:
         work = await self._limits.begin(app)
         valid = False
-        key_set, version = None, 0
+        keys = b""
         try:
             match app.auth:
                 case JwksAuth() as auth:
-                    claims, key_set, version = await self._verify_with_key_set(app, auth, token, work)
+                    claims, keys = await self._verify_with_key_set(app, auth, token, work)
                     user = _user_of(claims, auth.userClaim)
                 case SecretAuth() as auth:
                     claims = self._verify_with_secret(auth, token)
@@ -98,28 +100,28 @@ class Users:
             raise AppBackendUnreachable from None
         finally:
             work.finish(valid=valid)
-        return VerifiedToken(user, tokens.expires_at(claims), time.monotonic() + TOKEN_LIFE, key_set, version)
+        return VerifiedToken(user, tokens.expires_at(claims), time.monotonic() + TOKEN_LIFE, keys)
 
     async def _verify_with_key_set(
         self, app: App, auth: JwksAuth, token: bytes, work: Work
-    ) -> tuple[dict[str, Any], KeySet, int]:
-        """The claims, and the key set and its version by which the token is valid."""
+    ) -> tuple[dict[str, Any], bytes]:
+        """The claims, and the digest of the key set by which the token is valid."""
         parsed = tokens.parse(token)
         key_set = self._key_sets.get(app.auth_digest)
         if key_set is None:
             url = auth.url or f"https://{app.name}.{self._domain}/.well-known/jwks.json"
             key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account))
-        keys, version = key_set.find(parsed.kid, parsed.alg), key_set.version
+        keys, digest = key_set.find(parsed.kid, parsed.alg), key_set.digest
         if keys is None:
             work.pause()
             keys = await key_set.fetch(parsed.kid, parsed.alg)
-            version = key_set.version
+            digest = key_set.digest
             await work.take_turn()
         for number, key in enumerate(keys):
             if number:
                 await work.take_another_turn()
             if tokens.verify_signature(parsed, key.key):
-                return _claims_of(parsed, auth), key_set, version
+                return _claims_of(parsed, auth), digest
         raise TokenInvalid
 
     def _verify_with_secret(self, auth: SecretAuth, token: bytes) -> dict[str, Any]:

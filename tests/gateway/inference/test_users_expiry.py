@@ -120,6 +120,19 @@ async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts, mo
         await users.verify(an_app(), known)
 
 
+async def test_a_verified_token_keeps_no_key_set(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key sets are bounded; a token whose key set had to go is verified by the one that is fetched then."""
+    monkeypatch.setattr("gateway.inference.users.ORIGINS", 1)
+    old, other, new = (private_key("ES256") for _ in range(3))
+    hosts.keys = {"victim.apps.example": old, "other.apps.example": other}
+    known = token(old, "ana")
+    assert await users.verify(an_app(), known) == "ana"
+    assert await users.verify(an_app(id="other", name="other"), token(other, "ben", "other.apps.example")) == "ben"
+    hosts.keys["victim.apps.example"] = new
+    with pytest.raises(TokenInvalid):
+        await users.verify(an_app(), known)
+
+
 async def test_a_verified_token_is_remembered_for_at_most_a_minute(brisk: Gateway) -> None:
     """By then a signed-out user is out, and so is a token of a key that was withdrawn.
 
