@@ -44,17 +44,17 @@ Origin = TypeVar("Origin", KeySet, AppBackend)
 class VerifiedToken(NamedTuple):
     user: str
     expires_at: float  # Unix seconds
-    cached_until: float  # monotonic seconds; longer while the key set is fresh
-    keys: bytes  # the digest of the key set that verified it; empty where none did
+    cached_until: float  # monotonic seconds; a fresh key set extends it
+    key_set_digest: bytes  # of the key set that verified the token; empty where none did
 
     def is_valid(self, key_set: KeySet | None) -> bool:
-        """`key_set`: the app's present one."""
-        now = time.monotonic()
-        if time.time() >= self.expires_at:
-            return False
-        if not self.keys:
-            return now < self.cached_until
-        return key_set is not None and key_set.digest == self.keys and now < max(self.cached_until, key_set.fresh_until)
+        """`key_set`: the app's current one."""
+        cached_until = self.cached_until
+        if self.key_set_digest:
+            if key_set is None or key_set.digest != self.key_set_digest:
+                return False
+            cached_until = max(cached_until, key_set.fresh_until)
+        return time.monotonic() < cached_until and time.time() < self.expires_at
 
 
 class Users:
@@ -83,11 +83,11 @@ class Users:
     async def _verify_anew(self, app: App, token: bytes) -> VerifiedToken:
         work = await self._limits.begin(app)
         valid = False
-        keys = b""
+        key_set_digest = b""
         try:
             match app.auth:
                 case JwksAuth() as auth:
-                    claims, keys = await self._verify_with_key_set(app, auth, token, work)
+                    claims, key_set_digest = await self._verify_with_key_set(app, auth, token, work)
                     user = _user_of(claims, auth.userClaim)
                 case SecretAuth() as auth:
                     claims = self._verify_with_secret(auth, token)
@@ -100,7 +100,7 @@ class Users:
             raise AppBackendUnreachable from None
         finally:
             work.finish(valid=valid)
-        return VerifiedToken(user, tokens.expires_at(claims), time.monotonic() + TOKEN_LIFE, keys)
+        return VerifiedToken(user, tokens.expires_at(claims), time.monotonic() + TOKEN_LIFE, key_set_digest)
 
     async def _verify_with_key_set(
         self, app: App, auth: JwksAuth, token: bytes, work: Work
