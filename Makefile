@@ -8,7 +8,7 @@ UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1
 .PHONY: run test test-all check bench soak chaos screenshots lock clean
 
 run: $(VENV)/run.stamp
-	@$(BIN)/capsule dev
+	@$(BIN)/capsule dev $(ARGS)
 
 # Four processes, because some tests wait. `test` leaves out what tests/conftest.py calls long, `test-all` nothing.
 test: SELECTED := -m "not long"

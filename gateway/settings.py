@@ -105,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     canary: float = 30  # seconds
     data_dir: str = "./.capsule"
     storage_url: str = ""  # file:///… or s3://bucket/prefix, with the variables AWS_*; empty: the data folder
+    trust_builds: bool = False  # development: builds and start commands run without a sandbox
     account_disk: int = 10_240  # MiB that the releases of an account may take
     apps_listen: str = "127.0.0.1:8080"  # host:port where the worker `sites` serves the hosted apps
     apps_server: str = "auto"  # nginx, embedded, or auto: nginx where it is installed
@@ -132,6 +133,8 @@ def load(environ: Mapping[str, str] | None = None, env_file: str = ".env") -> Se
             wrong.append(f"{name}: {error}")
     if values.get("storage_url", "").startswith("s3:") and (fault := _find_s3_fault(environ)):
         wrong.append(fault)
+    if values.get("trust_builds") and not values.get("allow_private_addresses"):
+        wrong.append("GATEWAY_TRUST_BUILDS: only for development, with GATEWAY_ALLOW_PRIVATE_ADDRESSES")
     if wrong:
         raise BadSettings("\n".join(wrong))
     settings = Settings(**values)

@@ -14,6 +14,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from datetime import timedelta
@@ -85,6 +86,11 @@ def find_folder_fault(folder: Path) -> str:
     if not os.access(nearest, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         return f"user {os.geteuid()} may not write to {str(nearest)!r}"
     return ""
+
+
+def closed_folders(folder: Path) -> list[Path]:
+    """The folder and its parents, as far as only their owner can pass through them."""
+    return [path for path in (folder, *folder.parents) if not path.stat().st_mode & stat.S_IXOTH]
 
 
 async def read(storage: Storage, key: str, limit: int) -> bytes | None:

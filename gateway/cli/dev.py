@@ -44,9 +44,16 @@ class _ReadsEnvFile(click.Command):
     show_envvar=True,
     help="A model provider to use instead of the stand-in. Set GATEWAY_PROVIDER_KEY too.",
 )
-def dev(port: int, data_dir: Path, provider_url: str | None) -> None:
+@click.option(
+    "--trust-builds",
+    is_flag=True,
+    envvar="GATEWAY_TRUST_BUILDS",
+    help="Run builds and apps without a sandbox, where none can be made. For your own code only.",
+)
+def dev(port: int, data_dir: Path, provider_url: str | None, trust_builds: bool) -> None:
     """Run the whole service on this machine, with a demo app."""
     from gateway.dev.layout import Layout
     from gateway.dev.run import run_until_signal
 
-    sys.exit(asyncio.run(run_until_signal(Layout(port, data_dir.resolve(), provider_url))))
+    layout = Layout(port, data_dir.resolve(), provider_url, trust_builds)
+    sys.exit(asyncio.run(run_until_signal(layout)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
 from collections.abc import Mapping
@@ -14,20 +15,42 @@ from gateway.dev.demo import template_files
 from gateway.dev.keys import Keys
 
 HELLO = Path(__file__).parent / "hello"
+IN_PROGRESS = ("queued", "building", "checking", "canary")
+DEPLOY_SECONDS = 60.0
+POLL_SECONDS = 0.1
 
 
-async def register_demo(gateway: str, keys: Keys, jwks_url: str, ai_url: str) -> str:
+async def register_demo(gateway: str, keys: Keys, jwks_url: str) -> str:
     """Returns the account's API key: the saved one, unless the database does not know it."""
     async with httpx.AsyncClient(base_url=gateway, trust_env=False, timeout=10) as http:
         try:
             account_id, api_key = await _register_account(http, keys)
             await _put_apps(http, keys.operator_token, account_id, jwks_url)
-            hello = {path.name: path.read_bytes() for path in HELLO.iterdir()}
-            for app, files in (("demo", template_files(ai_url)), ("hello", hello)):
-                await _deploy(http, api_key, app, files)
         except httpx.HTTPError as error:
             raise StartFailed(f"The demo app could not be registered: {error}") from None
         return api_key
+
+
+async def deploy_demo(gateway: str, api_key: str, hosted: str, ai_url: str) -> str:
+    """Deploys the demo's apps unless they are live. Returns why the app `hello` does not answer, or an empty string.
+
+    `hosted`: where the workers serve all apps.
+    """
+    apps = {"demo": template_files(ai_url), "hello": {path.name: path.read_bytes() for path in HELLO.iterdir()}}
+    async with (
+        httpx.AsyncClient(base_url=gateway, trust_env=False, timeout=10, headers=_bearer(api_key)) as http,
+        httpx.AsyncClient(base_url=hosted, trust_env=False, timeout=10) as pages,
+    ):
+        try:
+            async with asyncio.timeout(DEPLOY_SECONDS):
+                while await _ask(pages, "hello") is None:  # noqa: ASYNC110
+                    await asyncio.sleep(POLL_SECONDS)
+                deploys = {app: await _deploy(http, pages, app, files) for app, files in apps.items()}
+                return await _until_it_answers(http, pages, "hello", deploys["hello"])
+        except TimeoutError:
+            return f"it does not answer after {DEPLOY_SECONDS:.0f} seconds; the dashboard shows the log of its deploy"
+        except httpx.HTTPError as error:
+            raise StartFailed(f"The demo app could not be deployed: {error}") from None
 
 
 async def _register_account(http: httpx.AsyncClient, keys: Keys) -> tuple[str, str]:
@@ -51,13 +74,35 @@ async def _put_apps(http: httpx.AsyncClient, operator_token: str, account_id: st
         answer.raise_for_status()
 
 
-async def _deploy(http: httpx.AsyncClient, api_key: str, app: str, files: Mapping[str, bytes]) -> None:
-    """Unless it was deployed before."""
-    headers = _bearer(api_key)
-    deploys = await http.get("/account/deploys", params={"app": app}, headers=headers)
-    if not deploys.raise_for_status().json():
-        answer = await http.put(f"/account/apps/{app}/source", content=_pack(files), headers=headers)
-        answer.raise_for_status()
+async def _deploy(http: httpx.AsyncClient, pages: httpx.AsyncClient, app: str, files: Mapping[str, bytes]) -> str:
+    """Returns the id of the app's deploy, or an empty string if the app answers already."""
+    if await _ask(pages, app) == 200:
+        return ""
+    answer = await http.get("/account/deploys", params={"app": app, "limit": 1})
+    for deploy in answer.raise_for_status().json():
+        if deploy["state"] in IN_PROGRESS:
+            return str(deploy["id"])
+    answer = await http.put(f"/account/apps/{app}/source", content=_pack(files))
+    return str(answer.raise_for_status().json()["deployId"])
+
+
+async def _until_it_answers(http: httpx.AsyncClient, pages: httpx.AsyncClient, app: str, deploy_id: str) -> str:
+    """Returns why the deploy has failed, or an empty string."""
+    while await _ask(pages, app) != 200:
+        await asyncio.sleep(POLL_SECONDS)
+        if deploy_id:
+            deploy = (await http.get(f"/account/deploys/{deploy_id}")).raise_for_status().json()
+            if deploy["state"] not in (*IN_PROGRESS, "live"):
+                return str(deploy.get("error") or f"its deploy is {deploy['state']}")
+    return ""
+
+
+async def _ask(pages: httpx.AsyncClient, app: str) -> int | None:
+    """The status of the app's first page; None while nothing serves apps."""
+    try:
+        return (await pages.get("/", headers={"Host": f"{app}.apps.localhost"})).status_code
+    except httpx.TransportError:
+        return None
 
 
 def _bearer(token: str) -> dict[str, str]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from pathlib import Path
 
 import msgspec
 
 from gateway.dev.keys import Keys
+from gateway.storage import closed_folders
 
+SHARED_DATA = Path("/var/lib/capsule-dev")
 DRAIN = 5  # seconds that running answers get after Ctrl-C
 
 
@@ -15,6 +19,7 @@ class Layout(msgspec.Struct, frozen=True):
     port: int  # of the gateway; then follow the pages of all apps, model, database, and the server of hosted apps
     folder: Path
     provider_url: str | None = None  # a real provider instead of the stand-in; its key is in the environment
+    trust_builds: bool = False  # builds and apps run without a sandbox
 
     @property
     def demo_port(self) -> int:
@@ -66,6 +71,13 @@ class Layout(msgspec.Struct, frozen=True):
     def keys(self) -> Path:
         return self.folder / "keys.json"
 
+    @property
+    def data_dir(self) -> Path:
+        """Releases and builds. As root, builds have users of their own, which must be able to reach it."""
+        if os.geteuid() == 0 and closed_folders(self.folder.parent):
+            return SHARED_DATA / hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
+        return self.folder
+
     def log(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
@@ -81,7 +93,8 @@ class Layout(msgspec.Struct, frozen=True):
             "GATEWAY_OPERATOR_TOKEN": keys.operator_token,
             "GATEWAY_ENCRYPTION_KEY": keys.encryption_key,
             "GATEWAY_ALLOW_PRIVATE_ADDRESSES": "true",
-            "GATEWAY_DATA_DIR": str(self.folder),
+            "GATEWAY_DATA_DIR": str(self.data_dir),
+            "GATEWAY_TRUST_BUILDS": "on" if self.trust_builds else "off",
             "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.apps_port}",
             "GATEWAY_APPS_SERVER": "embedded",
             "GATEWAY_CANARY": "3",

@@ -14,16 +14,28 @@ def print_starting() -> None:
     console.print("[dim]Starting Valkey, the model stand-in, the demo app, the workers and the gateway …[/]")
 
 
-def print_running(layout: Layout, api_key: str) -> None:
+def print_running(layout: Layout, api_key: str, fault: str, *, can_build: bool) -> None:
+    """`fault`: why there is no hosted app."""
     dashboard = f"{layout.gateway}/dashboard"
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
     _print_row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
-    _print_row("Hosted app", layout.hello, f"cyan link {layout.hello}")
+    if fault:
+        _print_row("Hosted app", f"none: {fault}", "yellow")
+    else:
+        _print_row("Hosted app", layout.hello, f"cyan link {layout.hello}")
+    if not can_build:
+        _print_row("", "Then start again. To build your own code here without a sandbox: make run ARGS=--trust-builds")
     _print_row("Dashboard", dashboard, f"cyan link {dashboard}")
     _print_row("API key", api_key)
     _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")
     _print_row("Model", layout.provider_url or "a stand-in on this machine (for a real one, set GATEWAY_PROVIDER_URL)")
     _print_row("Logs", str(layout.log("").parent))
+    if layout.data_dir != layout.folder:
+        _print_row("Builds", f"{layout.data_dir} (as root, builds have users that can't reach this folder)")
+    if layout.trust_builds:
+        console.print()
+        warning = "WITHOUT A SANDBOX: builds and apps run as you, and reach your files and this machine's network."
+        console.print(Text(f"  {warning} Publish only your own code.", style="bold red"), soft_wrap=True)
     console.print("\n  [dim]To stream an answer from another terminal:[/]\n")
     # On its own line and never wrapped, so that it can be copied as it is.
     console.print(Text(layout.curl), soft_wrap=True)

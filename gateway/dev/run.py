@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib
+import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 
 import httpx
+import structlog
 
 from gateway.dev import keys, report, valkey
-from gateway.dev.account import register_demo
+from gateway.dev.account import deploy_demo, register_demo
 from gateway.dev.children import Child, StartFailed, run_child
 from gateway.dev.demo import demo_app
 from gateway.dev.front import serve_front
-from gateway.dev.layout import DRAIN, Layout
+from gateway.dev.layout import DRAIN, SHARED_DATA, Layout
 from gateway.dev.model import model_app
 from gateway.dev.serving import claim_port, serve_app
 
@@ -42,8 +46,10 @@ def run_lock(layout: Layout) -> Iterator[None]:
 
 async def run(layout: Layout) -> None:
     """Runs until cancelled. Raises StartFailed if a part cannot start, or ends."""
-    for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey"):
+    for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey", layout.data_dir):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.geteuid() == 0:
+        open_for_builds(layout.data_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(run_lock(layout))
         children = await start(layout, stack)
@@ -62,6 +68,7 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     claim_port(layout.apps_port, "hosted apps").close()
     report.print_starting()
 
+    sandbox_fault = asyncio.create_task(asyncio.to_thread(find_sandbox_fault, layout))
     run_keys = keys.load(layout.keys)
     settings = layout.settings(run_keys)
     enter = stack.enter_async_context
@@ -82,10 +89,30 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     gateway = await enter(run_child("gateway", *command, log=layout.log("gateway"), grace=DRAIN + 5, settings=settings))
     await gateway.wait_until_ready(lambda: is_ready(f"{layout.gateway}/ready"))
 
-    run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks, layout.ai)
+    run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks)
     keys.save(run_keys, layout.keys)
-    report.print_running(layout, run_keys.api_key)
+    fault = await sandbox_fault
+    why = "" if fault else await deploy_demo(layout.gateway, run_keys.api_key, layout.hosted, layout.ai)
+    report.print_running(layout, run_keys.api_key, fault or why, can_build=not fault)
     return [database, workers, gateway]
+
+
+def open_for_builds(data_dir: Path) -> None:
+    """Lets the users of builds pass through the folder, but not list it. Only root has such users."""
+    for folder in (data_dir.parent, data_dir) if data_dir.parent == SHARED_DATA else (data_dir,):
+        folder.chmod(0o711)
+
+
+def find_sandbox_fault(layout: Layout) -> str:
+    """Why builds and apps can't run on this machine, and what mends it; empty if they can."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the terminal is no log
+    # By name: `gateway` must not depend on `workers`.
+    sandbox = importlib.import_module("workers.sandbox.sandbox")
+    try:
+        sandbox.Sandbox(development=True, users=sandbox.BUILD_USERS, trusted=layout.trust_builds).check(layout.data_dir)
+    except sandbox.Unsafe as error:
+        return str(error)
+    return ""
 
 
 async def is_ready(url: str) -> bool:

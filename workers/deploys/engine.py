@@ -26,7 +26,7 @@ from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.deploys import build, source
 from workers.sandbox.output import concealer
-from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, Sandbox, Unsafe
+from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, Unsafe, open_sandbox
 from workers.sites import archives, disk
 from workers.sites.archives import BadArchive
 from workers.sites.environment import write_environment
@@ -86,7 +86,7 @@ class LocalEngine(Serving):
         self._limits = limits
         self._storage = open_storage(settings)
         self._next_pruning = 0.0
-        self._sandbox = Sandbox(development=settings.allow_private_addresses, users=BUILD_USERS)
+        self._sandbox = open_sandbox(settings, BUILD_USERS)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
@@ -149,12 +149,12 @@ class LocalEngine(Serving):
     async def _build(self, job: Job) -> None:
         deploy, spec = job.deploy, job.app.build or Build(output=".")
         try:
-            self._sandbox.check(self._releases.builds)
+            await run_in_thread(self._sandbox.check, self._releases.folder)
         except Unsafe as error:
             logger.error("deploys.unsafe", action=str(error))
-            raise DeployError(
-                "this machine can't build apps safely yet; the worker's log tells its operator why"
-            ) from None
+            # In development the account holder is the operator.
+            detail = str(error) if self._settings.allow_private_addresses else "the worker's log tells its operator why"
+            raise DeployError(f"this machine can't build apps safely: {detail}") from None
         variables = await self._open_variables(job.app)
         conceal, write_line = concealer(variables), job.write_line
         job = msgspec.structs.replace(job, write_line=lambda line: write_line(conceal(line)))

@@ -1,4 +1,4 @@
-"""What a sandbox sees: the arguments of bubblewrap, and the system calls that are refused.
+"""What a sandbox sees: the arguments of bubblewrap, and the filter of system calls (`compile_filters.py` makes it).
 
 bubblewrap gives the command namespaces of its own: users, processes, IPC, host name, and a file system that contains
 the machine's tools and the folders that were asked for. The network is in `network.py`. Every process on the machine
@@ -7,12 +7,9 @@ can see command lines, so the environment is not part of them.
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import errno
 import os
-import shutil
-from collections.abc import Sequence
+import platform
+from pathlib import Path
 from typing import Any
 
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")  # links into /usr on most machines
@@ -24,23 +21,10 @@ ETC = (
 )
 FILES = {"/etc/resolv.conf": "nameserver 127.0.0.1\n", "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n"}
 
-# Without a use in builds and apps, and with a history of flaws; or they reach what is not in any namespace.
-REFUSED = (
-    "acct add_key bpf delete_module fanotify_init finit_module fsconfig fsmount fsopen fspick init_module"
-    " io_uring_enter io_uring_register io_uring_setup kcmp kexec_file_load kexec_load keyctl lookup_dcookie mount"
-    " mount_setattr move_mount move_pages name_to_handle_at nfsservctl open_by_handle_at open_tree perf_event_open"
-    " pivot_root quotactl quotactl_fd reboot request_key setns settimeofday swapoff swapon syslog umount umount2"
-    " unshare userfaultfd uselib vhangup vmsplice"
-)
-NEW_NAMESPACES = (0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000, 0x0002_0000)
-FAMILIES = (1, 2, 10, 16)  # UNIX, INET, INET6, NETLINK. VSOCK, for one, would reach the host of a virtual machine.
-PROTOCOLS = (132, 262)  # SCTP, MPTCP
-ALLOW, REFUSE = 0x7FFF_0000, 0x0005_0000
-EQUAL, GREATER, MASKED = 4, 6, 7
 
-
-def find() -> str | None:
-    return shutil.which("bwrap", path=os.defpath)
+def read_filter() -> bytes:
+    """The system calls that are refused, as a program for the kernel. Raises OSError for other architectures."""
+    return (Path(__file__).parent / "filters" / f"{platform.machine()}.bpf").read_bytes()
 
 
 def arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
@@ -81,47 +65,3 @@ def _memory_file(content: bytes) -> int:
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-# -- system calls --------------------------------------------------------------------------------------------
-
-
-class _Comparison(ctypes.Structure):
-    _fields_ = (("argument", ctypes.c_uint), ("operator", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
-
-
-def compile_filter() -> bytes:
-    """The program for the kernel. Raises OSError without libseccomp."""
-    seccomp = ctypes.CDLL("libseccomp.so.2")
-    seccomp.seccomp_init.restype = ctypes.c_void_p
-    context = ctypes.c_void_p(seccomp.seccomp_init(ctypes.c_uint32(ALLOW)))
-
-    def refuse(name: str, code: int = errno.EPERM, comparisons: Sequence[tuple[int, int, int, int]] = ()) -> None:
-        number = seccomp.seccomp_syscall_resolve_name(name.encode())
-        if number >= 0:  # this architecture, and this version of the library, know it
-            array = (_Comparison * len(comparisons))(*(_Comparison(*each) for each in comparisons))
-            action = ctypes.c_uint32(REFUSE | code)
-            if seccomp.seccomp_rule_add_array(context, action, number, len(comparisons), array) != 0:
-                raise OSError(f"libseccomp refuses a rule for {name}")
-
-    for name in REFUSED.split():
-        refuse(name)
-    refuse("clone3", errno.ENOSYS)  # its flags can't be read here; the C library falls back to clone
-    for flag in NEW_NAMESPACES:
-        refuse("clone", comparisons=[(0, MASKED, flag, flag)])
-    highest = max(FAMILIES)
-    for family in range(highest):
-        if family not in FAMILIES:
-            refuse("socket", errno.EAFNOSUPPORT, [(0, EQUAL, family, 0)])
-    refuse("socket", errno.EAFNOSUPPORT, [(0, GREATER, highest, 0)])
-    for protocol in PROTOCOLS:
-        refuse("socket", errno.EPROTONOSUPPORT, [(2, EQUAL, protocol, 0)])
-    refuse("ioctl", comparisons=[(1, EQUAL, 0x5412, 0)])  # TIOCSTI types into a terminal
-    fd = os.memfd_create("filter")
-    try:
-        if seccomp.seccomp_export_bpf(context, fd) != 0:
-            raise OSError("libseccomp can't compile the filter")
-        return os.pread(fd, 1 << 16, 0)
-    finally:
-        os.close(fd)
-        seccomp.seccomp_release(context)

@@ -6,6 +6,9 @@ namespace, and the kernel ends them together with its first process, however man
 
 The keeper of a build ends with its worker. The keeper of an app outlives it: it ends when its link in `running` is
 removed. When a keeper is killed, the kernel kills the command.
+
+A trusted command, of a developer who has no sandbox, runs without all of this, except that the keeper starts, watches
+and ends it.
 """
 
 from __future__ import annotations
@@ -68,6 +71,23 @@ def enter(
     os._exit(126)
 
 
+def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
+    """Becomes the command itself: without a sandbox, for a developer's own code."""
+    try:
+        network.prctl(network.PARENT_DIED, signal.SIGKILL)
+        os.setsid()
+        if output:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.chdir(spec["folder"])
+        os.execvpe(spec["command"][0], spec["command"], spec["environment"])  # noqa: S606
+    except BaseException as error:
+        os.write(2, f"the command could not be started: {error}\n".encode())
+    os._exit(126)
+
+
 class Keeper:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec, self.limits = spec, spec["limits"]
@@ -76,6 +96,7 @@ class Keeper:
         self.status: int | None = None
         self._disk_at = 0.0
         self._first = self._output = 0
+        self._listener: socket.socket | None = None
         self._splitter = LineSplitter()
         if spec["cgroups"]:
             bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
@@ -93,12 +114,18 @@ class Keeper:
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
+            if self.spec["trusted"]:
+                enter_unconfined(self.spec, output_to)
             enter(self.spec, theirs, listener, info_to, output_to)
         theirs.close()
-        if listener is not None:
-            listener.close()
         for fd in filter(None, (info_to, output_to)):
             os.close(fd)
+        if self.spec["trusted"]:
+            ours.close()
+            self._first, self._listener = self.pid, listener
+            return []
+        if listener is not None:
+            listener.close()
         with ours:
             _, fds, _, _ = socket.recv_fds(ours, 64, 32)
             if self.cgroup is not None:
@@ -109,21 +136,23 @@ class Keeper:
 
     async def watch(self, listeners: list[socket.socket]) -> str:
         """Waits for the end of the command. Returns the reason to kill it, or an empty string if it ended by itself."""
-        loop, ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        loop, child_ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
-        loop.add_reader(pidfd := os.pidfd_open(self.pid), ended.set)
+        loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
         if self._output:
             os.set_blocking(self._output, False)
             output = Output(Path(self.spec["output"]), concealer(self.spec["secrets"]))
             loop.add_reader(self._output, self.keep_output, output.__enter__())
         await network.Egress(self.spec["hosts"]).serve(listeners)
+        if self._listener is not None:
+            self._relay = asyncio.create_task(network.relay(self._listener, self.spec["port"]))
         ends = time.monotonic() + (self.limits["seconds"] or float("inf"))
         stopping = False
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), CHECK_INTERVAL)
-            if ended.is_set():
-                loop.remove_reader(pidfd)
+                await asyncio.wait_for(child_ended.wait(), CHECK_INTERVAL)
+            child_ended.clear()
+            if self._has_ended():
                 self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
                 return "stopped" if stopping else self.excess()
             if not stopping and (stop.is_set() or not self._is_wanted()):
@@ -135,6 +164,12 @@ class Keeper:
                 return "stopped" if stopping else "time"
             if excess := self.excess():
                 return excess
+
+    def _has_ended(self) -> bool:
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if pid else None
+        return self.status is not None
 
     def _is_wanted(self) -> bool:
         return not self.spec["link"] or os.path.lexists(self.spec["link"])
@@ -151,9 +186,11 @@ class Keeper:
 
     def end(self) -> None:
         """Kills what is left, and waits until it is gone."""
+        if self.spec["trusted"]:
+            self._kill_descendants()
         with contextlib.suppress(OSError):
             os.kill(self.first(), signal.SIGKILL)
-        if self.pid:
+        if self.pid and self.status is None:
             with contextlib.suppress(OSError):
                 os.kill(self.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # orphans become children of the keeper
@@ -163,6 +200,18 @@ class Keeper:
                     self.status = os.waitstatus_to_exitcode(status)
         if self.cgroup is not None:
             self.cgroup.remove()
+
+    def _kill_descendants(self) -> None:
+        """Without a namespace, nothing else ends what the command has started."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.pid, signal.SIGKILL)
+        while descendants := [pid for pid in _below(os.getpid()) if pid != os.getpid()]:
+            for pid in descendants:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+            pid, status = os.waitpid(-1, 0)
+            if pid == self.pid:
+                self.status = os.waitstatus_to_exitcode(status)
 
     def keep_output(self, output: Output) -> None:
         """Writes what the app has said to its output file, by lines."""
@@ -299,7 +348,12 @@ def main() -> None:
         if os.getppid() != spec["parent"]:
             return  # the worker died before that
     network.prctl(network.SUBREAPER, 1)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    with contextlib.suppress(ValueError, OSError):  # macOS takes no "unlimited"
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    if spec["trusted"] and spec["socket"]:  # all apps share the machine's ports
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            spec["port"] = free.getsockname()[1]
+        spec["environment"]["PORT"] = str(spec["port"])
     try:
         result = run(spec)
     except BaseException as error:

@@ -15,18 +15,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import ipaddress
 import os
-import shutil
 import socket
 import struct
-import subprocess
+import sys
 from collections.abc import Sequence
 
 from gateway.outbound.public import NOT_PUBLIC, is_public
 
 NEW_USERS, NEW_NETWORK = 0x1000_0000, 0x4000_0000
 PARENT_DIED, DUMPABLE, SUBREAPER = 1, 4, 36  # prctl
+# Of rtnetlink(7) and netdevice(7): `ip` may not be installed.
+SET_FLAGS, UP = 0x8914, 0x1  # an interface's
+NEW_ROUTE, REQUEST_CREATE_ACKNOWLEDGE = 24, 0x1 | 0x400 | 0x4
+LOCAL, PROHIBIT = 2, 8  # types of routes
+LOCAL_TABLE, BOOT, HOST = 255, 3, 254  # table, protocol and scope of a route
+DESTINATION, DEVICE = 1, 4  # attributes of a route
 CONNECTIONS, LOOKUPS = 512, 32  # of one sandbox at a time
 CONNECT_SECONDS = 30.0
 CHUNK = 65_536
@@ -39,7 +45,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    if _libc.prctl(ctypes.c_int(option), *[ctypes.c_ulong(number) for number in (value, 0, 0, 0)]) != 0:
+    """Of Linux alone."""
+    if (
+        sys.platform == "linux"
+        and _libc.prctl(ctypes.c_int(option), *[ctypes.c_ulong(number) for number in (value, 0, 0, 0)]) != 0
+    ):
         raise OSError(ctypes.get_errno(), "prctl")
 
 
@@ -55,16 +65,32 @@ def enter_namespace(ports: Sequence[int], hosts: Sequence[str]) -> list[socket.s
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-    steps = ["link set lo up", "route add local 0.0.0.0/0 dev lo"]
-    steps += [f"route add prohibit {block}" for block in NOT_PUBLIC if block.version == 4 and not block.is_loopback]
-    steps += [f"route add local {host}/32 dev lo" for host in hosts if not ipaddress.ip_address(host).is_loopback]
-    ip = shutil.which("ip", path=f"{os.defpath}:/usr/sbin:/sbin") or "ip"
-    subprocess.run([ip, "-batch", "-"], input="\n".join(steps), text=True, check=True, timeout=10)  # noqa: S603
+    _route(hosts)
     listeners = [socket.create_server(("0.0.0.0", port), backlog=CONNECTIONS) for port in ports]  # noqa: S104
     if ports:
         listeners.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         listeners[-1].bind(("127.0.0.1", 53))
     return listeners
+
+
+def _route(hosts: Sequence[str]) -> None:
+    """Makes all IPv4 addresses local, except those that are not public. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sH14x", b"lo", UP))
+    closed = [block for block in NOT_PUBLIC if block.version == 4 and not block.is_loopback]
+    opened = [ipaddress.ip_network(host) for host in hosts if not ipaddress.ip_address(host).is_loopback]
+    routes = [(LOCAL, ipaddress.ip_network("0.0.0.0/0")), *((PROHIBIT, block) for block in closed)]
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.settimeout(10)
+        for kind, block in [*routes, *((LOCAL, block) for block in opened)]:
+            # All are in the table that the kernel asks first, where the longest prefix wins.
+            route = struct.pack("8BI", socket.AF_INET, block.prefixlen, 0, 0, LOCAL_TABLE, BOOT, HOST, kind, 0)
+            route += struct.pack("2H4s", 8, DESTINATION, block.network_address.packed)
+            if kind == LOCAL:
+                route += struct.pack("2HI", 8, DEVICE, socket.if_nametoindex("lo"))
+            kernel.send(struct.pack("I2H2I", 16 + len(route), NEW_ROUTE, REQUEST_CREATE_ACKNOWLEDGE, 0, 0) + route)
+            if code := struct.unpack_from("i", kernel.recv(4_096), 16)[0]:
+                raise OSError(-code, f"no route for {block}: {os.strerror(-code)}")
 
 
 class Egress:

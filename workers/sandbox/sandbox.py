@@ -6,7 +6,8 @@
 - When the worker is root, each build and app has a user of its own besides.
 
 Failure policy: closed. A machine without the means for this runs nothing. Only in development
-(`allow_private_addresses`) are control groups optional; the keeper then measures, which is less exact.
+(`allow_private_addresses`) are control groups optional; the keeper then measures, which is less exact. Nothing runs as
+the root user of the machine. `trusted` commands run without a sandbox: `capsule dev --trust-builds`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import stat
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,7 +29,9 @@ import msgspec
 import structlog
 
 from gateway.cancellation import finish_despite_cancellation
-from workers.sandbox import bwrap, cgroups, unpack
+from gateway.settings import Settings
+from gateway.storage import closed_folders
+from workers.sandbox import bwrap, cgroups, tools, unpack
 from workers.sandbox.output import LineSplitter
 
 logger = structlog.get_logger()
@@ -37,6 +41,14 @@ logger = structlog.get_logger()
 BUILD_USERS, APP_USERS = range(60_578, 60_594), range(60_594, 61_184)
 # One file per user, locked while a worker on this machine uses it.
 USERS = Path("/run/capsule/users")
+COPIES = "tools"  # in the data folder
+# Settings of the kernel: the value that refuses user namespaces, and one that allows them.
+NAMESPACE_SETTINGS = (
+    ("user.max_user_namespaces", "0", "15000"),
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+)
+SEE_OPERATIONS = "see docs/operations.md#what-a-sandbox-needs"
 MIB = 1 << 20
 CHUNK, LINES, PAUSE = 16_384, 256, 0.01  # bytes per read, lines per turn, seconds between turns: others get theirs
 KILL_SECONDS = 5.0  # within which a keeper kills what is left
@@ -84,7 +96,11 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Unsafe(Exception):
-    """This machine can't confine customers' code. The message tells the operator what to do."""
+    """This machine can't confine customers' code. `remedy` tells its operator what to do."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}: {remedy}")
+        self.reason, self.remedy = reason, remedy
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,57 +127,68 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandbox:
-    def __init__(self, *, development: bool, users: range) -> None:
-        self._development = development
-        capabilities = _capabilities() if os.geteuid() == 0 else 0
-        self._root = capabilities & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES
-        self._half_root = bool(capabilities) and not self._root
+    def __init__(self, *, development: bool, users: range, trusted: bool = False) -> None:
+        """`trusted`: commands run without a sandbox. Only for a developer's own code on the developer's machine."""
+        self._development, self._trusted = development, trusted
+        self._root = os.geteuid() == 0 and not trusted and _can_change_users(users)
         self._users = users
         self._user_locks: dict[int, int] = {}  # user id → open lock file
         self._cgroups: list[str] = []
-        self._filter = ""
-        self._checked = False
+        self._bwrap, self._filter = "", ""
+        self._checked, self._checking = False, threading.Lock()
         folders = [Path(folder) for folder in os.get_exec_path() if os.path.isabs(folder)]
-        if os.geteuid() == 0:  # without tools that only root can start
-            folders = [folder for folder in folders if folder.is_dir() and not _closed_folders(folder.resolve())]
+        folders = [folder for folder in folders if os.access(folder, os.X_OK)]
+        if self._root:  # without tools that only root can start
+            folders = [folder for folder in folders if not closed_folders(folder.resolve())]
         self.path = os.pathsep.join(map(str, folders))
         self._python = _find_python(any_user=self._root)
 
     def check(self, folder: Path) -> None:
-        """Raises Unsafe when customers' code can't be kept away from the folder and the rest of the machine."""
-        if self._checked:
-            return
+        """Raises Unsafe when customers' code can't be kept away from the data folder and the rest of the machine."""
+        with self._checking:  # builds begin in threads
+            if self._checked:
+                return
+            folder = folder.resolve()
+            if not self._trusted:
+                self._check_user(folder)
+                self._check_tools(folder)
+                self._check_cgroups()
+                self._try_out()
+            if node := tools.find_node(self.path, folder / COPIES, any_user=self._root):
+                self.path = f"{node}{os.pathsep}{self.path}"
+            self._checked = True
+
+    def _check_user(self, folder: Path) -> None:
         if sys.platform != "linux":
-            raise Unsafe("apps are built on Linux only: run the worker there, or use GATEWAY_DEPLOY_ENGINE=external")
-        if self._half_root:
-            needed = "CHOWN, KILL, SETGID, SETUID and SYS_PTRACE"
-            raise Unsafe(f"the worker has some of root's capabilities: give it {needed}, or none")
-        folder = folder.resolve()
-        if self._root and (closed := _closed_folders(folder)):
-            if not self._development:
-                raise Unsafe(f"builds run as separate users, which can't pass through {closed[0]}: run chmod o+x on it")
-            logger.warning(
-                "sandbox.no_users", action=f"run chmod o+x on {closed[0]}; until then builds have no own user"
+            raise Unsafe("apps are built on Linux only", "run the worker there, or use GATEWAY_DEPLOY_ENGINE=external")
+        if not self._root and (refusal := _find_root_fault(self._users)):
+            raise refusal
+        if self._root and (closed := closed_folders(folder)):
+            raise Unsafe(
+                f"builds run as separate users, which can't pass through {closed[0]}", f"chmod o+x {closed[0]}"
             )
-            self._root = False
+
+    def _check_tools(self, folder: Path) -> None:
         if not self._python:
-            raise Unsafe(f"builds can't start Python: install it in /usr, or run chmod o+x on {sys.base_prefix}")
+            raise Unsafe("builds can't start Python", f"install it in /usr, or run chmod o+x on {sys.base_prefix}")
         if opened := [path for path in ("/usr", *self._tools()) if folder.is_relative_to(path)]:
-            raise Unsafe(f"builds may read {opened[0]}: move GATEWAY_DATA_DIR out of it")
-        if bwrap.find() is None:
-            raise Unsafe("bubblewrap is missing: install it (the package bubblewrap)")
+            raise Unsafe(f"builds may read {opened[0]}", "move GATEWAY_DATA_DIR out of it")
         try:
-            self._filter = bwrap.compile_filter().hex()
-        except OSError as error:
-            raise Unsafe(f"system calls can't be filtered: install libseccomp ({error})") from None
+            self._filter = bwrap.read_filter().hex()
+        except OSError:
+            machine = os.uname().machine
+            raise Unsafe(f"there is no filter of system calls for {machine}", "use x86_64 or aarch64") from None
+        self._bwrap = tools.find_bwrap(folder / COPIES, any_user=self._root) or ""
+        if not self._bwrap:
+            raise Unsafe("bubblewrap is missing", "install its package, for example with apt install bubblewrap")
+
+    def _check_cgroups(self) -> None:
         self._cgroups = cgroups.find_parents()
         if not self._cgroups:
             action = "delegate a control group with memory, pids and cpu to the worker, or run it as root"
             if not self._development:
-                raise Unsafe(f"memory and processes can't be bounded: {action}")
+                raise Unsafe("memory and processes can't be bounded", action)
             logger.warning("sandbox.no_cgroup", action=f"{action}; until then limits are only measured")
-        self._try_out()
-        self._checked = True
 
     def _try_out(self) -> None:
         """Raises Unsafe when the kernel, or a container around the worker, does not allow namespaces."""
@@ -173,13 +200,13 @@ class Sandbox:
             try:
                 subprocess.run(keeper, stdout=output_to, stderr=output_to, pass_fds=fds, timeout=START_SECONDS, cwd="/")  # noqa: S603
             except subprocess.TimeoutExpired:
-                raise Unsafe("bubblewrap does not start here") from None
+                raise Unsafe("bubblewrap does not start here", SEE_OPERATIONS) from None
             report_to.close()
             output_to.close()
             outcome = msgspec.json.decode(report.read() or b'{"code": 126}', type=Outcome)
             if not outcome.ok:
                 reason = outcome.error or output.read().decode(errors="replace").strip()
-                raise Unsafe(f"bubblewrap can't make namespaces here: {reason}; see docs/operations.md")
+                raise Unsafe(f"bubblewrap can't make namespaces here ({reason})", _find_namespace_remedy())
 
     @contextlib.contextmanager
     def reserve_user(self) -> Iterator[int | None]:
@@ -299,7 +326,8 @@ class Sandbox:
             read += self._python[:1]
             arguments = [*self._python[1:], "-IS", "-c", _UNPACK, *map(str, command.unpack)]
         spec: dict[str, Any] = {
-            "bwrap": bwrap.find(),
+            "trusted": self._trusted,
+            "bwrap": self._bwrap,
             "command": arguments,
             "environment": command.environment,
             "folder": os.fspath(command.folder),
@@ -317,17 +345,20 @@ class Sandbox:
             "locks": locks,
         }
         spec |= {name: detached and getattr(detached, name) for name in ("link", "socket", "port", "output", "secrets")}
-        fd = os.memfd_create("capsule-spec", 0)
-        files.callback(os.close, fd)
-        os.write(fd, msgspec.json.encode(spec, enc_hook=os.fspath))
-        os.lseek(fd, 0, os.SEEK_SET)
-        return [sys.executable, "-IS", "-c", _KEEPER, str(fd)], [fd, report, *locks]
+        file = files.enter_context(_open_memory_file())
+        file.write(msgspec.json.encode(spec, enc_hook=os.fspath))
+        file.seek(0)
+        return [sys.executable, "-IS", "-c", _KEEPER, str(file.fileno())], [file.fileno(), report, *locks]
 
     def _tools(self) -> list[str]:
         """Folders on the operator's PATH, and what tools in them need, but no `share`: it may be a person's own."""
         folders = [folder for folder in self.path.split(os.pathsep) if folder and not folder.startswith("/usr/")]
         beside = [f"{os.path.dirname(folder)}/{name}" for folder in folders for name in ("include", "lib", "libexec")]
         return [*folders, *(path for path in beside if path.count("/") > 1), "/nix/store"]
+
+
+def open_sandbox(settings: Settings, users: range) -> Sandbox:
+    return Sandbox(development=settings.allow_private_addresses, trusted=settings.trust_builds, users=users)
 
 
 # The keeper's Python ignores the environment and the working folder (-I), and its command line holds the path of its
@@ -345,14 +376,56 @@ def _find_python(*, any_user: bool) -> list[str]:
     """An interpreter that every user can start, and before it the folder that it needs. Empty if there is none."""
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     for prefix, binary in ((sys.base_prefix, f"{sys.base_prefix}/bin/{name}"), ("/usr", "/usr/bin/python3")):
-        if os.access(binary, os.X_OK) and not (any_user and _closed_folders(Path(prefix).resolve())):
+        if os.access(binary, os.X_OK) and not (any_user and closed_folders(Path(prefix).resolve())):
             return [prefix, binary]
     return []
 
 
-def _closed_folders(folder: Path) -> list[Path]:
-    """The folder and its parents, as far as only their owner can pass through them."""
-    return [p for p in (folder, *folder.parents) if not p.stat().st_mode & stat.S_IXOTH]
+def _can_change_users(users: range) -> bool:
+    """Whether this process may become each of the users, and act on their files and processes."""
+    return _capabilities() & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES and not _find_unmapped(users)
+
+
+def _find_unmapped(users: range) -> str:
+    """The file with the map of ids that lacks some of the users, or an empty string."""
+    for file in ("/proc/self/uid_map", "/proc/self/gid_map"):
+        mapped = [range(first, first + count) for first, _, count in _read_id_map(file)]
+        if not any(users[0] in ids and users[-1] in ids for ids in mapped):
+            return file
+    return ""
+
+
+def _read_id_map(file: str) -> list[tuple[int, int, int]]:
+    """Each range of ids: the first one here, the first one outside, and their number."""
+    with open(file) as lines:
+        return [(int(here), int(outside), int(count)) for here, outside, count in map(str.split, lines)]
+
+
+def _find_root_fault(users: range) -> Unsafe | None:
+    """Why this process must not run customers' code as the user that it is.
+
+    An ordinary user may. Root of a container may, too, if it is an ordinary user outside.
+    """
+    if os.geteuid() != 0:
+        return None
+    capabilities = _capabilities()
+    if capabilities and capabilities & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
+        needed = "CHOWN, KILL, SETGID, SETUID and SYS_PTRACE"
+        return Unsafe("the worker has some of root's capabilities", f"give it {needed}, or none")
+    if not any(here == 0 and outside == 0 for here, outside, _ in _read_id_map("/proc/self/uid_map")):
+        return None
+    if not capabilities:
+        return Unsafe("builds would run as root", "run the worker as an ordinary user")
+    reason = f"the user ids {users[0]} to {users[-1]} don't exist in this container: {_find_unmapped(users)} lacks them"
+    return Unsafe(reason, "give its user a longer range in /etc/subuid and /etc/subgid")
+
+
+def _find_namespace_remedy() -> str:
+    for name, refusal, permission in NAMESPACE_SETTINGS:
+        with contextlib.suppress(OSError):
+            if Path("/proc/sys", *name.split(".")).read_text().strip() == refusal:
+                return f"sudo sysctl -w {name}={permission}"
+    return f"a container must allow user namespaces; {SEE_OPERATIONS}"
 
 
 def _capabilities() -> int:
@@ -361,6 +434,12 @@ def _capabilities() -> int:
             if line.startswith("CapEff:"):
                 return int(line.split()[1], 16)
     return 0
+
+
+def _open_memory_file() -> IO[bytes]:
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("capsule-spec", 0), "r+b")
+    return tempfile.TemporaryFile()
 
 
 def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:

@@ -29,7 +29,7 @@ from gateway.monitors.crashes import Crashes
 from gateway.settings import Settings
 from gateway.store.client import Store
 from workers.heartbeat import keep_heartbeat
-from workers.sandbox.sandbox import APP_USERS, Sandbox, Unsafe
+from workers.sandbox.sandbox import APP_USERS, Unsafe, open_sandbox
 from workers.sites import nginx, web
 from workers.sites.agent import Agent
 from workers.sites.limits import open_files
@@ -53,10 +53,10 @@ async def run(settings: Settings) -> None:
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
         await stack.enter_async_context(_running(keep_heartbeat(reporter.store, "sites")))
-        sandbox = Sandbox(development=settings.allow_private_addresses, users=APP_USERS)
+        sandbox = open_sandbox(settings, APP_USERS)
         parts = []
         try:
-            sandbox.check(folder)
+            await asyncio.to_thread(sandbox.check, folder)
         except Unsafe as error:
             logger.error("sites.no_start_commands", action=str(error))
         else:

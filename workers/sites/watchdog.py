@@ -11,6 +11,8 @@ keeper. The next watchdog goes on with the keepers that it finds.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -206,6 +208,10 @@ def _start_time(pid: int) -> int | None:
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] == b"Z" else int(fields[19])
+    if sys.platform != "linux":
+        with suppress(OSError):
+            os.kill(pid, 0)
+            return 0
     return None
 
 
