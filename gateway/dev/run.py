@@ -46,10 +46,8 @@ def run_lock(layout: Layout) -> Iterator[None]:
 
 async def run(layout: Layout) -> None:
     """Runs until cancelled. Raises StartFailed if a part cannot start, or ends."""
-    for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey", layout.data_dir):
+    for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.geteuid() == 0:
-        open_for_builds(layout.data_dir)
     async with AsyncExitStack() as stack:
         stack.enter_context(run_lock(layout))
         children = await start(layout, stack)
@@ -67,6 +65,7 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     claim_port(layout.valkey_port, "database").close()
     claim_port(layout.apps_port, "hosted apps").close()
     report.print_starting()
+    make_data_folder(layout.data_dir)
 
     sandbox_fault = asyncio.create_task(asyncio.to_thread(find_sandbox_fault, layout))
     run_keys = keys.load(layout.keys)
@@ -76,6 +75,7 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     command = valkey.command(layout.valkey_port, layout.folder / "valkey")
     database = await enter(run_child("database", *command, log=layout.log("valkey"), grace=10))
     await database.wait_until_ready(lambda: valkey.is_ready(layout.redis))
+    await valkey.forget_builder(layout.redis)
 
     await enter(serve_app(model_app(run_keys.provider_key), model_listener))
     demo = demo_app(run_keys.signing_key, layout.ai, layout.demo, layout.hosted)
@@ -97,20 +97,22 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     return [database, workers, gateway]
 
 
-def open_for_builds(data_dir: Path) -> None:
-    """Lets the users of builds pass through the folder, but not list it. Only root has such users."""
-    for folder in (data_dir.parent, data_dir) if data_dir.parent == SHARED_DATA else (data_dir,):
-        folder.chmod(0o711)
+def make_data_folder(data_dir: Path) -> None:
+    """Users of builds, which only root has, may pass through it but not list it."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.geteuid() == 0:
+        for folder in {data_dir, SHARED_DATA} & {data_dir, *data_dir.parents}:
+            folder.chmod(0o711)
 
 
 def find_sandbox_fault(layout: Layout) -> str:
     """Why builds and apps can't run on this machine, and what mends it; empty if they can."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the terminal is no log
     # By name: `gateway` must not depend on `workers`.
-    sandbox = importlib.import_module("workers.sandbox.sandbox")
+    sandbox, machine = (importlib.import_module(f"workers.sandbox.{name}") for name in ("sandbox", "machine"))
     try:
         sandbox.Sandbox(development=True, users=sandbox.BUILD_USERS, trusted=layout.trust_builds).check(layout.data_dir)
-    except sandbox.Unsafe as error:
+    except machine.Unsafe as error:
         return str(error)
     return ""
 

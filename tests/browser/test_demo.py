@@ -13,7 +13,6 @@ import signal
 import socket
 import stat
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -25,83 +24,24 @@ from gateway.dev import run as dev
 from gateway.dev.children import StartFailed
 from gateway.dev.layout import Layout
 from tests.browser.axe import assert_accessible
-from tests.support.gateway_process import python
+from tests.support.dev_process import RATE, Run, start
+from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.redis_servers import five_free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-RATE = 4  # questions a user and minute, so that a test meets the limit
-PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # seconds; an answer lasts two, long enough to be met under way
-REPOSITORY = Path(__file__).parents[2]
-
-
-@dataclass
-class Run:
-    port: int
-    folder: Path
-    process: asyncio.subprocess.Process
-    said: str = ""
-
-    @property
-    def demo(self) -> str:
-        return f"http://demo.apps.localhost:{self.port + 1}"
-
-    @property
-    def api_key(self) -> str:
-        return re.findall(r"csk_\S+", self.said)[0]
-
-    @property
-    def ended(self) -> bool:
-        return self.process.returncode is not None
-
-    @property
-    def curl(self) -> str:
-        [line] = [line for line in self.said.splitlines() if line.startswith("curl ")]
-        return line
-
-    async def read(self, until: str = "") -> str:
-        """Up to the line that holds the words, or all of it."""
-        assert self.process.stdout
-        async with asyncio.timeout(60):
-            while line := (await self.process.stdout.readline()).decode():
-                self.said += line
-                if until and until in line:
-                    break
-        return self.said
-
-    async def stop(self, number: int = signal.SIGINT) -> int:
-        if not self.ended:
-            self.process.send_signal(number)
-        await self.read()
-        code = await asyncio.wait_for(self.process.wait(), 30)
-        # What asyncio tells of a child that it found gone already; what the run said last is its own word.
-        return 0 if code == 255 and self.said.endswith("Stopped.\n") else code
-
-
-async def start(port: int, folder: Path) -> Run:
-    environment = {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "COLUMNS": "60",
-        "CAPSULE_PORT": str(port),
-        "GATEWAY_DATA_DIR": str(folder),
-        "GATEWAY_RATE_LIMITS": f"user={RATE}",
-    }
-    process = await asyncio.create_subprocess_exec(
-        *python("gateway.cli", PACE),
-        "dev",
-        cwd=REPOSITORY,
-        env=environment,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    return Run(port, folder, process)
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Run]:
-    run = await start(five_free_ports(), tmp_path_factory.mktemp("a folder"))
+async def run() -> AsyncIterator[Run]:
+    with passable_folder() as folder:
+        async with running(folder / "a folder") as run:
+            yield run
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Run]:
+    run = await start(five_free_ports(), folder)
     await run.read(until="Press Ctrl-C to stop.")
     assert not run.ended, run.said
     yield run
@@ -369,13 +309,16 @@ async def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path) -> None:
     assert len(run.said.splitlines()) == 1
 
 
-async def test_ctrl_c_lets_a_running_answer_end_twice_does_not_and_a_restart_keeps_key_and_account(
-    tmp_path: Path,
-) -> None:
+async def test_ctrl_c_lets_a_running_answer_end_twice_does_not_and_a_restart_keeps_key_and_account() -> None:
+    with passable_folder() as folder:
+        await end_twice(folder)
+
+
+async def end_twice(folder: Path) -> None:
     port = five_free_ports()
     keys = []
     for numbers, whole in (([signal.SIGINT], True), ([signal.SIGTERM, signal.SIGINT], False)):
-        run = await start(port, tmp_path)
+        run = await start(port, folder)
         await run.read(until="Press Ctrl-C to stop.")
         keys.append(run.api_key)
         shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)

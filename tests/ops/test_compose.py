@@ -37,10 +37,8 @@ def stages() -> dict[str, str]:
 
 
 def test_the_image_of_the_builder_has_what_confines_builds() -> None:
-    ci = (ROOT / ".ci/run").read_text()
-    for package in ("bubblewrap", "iproute2", "libseccomp2"):
-        assert package in stages()["builder"]
-        assert package in ci
+    assert " bubblewrap " in stages()["builder"]
+    assert " bubblewrap\n" in (ROOT / ".ci/run").read_text()
 
 
 def test_the_image_of_the_gateway_installs_no_programs() -> None:

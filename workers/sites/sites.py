@@ -29,7 +29,8 @@ from gateway.monitors.crashes import Crashes
 from gateway.settings import Settings
 from gateway.store.client import Store
 from workers.heartbeat import keep_heartbeat
-from workers.sandbox.sandbox import APP_USERS, Unsafe, open_sandbox
+from workers.sandbox.machine import Unsafe
+from workers.sandbox.sandbox import APP_USERS, open_sandbox
 from workers.sites import nginx, web
 from workers.sites.agent import Agent
 from workers.sites.limits import open_files

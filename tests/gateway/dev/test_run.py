@@ -1,0 +1,111 @@
+"""`capsule dev` on machines that can and can't build apps."""
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.dev.layout import Layout
+from tests.support.dev_process import start
+from tests.support.folders import passable_folder
+from tests.support.polling import wait_until
+from tests.support.redis_servers import five_free_ports
+from tests.support.user_namespace import FAULT
+
+HELLO = {"Host": "hello.apps.localhost"}
+
+
+def an_app(text: str) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        file = tarfile.TarInfo("index.html")
+        file.size = len(text)
+        tar.addfile(file, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with passable_folder() as folder:
+        yield folder
+
+
+async def test_a_machine_without_a_sandbox_is_told_what_mends_it_and_then_deploys(folder: Path) -> None:
+    port = five_free_ports()
+    run = await start(port, folder, confined=True)
+    await run.read(until="Press Ctrl-C to stop.")
+    try:
+        [fault] = [line for line in run.said.splitlines() if "Hosted app" in line]
+        assert fault.strip().startswith("Hosted app  none: "), run.said
+        assert FAULT in fault
+        assert "docker compose up" in run.said
+        assert "make run ARGS=--trust-builds" in run.said
+        assert f"hello.apps.localhost:{port + 1}" not in run.said
+        deploy = await publish(port, run.api_key, an_app("mine"))
+        assert deploy["state"] == "failed"
+        assert deploy["error"].startswith("build: this machine can't build apps safely: ")
+        assert FAULT in deploy["error"]
+    finally:
+        assert await run.stop() == 0
+    # Neither a failed deploy nor another folder for builds is a reason to leave it at that.
+    (folder / "id").unlink()
+    again = await start(port, folder)
+    await again.read(until="Press Ctrl-C to stop.")
+    try:
+        assert f"Hosted app  http://hello.apps.localhost:{port + 1}" in again.said
+        async with httpx.AsyncClient(base_url=again.hosted, headers=HELLO, trust_env=False) as http:
+            assert "Hello from a capsule." in (await http.get("/")).text
+    finally:
+        assert await again.stop() == 0
+
+
+async def publish(port: int, api_key: str, source: bytes) -> dict[str, Any]:
+    """Its deploy, once it has ended."""
+    headers = {"Authorization": f"Bearer {api_key}"}
+    async with httpx.AsyncClient(base_url=f"http://localhost:{port}", headers=headers, trust_env=False) as http:
+        queued = await http.put("/account/apps/hello/source", content=source)
+        deploy: dict[str, Any] = {}
+
+        async def has_ended() -> bool:
+            deploy.update((await http.get(f"/account/deploys/{queued.json()['deployId']}")).json())
+            return deploy["state"] in ("live", "failed")
+
+        await wait_until(has_ended, 30)
+        return deploy
+
+
+async def test_a_developers_own_code_runs_without_a_sandbox_when_asked_to(folder: Path) -> None:
+    port = five_free_ports()
+    run = await start(port, folder, "--trust-builds")
+    await run.read(until="Press Ctrl-C to stop.")
+    try:
+        assert "WITHOUT A SANDBOX" in run.said
+        async with httpx.AsyncClient(base_url=run.hosted, headers=HELLO, trust_env=False) as http:
+            assert "Hello from a capsule." in (await http.get("/")).text
+    finally:
+        assert await run.stop() == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user builds as itself")
+async def test_root_builds_elsewhere_if_its_folder_is_closed_to_other_users(folder: Path) -> None:
+    """As below /root. A build has a user of its own."""
+    port, closed = five_free_ports(), folder / "closed"
+    closed.mkdir(mode=0o700)
+    run = await start(port, closed / "data")
+    await run.read(until="Press Ctrl-C to stop.")
+    data_dir = Layout(port, closed / "data").data_dir
+    try:
+        assert str(data_dir) in run.said
+        [release] = data_dir.glob("releases/hello/live/dep_*/files/index.html")
+        assert "Hello from a capsule." in release.read_text()
+        assert not (closed / "data" / "releases").exists()
+        assert (closed / "data" / "keys.json").exists()
+    finally:
+        assert await run.stop() == 0
+        shutil.rmtree(data_dir)

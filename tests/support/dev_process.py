@@ -1,0 +1,86 @@
+"""`capsule dev` as a process, with a folder and ports of its own."""
+
+import asyncio
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.gateway_process import python
+from tests.support.user_namespace import enter_user_namespace
+
+RATE = 4  # questions a user and minute, so that a test meets the limit
+PACE = {"gateway.dev.model.TOKEN_SECONDS": 0.02}  # seconds; an answer lasts two, long enough to be met under way
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass
+class Run:
+    """One run. Its `said` is what it has printed so far."""
+
+    port: int
+    folder: Path
+    process: asyncio.subprocess.Process
+    said: str = ""
+
+    @property
+    def demo(self) -> str:
+        return f"http://demo.apps.localhost:{self.port + 1}"
+
+    @property
+    def hosted(self) -> str:
+        """Where the workers serve all apps."""
+        return f"http://127.0.0.1:{self.port + 4}"
+
+    @property
+    def api_key(self) -> str:
+        return re.findall(r"csk_\S+", self.said)[0]
+
+    @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+    @property
+    def curl(self) -> str:
+        [line] = [line for line in self.said.splitlines() if line.startswith("curl ")]
+        return line
+
+    async def read(self, until: str = "") -> str:
+        """Up to the line that holds the words, or all of it."""
+        assert self.process.stdout
+        async with asyncio.timeout(60):
+            while line := (await self.process.stdout.readline()).decode():
+                self.said += line
+                if until and until in line:
+                    break
+        return self.said
+
+    async def stop(self, number: int = signal.SIGINT) -> int:
+        if not self.ended:
+            self.process.send_signal(number)
+        await self.read()
+        code = await asyncio.wait_for(self.process.wait(), 30)
+        # What asyncio tells of a child that it found gone already; what the run said last is its own word.
+        return 0 if code == 255 and self.said.endswith("Stopped.\n") else code
+
+
+async def start(port: int, folder: Path, *arguments: str, confined: bool = False) -> Run:
+    """`confined`: in a container that allows no sandbox."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "COLUMNS": "60",
+        "CAPSULE_PORT": str(port),
+        "GATEWAY_DATA_DIR": str(folder),
+        "GATEWAY_RATE_LIMITS": f"user={RATE}",
+    }
+    command = [*python("gateway.cli", PACE), "dev", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *(enter_user_namespace(*command) if confined else command),
+        cwd=REPOSITORY,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    return Run(port, folder, process)

@@ -1,0 +1,76 @@
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import passable_folder
+from tests.support.sandbox import ROOT, Room
+from workers.sandbox import tools
+from workers.sandbox.sandbox import BUILD_USERS
+
+WITHOUT_OWN = "/nowhere"
+
+
+def program(folder: Path, name: str, prints: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho {prints}\n")
+    (folder / name).chmod(0o755)
+    return folder
+
+
+def test_the_machines_own_bubblewrap_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = program(tmp_path / "bin", "bwrap", "own")
+    monkeypatch.setattr(os, "defpath", str(own))
+    assert tools.find_bwrap(tmp_path, any_user=False) == str(own / "bwrap")
+
+
+def test_without_it_bubblewrap_comes_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
+    found = tools.find_bwrap(tmp_path, any_user=False)
+    assert found is not None
+    assert subprocess.check_output([found, "--version"]).startswith(b"bubblewrap ")
+    assert not [*tmp_path.iterdir()], "nothing is copied without need"
+
+
+def test_a_package_that_other_users_can_not_reach_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the libraries of its binary. Other workers find it there."""
+    monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
+    monkeypatch.setattr(tools, "closed_folders", lambda folder: [folder])
+    with passable_folder() as copies:
+        found = [tools.find_bwrap(copies / "tools", any_user=True) for _ in range(2)]
+        assert found[0] == found[1]
+        assert found[0] is not None
+        assert Path(found[0]).is_relative_to(copies)
+        command = [found[0], "--version"]
+        if ROOT:
+            command = ["setpriv", f"--reuid={BUILD_USERS[0]}", "--clear-groups", *command]
+        assert subprocess.check_output(command).startswith(b"bubblewrap ")
+        assert len([*(copies / "tools").iterdir()]) == 1
+
+
+def test_no_package_and_no_program_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "defpath", WITHOUT_OWN)
+    monkeypatch.setattr(tools.importlib.metadata, "distribution", missing)
+    assert tools.find_bwrap(tmp_path, any_user=False) is None
+    assert tools.find_node(WITHOUT_OWN, tmp_path) is None
+
+
+def missing(name: str) -> None:
+    raise tools.importlib.metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize(("version", "used"), [("v22.0.0", True), ("v24.1.0", True), ("v20.20.2", False), ("?", False)])
+def test_a_nodejs_of_the_machine_is_used_unless_it_is_old(tmp_path: Path, version: str, used: bool) -> None:
+    own = program(tmp_path / "bin", "node", version)
+    found = tools.find_node(str(own), tmp_path / "tools")
+    assert (found is None) is used
+    if found is not None:
+        shown = subprocess.check_output([f"{found}/node", "--version"], text=True)
+        assert int(shown.removeprefix("v").partition(".")[0]) >= tools.OLDEST_NODE
+
+
+async def test_builds_find_nodejs_and_npm(room: Room) -> None:
+    assert (await room.run("node -p 'process.versions.node'; HOME=$PWD npm --version")).ok, room.lines
+    assert int(room.lines[0].partition(".")[0]) >= tools.OLDEST_NODE
+    assert room.lines[1][0].isdigit()
