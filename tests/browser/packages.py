@@ -2,11 +2,12 @@
 
 import fcntl
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support import programs
 
 HERE = Path(__file__).parent
 
@@ -16,12 +17,12 @@ def require(path: str) -> Path:
     wanted = HERE / "node_modules" / path
     with (HERE / "package.json").open() as lock:  # tests may run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not wanted.exists() and (npm := shutil.which("npm")):
+        if not wanted.exists():
             # `npm ci` wants the parts of every system in the lock file, and a registry may have those of one only.
-            command = [npm, "install", "--no-save", "--no-audit", "--no-fund"]
+            command = [programs.require("npm"), "install", "--no-save", "--no-audit", "--no-fund"]
             subprocess.run(command, cwd=HERE, capture_output=True, check=False, timeout=180)
     if not wanted.exists():
         if os.environ.get("CI"):
-            raise RuntimeError(f"{path} cannot be installed, and CI must run every test")
-        pytest.skip(f"{path} is not installed and cannot be: no npm, or no network")
+            raise RuntimeError(f"npm can't install {path}, and CI must run every test")
+        pytest.skip(f"npm can't install {path}: it does not reach its registry")
     return wanted

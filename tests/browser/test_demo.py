@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import stat
@@ -27,6 +26,7 @@ from tests.browser.axe import assert_accessible
 from tests.support.dev_process import RATE, Run, start
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
+from tests.support.programs import require
 from tests.support.redis_servers import five_free_ports
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -260,8 +260,7 @@ async def test_the_page_has_one_address(run: Run) -> None:
 
 
 async def test_the_curl_line_streams_when_pasted(run: Run) -> None:
-    if not shutil.which("curl"):
-        pytest.skip("curl is not installed")
+    require("curl")
     shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
     told, _ = await asyncio.wait_for(shell.communicate(), 20)
     assert told.startswith(b'data: {"token":"I"}\n\n')

@@ -3,7 +3,6 @@
 import json
 import mimetypes
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.browser.site import TEMPLATE
 from tests.fakes import FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.server import Exchange, FakeServer, Script, answer
+from tests.support import programs
 from tests.support.gateway_process import DOMAIN, App
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -47,10 +47,8 @@ class Built(FakeServer):
 
 def install(folder: Path) -> list[str]:
     """Installs the package in an app's folder as npm would, and returns the names of its files."""
-    npm = shutil.which("npm")
-    assert npm  # `require` needs it too
     environment = {**os.environ, "npm_config_cache": str(folder / ".npm")}
-    command = [npm, "pack", "--silent", "--pack-destination", folder]
+    command = [programs.require("npm"), "pack", "--silent", "--pack-destination", folder]
     subprocess.run(command, cwd=TEMPLATE, env=environment, check=True, capture_output=True, timeout=60)
     [packed] = folder.glob("*.tgz")
     (folder / "unpacked").mkdir()

@@ -1,17 +1,16 @@
 """A page of an app in the browser, and what its script sees of the module."""
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from playwright.async_api import Browser, Page, async_playwright
 
 from tests.browser.site import Site
 from tests.support.gateway_process import DOMAIN
+from tests.support.programs import require
 
 BROWSERS = ["chromium-headless-shell", "chromium", "google-chrome"]  # the first takes half of the processor time
 QUIET = [
@@ -44,11 +43,7 @@ window.ask = async (prompt, { stop, onToken, onDone, whole } = {}) => {
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        if os.environ.get("CI"):
-            raise RuntimeError("Chromium is missing, and CI must run every test")
-        pytest.skip("Chromium is not installed; CHROMIUM names its path")
+    path = os.environ.get("CHROMIUM") or require(*BROWSERS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=QUIET)
         yield browser

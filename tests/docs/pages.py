@@ -3,13 +3,12 @@
 import asyncio
 import os
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
+from tests.support.programs import require
 
 DOCS = Path(__file__).parents[2] / "docs"
 SECONDS = 100  # that an example may take
@@ -50,13 +49,6 @@ def sections(name: str, addresses: Mapping[str, str]) -> dict[str, Section]:
     _, *parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
     found = [Section(title, part) for title, part in zip(parts[::2], parts[1::2], strict=True)]
     return {section.title: section for section in found if section.left}
-
-
-def require(tool: str) -> None:
-    if shutil.which(tool) is None:
-        if os.environ.get("CI"):
-            raise RuntimeError(f"{tool} is missing, and CI must run every test")
-        pytest.skip(f"{tool} is not installed")
 
 
 async def run(*command: str, folder: Path, given: str = "", **environment: str) -> Run:

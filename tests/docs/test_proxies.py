@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.fakes.server import HANG
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
+from tests.support.programs import require
 from tests.support.redis_servers import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -58,7 +58,7 @@ def at(text: str, gateway_port: int) -> str:
 @contextlib.asynccontextmanager
 async def running(proxy: str, port: int, gateway_port: int, folder: Path) -> AsyncIterator[Path]:
     """The file with all that the proxy writes."""
-    needs(proxy)
+    require(proxy)
     configuration, command = {"nginx": nginx, "caddy": caddy}[proxy](port, gateway_port, folder)
     (folder / "configuration").write_text(configuration)
     log = folder / "log"
@@ -74,14 +74,6 @@ async def running(proxy: str, port: int, gateway_port: int, folder: Path) -> Asy
     finally:
         process.kill()
         process.wait()
-
-
-def needs(proxy: str) -> None:
-    """A person without it skips; CI must have it."""
-    if shutil.which(proxy, path=f"{os.environ['PATH']}:/usr/sbin") is None:
-        if os.environ.get("CI"):
-            raise RuntimeError(f"{proxy} is missing, and CI must run every test")
-        pytest.skip(f"{proxy} is not installed")
 
 
 async def listens(port: int) -> bool:

@@ -1,9 +1,7 @@
 """Every metric, label and key that a dashboard or an alert names is there in a running service."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from tests.fakes.server import answer
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
+from tests.support.programs import require
 from tests.support.redis_servers import free_port
 from tests.support.responses import refused
 from tests.support.worker_process import CRASH, Queue, Worker
@@ -94,11 +93,7 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
 @pytest.fixture(scope="module")
 def exporter(gw: Gateway) -> Iterator[str]:
     """What Prometheus reads of Redis."""
-    path = shutil.which("prometheus-redis-exporter") or shutil.which("redis_exporter")
-    if path is None:
-        if os.environ.get("CI"):
-            raise RuntimeError("prometheus-redis-exporter is missing, and CI must run every test")
-        pytest.skip("prometheus-redis-exporter is not installed")
+    path = require("prometheus-redis-exporter", "redis_exporter")
     port = free_port()
     address = [f"--redis.addr=redis://127.0.0.1:{gw.redis.port}", f"--web.listen-address=127.0.0.1:{port}"]
     process = subprocess.Popen([path, *address], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

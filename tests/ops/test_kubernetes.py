@@ -21,7 +21,8 @@ from tests.gateway.conftest import provider as provider
 from tests.support.gateway_process import gateway
 from tests.support.kustomize import Document, build, containers, identity
 from tests.support.redis_servers import RedisServer
-from workers.sandbox.sandbox import APP_USERS, NEEDED_CAPABILITIES
+from workers.sandbox.machine import NEEDED_CAPABILITIES
+from workers.sandbox.sandbox import APP_USERS
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "ops/kubernetes"

@@ -1,24 +1,19 @@
 """The configuration and the alerts, judged by Prometheus's own tool."""
 
-import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import require
 
 OPS = Path(__file__).parents[2] / "ops"
 
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    path = shutil.which("promtool")
-    if path is None:
-        if os.environ.get("CI"):
-            raise RuntimeError("promtool is missing, and CI must run every test")
-        pytest.skip("promtool is not installed; it comes with Prometheus")
-    return path
+    return require("promtool")
 
 
 @pytest.mark.parametrize(

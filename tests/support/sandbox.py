@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.folders import passable_folder
+from tests.support.programs import require
 from workers.sandbox import cgroups
+from workers.sandbox.machine import Unsafe
 from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Outcome, Sandbox
 
 ROOT = os.geteuid() == 0
@@ -57,12 +61,23 @@ def marked(mark: str) -> list[str]:
     return found
 
 
+def checked_sandbox(users: range, folder: Path, *, development: bool = False, trusted: bool = False) -> Sandbox:
+    """A person whose machine allows no sandbox skips; CI must have one."""
+    sandbox = Sandbox(development=development or WAYS == ["measured"], users=users, trusted=trusted)
+    try:
+        sandbox.check(folder)
+    except Unsafe as fault:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no sandbox: {fault}")
+    return sandbox
+
+
 @contextlib.contextmanager
 def room_of(*, measured: bool = False, trusted: bool = False) -> Iterator[Room]:
-    sandbox = Sandbox(development=measured or WAYS == ["measured"], users=BUILD_USERS, trusted=trusted)
     with passable_folder() as top:
         (top / "builds").mkdir(mode=0o711)
-        sandbox.check(top)
+        sandbox = checked_sandbox(BUILD_USERS, top, development=measured, trusted=trusted)
         if measured:
             sandbox._cgroups = []
         with sandbox.reserve_user() as uid:
@@ -94,7 +109,7 @@ def as_ordinary_user(command: Sequence[str]) -> list[str]:
     needed = [REPOSITORY, Path(sys.base_prefix)]
     closed = [path for path in needed if not all(each.stat().st_mode & 1 for each in (path, *path.parents))]
     user = ["setpriv", f"--reuid={ORDINARY}", f"--regid={ORDINARY}", "--clear-groups", "--bounding-set=-all"]
-    return ["unshare", "--mount", "sh", "-c", SHOW, "sh", " ".join(map(str, closed)), *user, *command]
+    return [require("unshare"), "--mount", "sh", "-c", SHOW, "sh", " ".join(map(str, closed)), *user, *command]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """The fields of an app's record that its builds obey: refused where they come in, by name."""
 
-import shutil
 import subprocess
 from typing import Any
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.accounts.records import BRANCH, Build
 from gateway.api.apps import check_build
 from tests.support.gateway_process import Gateway
+from tests.support.programs import require
 from tests.support.responses import refused
 
 session = pytest.mark.asyncio(loop_scope="session")
@@ -58,14 +58,13 @@ async def test_a_previews_branch_that_git_takes_for_something_else(gw: Gateway, 
     assert (await gw.platform("DELETE", "apps/previewed")).status_code == 204
 
 
-@pytest.mark.skipif(not shutil.which("git"), reason="git decides what a branch is")
 @settings(max_examples=150, deadline=None)
 @given(st.text(st.sampled_from("ab./@{}-~^:?*[\\ \x01\x7fé"), max_size=8) | st.sampled_from(BRANCHES + GOOD_BRANCHES))
 def test_the_rule_is_gits(branch: str) -> None:
     """Nothing passes that git refuses, and nothing is refused but options and names of the current branch."""
     if "\0" in branch or len(branch) > 250:
         return
-    command = ["git", "check-ref-format", f"refs/heads/{branch}"]
+    command = [require("git"), "check-ref-format", f"refs/heads/{branch}"]
     by_git = subprocess.run(command, check=False, cwd="/").returncode == 0
     assert bool(BRANCH.fullmatch(branch)) == (by_git and branch not in ("HEAD", "@") and not branch.startswith("-"))
 

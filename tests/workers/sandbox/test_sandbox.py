@@ -12,6 +12,7 @@ import pytest
 from tests.support import folders
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
+from tests.support.programs import require
 from tests.support.sandbox import ORDINARY, ROOT, Room, as_ordinary_user, delegation, room_of
 from workers.sandbox import bwrap, cgroups, tools
 from workers.sandbox.machine import Unsafe
@@ -165,7 +166,7 @@ async def test_variables_load_no_code_outside(room: Room) -> None:
     code.write_text(
         f'#include <fcntl.h>\n__attribute__((constructor)) void run() {{ creat("{room.top}/out/escaped", 0666); }}'
     )
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", room.top / "attack.so", code], check=True)
+    subprocess.run([require("gcc"), "-shared", "-fPIC", "-o", room.top / "attack.so", code], check=True)
     (room.top / "attack.so").chmod(0o755)
     command = room.command("echo ran", Limits(), {"LD_PRELOAD": f"{room.top}/attack.so"}, read=[room.top / "attack.so"])
     assert (await room.sandbox.run(command, room.uid, room.lines.append)).ok, room.lines

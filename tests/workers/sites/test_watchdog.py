@@ -21,8 +21,8 @@ from gateway.deploys.runtime_log import FORMER
 from tests.support.folders import passable_folder
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, swapped_under_load
 from tests.support.polling import wait_until
-from tests.support.sandbox import marked
-from workers.sandbox.sandbox import MIB, Sandbox
+from tests.support.sandbox import checked_sandbox, marked
+from workers.sandbox.sandbox import MIB
 from workers.sites import watchdog
 from workers.sites.environment import write_environment
 from workers.sites.watchdog import LIMITS, Watchdog, output_path
@@ -79,8 +79,7 @@ class Watch:
     def start(self) -> None:
         if self._task is not None:
             return
-        sandbox = Sandbox(development=False, users=USERS)
-        sandbox.check(self.hosting.folder)
+        sandbox = checked_sandbox(USERS, self.hosting.folder)
         self._task = asyncio.create_task(
             Watchdog(self.hosting.folder, sandbox, self.crashed, self.limits, self.vault).run()
         )
@@ -266,14 +265,13 @@ async def test_a_killed_worker_stops_no_app(watch: Watch) -> None:
     script = f"""
 import asyncio
 from pathlib import Path
-from workers.sandbox.sandbox import Sandbox
+from tests.support.sandbox import checked_sandbox
 from workers.sites.watchdog import Watchdog
 
 async def crashed(*what: object) -> None: ...
 
 folder = Path({str(watch.hosting.folder)!r})
-sandbox = Sandbox(development=False, users=range({USERS.start}, {USERS.stop}))
-sandbox.check(folder)
+sandbox = checked_sandbox(range({USERS.start}, {USERS.stop}), folder)
 asyncio.run(Watchdog(folder, sandbox, crashed).run())
 """
     worker = subprocess.Popen([sys.executable, "-c", script])
