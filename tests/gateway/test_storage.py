@@ -168,5 +168,6 @@ async def test_a_folder_that_cannot_be_written() -> None:
         with as_ordinary_user():
             fault = f"user {os.geteuid()} may not write to '{folder}'"
             assert [find_folder_fault(folder), find_folder_fault(folder / "not" / "yet")] == [fault, fault]
+        folder.chmod(0o711)
         (file := folder / "file").touch()
         assert find_folder_fault(file / "data") == f"'{file}' is not a folder"

@@ -22,6 +22,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from gateway.outbound.public import NOT_PUBLIC, is_public
 
@@ -93,12 +94,23 @@ def _route(hosts: Sequence[str]) -> None:
                 raise OSError(-code, f"no route for {block}: {os.strerror(-code)}")
 
 
+Tasks = set[asyncio.Task[Any]]
+
+
+def keep_task(running: Tasks) -> None:
+    """Refers to the current task until it has ended. Nothing else may: a server does not refer to its connections'."""
+    task = asyncio.current_task()
+    assert task
+    running.add(task)
+    task.add_done_callback(running.discard)
+
+
 class Egress:
     """The way out of one sandbox. The keeper runs it in its own namespace."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = {ipaddress.ip_address(host) for host in hosts}
-        self._connections = 0
+        self._connections: Tasks = set()
 
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         for listener in listeners:
@@ -109,24 +121,24 @@ class Egress:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = writer.get_extra_info("sockname")
-        self._connections += 1
+        keep_task(self._connections)
         try:
             address = ipaddress.ip_address(host)
-            if self._connections > CONNECTIONS or not (is_public(address) or address in self._hosts):
+            if len(self._connections) > CONNECTIONS or not (is_public(address) or address in self._hosts):
                 raise OSError("refused")
             async with asyncio.timeout(CONNECT_SECONDS):
                 outer = await asyncio.open_connection(host, port)
             await splice((reader, writer), outer)
         except (OSError, TimeoutError):
             abort(writer)
-        finally:
-            self._connections -= 1
 
 
 async def relay(listener: socket.socket, port: int) -> None:
     """Connects the Unix socket to a port of this namespace. Runs until it is killed."""
+    connections: Tasks = set()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        keep_task(connections)
         try:
             await splice((reader, writer), await asyncio.open_connection("127.0.0.1", port))
         except OSError:

@@ -23,6 +23,7 @@ from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
+from tests.support.sandbox import require_control_groups
 from workers.sites import sites
 
 APP = """
@@ -106,6 +107,7 @@ async def pair(hosting: Hosting, redis_url: str, request: pytest.FixtureRequest)
 
 async def app_birth(hosting: Hosting, path: str = "/") -> int:
     """When the app was started; once it answers."""
+    require_control_groups()
 
     async def answered() -> int:
         said = await hosting.ask(path, host="live.apps.test")
