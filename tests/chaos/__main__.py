@@ -19,6 +19,7 @@ import uvloop
 
 from tests.chaos.report import table
 from tests.chaos.run import Options, Run
+from workers.sandbox import cgroups
 
 
 async def _until_ended(run: Run) -> None:
@@ -41,6 +42,8 @@ def main() -> int:
         "--recovery", type=float, default=5, help="seconds from the cluster's recovery to the service's"
     )
     given = parser.parse_args()
+    if not cgroups.find_parents():
+        parser.error("the workers build apps, for which this user has no control groups: run it as root")
     options = Options(given.minutes, given.seed, given.rate, given.recovery, steps=given.steps, small=given.small)
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.chmod(0o711)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.priority import raised_priority
+from tests.support.sandbox import require_control_groups
 
 # The recovery of a busy machine is not under test here. With this seed, each step has two faults.
 COMMAND = ["--small", "--minutes", "1.5", "--steps", "4", "--seed", "10927", "--rate", "40", "--recovery", "30"]
@@ -25,6 +26,7 @@ def priority() -> Iterator[None]:
 
 @pytest.mark.timeout(240)
 def test_nothing_is_violated() -> None:
+    require_control_groups()
     run = subprocess.Popen(
         [sys.executable, "-m", "tests.chaos", *COMMAND], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -15,6 +15,7 @@ from tests.support.gateway_process import python
 from tests.support.hosted_apps import SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
+from tests.support.sandbox import require_control_groups
 from tests.workers.sites.test_sites import Sites
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -48,6 +49,7 @@ class Attacked(Sites):
 
 @pytest_asyncio.fixture(scope="module", params=SERVERS, loop_scope="session")
 async def hosting(request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+    require_control_groups()
     server = RedisServer().start()
     with passable_folder() as folder, contextlib.ExitStack() as stack:
         stack.callback(server.stop)
