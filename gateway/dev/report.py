@@ -14,18 +14,19 @@ def print_starting() -> None:
     console.print("[dim]Starting Valkey, the model stand-in, the demo app, the workers and the gateway …[/]")
 
 
-def print_running(layout: Layout, api_key: str, fault: str, *, can_build: bool) -> None:
-    """`fault`: why there is no hosted app."""
+def print_running(layout: Layout, api_key: str, fault: str, remedy: str) -> None:
+    """`fault`: why there is no hosted app. `remedy`: what to do, if this machine can build none."""
     dashboard = f"{layout.gateway}/dashboard"
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
     _print_row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
     if fault:
-        _print_row("Hosted app", f"none: {fault}", "yellow")
+        _print_row("Hosted app", f"none, because {fault}", "yellow")
     else:
         _print_row("Hosted app", layout.hello, f"cyan link {layout.hello}")
-    if not can_build:
-        _print_row("", "Then start again; or start it in containers, with docker compose up (README.md);")
-        _print_row("", "or build without a sandbox, but only your own code: make run ARGS=--trust-builds")
+    if remedy:
+        _print_row("", f"To mend it: {remedy}, and start again.")
+        _print_row("", "Or start it in containers: docker compose up (README.md).")
+        _print_row("", "Or build your own code, and no one else's, without a sandbox: make run ARGS=--trust-builds")
     _print_row("Dashboard", dashboard, f"cyan link {dashboard}")
     _print_row("API key", api_key)
     _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")

@@ -91,9 +91,9 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
 
     run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks)
     keys.save(run_keys, layout.keys)
-    fault = await sandbox_fault
-    why = "" if fault else await deploy_demo(layout.gateway, run_keys.api_key, layout.hosted, layout.ai)
-    report.print_running(layout, run_keys.api_key, fault or why, can_build=not fault)
+    fault, remedy = await sandbox_fault
+    fault = fault or await deploy_demo(layout.gateway, run_keys.api_key, layout.hosted, layout.ai)
+    report.print_running(layout, run_keys.api_key, fault, remedy)
     return [database, workers, gateway]
 
 
@@ -105,16 +105,16 @@ def make_data_folder(data_dir: Path) -> None:
             folder.chmod(0o711)
 
 
-def find_sandbox_fault(layout: Layout) -> str:
-    """Why builds and apps can't run on this machine, and what mends it; empty if they can."""
+def find_sandbox_fault(layout: Layout) -> tuple[str, str]:
+    """Why builds and apps can't run on this machine, and what to do about it; both empty if they can."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the terminal is no log
     # By name: `gateway` must not depend on `workers`.
     sandbox, machine = (importlib.import_module(f"workers.sandbox.{name}") for name in ("sandbox", "machine"))
     try:
         sandbox.Sandbox(development=True, users=sandbox.BUILD_USERS, trusted=layout.trust_builds).check(layout.data_dir)
     except machine.Unsafe as error:
-        return str(error)
-    return ""
+        return error.reason, error.remedy
+    return "", ""
 
 
 async def is_ready(url: str) -> bool:

@@ -15,12 +15,17 @@ with open("/proc/sys/user/max_user_namespaces", "w") as file:
     file.write("0")
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-# What the sandbox tells there.
+# What the sandbox tells there: a reason, and a remedy.
 FAULT = (
-    "builds have the user ids 60578 to 60593, and /proc/self/uid_map lacks them: "
-    "give the container's user a longer range in /etc/subuid and /etc/subgid"
+    (
+        "builds have the user ids 60578 to 60593, and /proc/self/uid_map lacks them",
+        "give the container's user a longer range in /etc/subuid and /etc/subgid",
+    )
     if os.geteuid() == 0
-    else "sudo sysctl -w user.max_user_namespaces=15000"
+    else (
+        "bubblewrap can't make namespaces here ([Errno 28] the kernel gives this user no namespaces)",
+        "sudo sysctl -w user.max_user_namespaces=15000",
+    )
 )
 
 

@@ -32,6 +32,7 @@ from workers.sandbox import bwrap, network
 from workers.sandbox.cgroups import Cgroup
 from workers.sandbox.output import LineSplitter, Output, concealer
 
+NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
 CHECK_INTERVAL = 0.25  # seconds
 BACKLOG = 4_096  # connections that wait to be accepted
@@ -61,7 +62,7 @@ def enter(
             restore_signals()
             os.execve(words[0], words, {})  # noqa: S606
     except BaseException as error:
-        os.write(2, f"the sandbox could not be entered: {error}\n".encode())
+        os.write(2, f"{NOT_ENTERED}{error}\n".encode())
     os._exit(126)
 
 

@@ -33,6 +33,7 @@ from gateway.cancellation import finish_despite_cancellation
 from gateway.settings import Settings
 from gateway.storage import closed_folders
 from workers.sandbox import bwrap, cgroups, tools, unpack
+from workers.sandbox.keeper import NOT_ENTERED
 from workers.sandbox.machine import DOCUMENTED, Unsafe, can_change_users, check_own_user, find_namespace_remedy
 from workers.sandbox.output import LineSplitter
 
@@ -192,7 +193,7 @@ class Sandbox:
             output_to.close()
             outcome = msgspec.json.decode(report.read() or b'{"code": 126}', type=Outcome)
             if not outcome.ok:
-                reason = outcome.error or output.read().decode(errors="replace").strip()
+                reason = outcome.error or output.read().decode(errors="replace").strip().removeprefix(NOT_ENTERED)
                 raise Unsafe(f"bubblewrap can't make namespaces here ({reason})", find_namespace_remedy())
 
     @contextlib.contextmanager

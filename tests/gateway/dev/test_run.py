@@ -41,16 +41,15 @@ async def test_a_machine_without_a_sandbox_is_told_what_mends_it_and_then_deploy
     run = await start(port, folder, confined=True)
     await run.read(until="Press Ctrl-C to stop.")
     try:
-        [fault] = [line for line in run.said.splitlines() if "Hosted app" in line]
-        assert fault.strip().startswith("Hosted app  none: "), run.said
-        assert FAULT in fault
+        assert f"  Hosted app  none, because {FAULT[0]}\n" in run.said
+        assert f" To mend it: {FAULT[1]}, and start again.\n" in run.said
         assert "docker compose up" in run.said
         assert "make run ARGS=--trust-builds" in run.said
         assert f"hello.apps.localhost:{port + 1}" not in run.said
         deploy = await publish(port, run.api_key, an_app("mine"))
         assert deploy["state"] == "failed"
         assert deploy["error"].startswith("build: this machine can't build apps safely: ")
-        assert FAULT in deploy["error"]
+        assert deploy["error"].endswith(": ".join(FAULT))
     finally:
         assert await run.stop() == 0
     # Neither a failed deploy nor another folder for builds is a reason to leave it at that.

@@ -35,7 +35,7 @@ def test_root_of_the_machine_changes_users() -> None:
 
 def test_a_container_without_the_users_is_told_which_map_lacks_them() -> None:
     first = report(*enter_user_namespace())[0]
-    assert first == (FAULT if ROOT else "runs them as itself")
+    assert first == (": ".join(FAULT) if ROOT else "runs them as itself")
 
 
 def test_the_setting_that_refuses_namespaces_is_named() -> None:
