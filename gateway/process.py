@@ -22,6 +22,7 @@ from gateway.accounts.operators import Operators
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
+from gateway.connections import raise_descriptor_limit, sweep_connections
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
 from gateway.deploys.runtime_log import RuntimeLog
@@ -43,7 +44,6 @@ from gateway.operations.audit import Audit
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.outbound import client as outbound
-from gateway.server import raise_descriptor_limit, sweep_connections
 from gateway.settings import Settings
 from gateway.storage import find_folder_fault
 from gateway.store.client import Store

@@ -10,7 +10,7 @@ from typing import Any
 from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError
 from gateway.ids import request_id
 from gateway.inference.connection import ClientGone, Stream
-from gateway.server import BoundedProtocol
+from gateway.protocol import Connection
 from gateway.telemetry.spans import Trace
 
 BODY_LIMIT = 102_400  # bytes
@@ -68,7 +68,7 @@ class Call:
 
     def __init__(self, scope: Any, receive: Any, send: Any) -> None:
         self.receive, self.send = receive, send
-        self.connection: BoundedProtocol | None = scope["state"].get("connection") if "state" in scope else None
+        self.connection: Connection | None = scope["state"].get("connection") if "state" in scope else None
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.request_id = request_id()
@@ -134,7 +134,7 @@ class Call:
                 return body
 
     def watch(self, fail: Callable[[Exception], None]) -> None:
-        """Calls `fail` when the client leaves: by a callback, or by a task under another server than server.py's."""
+        """Calls `fail` when the client leaves: by a callback, or by a task under another server."""
         if (connection := self.connection) is None:
             self.watcher = asyncio.create_task(self._wait_for_disconnect(fail))
             return

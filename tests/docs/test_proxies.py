@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -14,11 +15,12 @@ import pytest_asyncio
 
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, chunk
-from tests.fakes.server import HANG
+from tests.fakes.server import HANG, answer
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
 from tests.support.programs import require
+from tests.support.raw_http import request, send
 from tests.support.redis_servers import free_port
 
 PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
@@ -45,6 +47,17 @@ def nginx(port: int, gateway_port: int, folder: Path) -> tuple[str, list[str]]:
     return configuration, ["nginx", "-e", "stderr", "-p", str(folder), "-c"]
 
 
+def nginx_with_upgrades(port: int, gateway_port: int, folder: Path) -> tuple[str, list[str]]:
+    """As the controllers of Kubernetes configure it, for applications with WebSockets."""
+    configuration, command = nginx(port, gateway_port, folder)
+    documented = 'proxy_set_header Connection "";'
+    assert documented in configuration
+    passed_on = (
+        "proxy_request_buffering off; proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection upgrade;"
+    )
+    return configuration.replace(documented, passed_on), command
+
+
 def caddy(port: int, gateway_port: int, _: Path) -> tuple[str, list[str]]:
     text = at(block("caddyfile"), gateway_port).replace("api.example.com", f"http://127.0.0.1:{port}")
     return text.replace("{\n", "{\nadmin off\n", 1), ["caddy", "run", "--adapter", "caddyfile", "--config"]
@@ -58,8 +71,9 @@ def at(text: str, gateway_port: int) -> str:
 @contextlib.asynccontextmanager
 async def running(proxy: str, port: int, gateway_port: int, folder: Path) -> AsyncIterator[Path]:
     """The file with all that the proxy writes."""
-    require(proxy)
-    configuration, command = {"nginx": nginx, "caddy": caddy}[proxy](port, gateway_port, folder)
+    require(proxy.partition(" ")[0])
+    configure = {"nginx": nginx, "nginx with upgrades": nginx_with_upgrades, "caddy": caddy}[proxy]
+    configuration, command = configure(port, gateway_port, folder)
     (folder / "configuration").write_text(configuration)
     log = folder / "log"
     environment = {"PATH": f"{os.environ['PATH']}:/usr/sbin", "HOME": str(folder)}
@@ -157,3 +171,42 @@ async def test_no_secret_is_logged_while_the_gateway_is_down(proxy: str, tmp_pat
         response = await client.post(f"http://127.0.0.1:{port}/hooks/deploy/{SECRET}")
         assert response.status_code == 502
     assert SECRET not in log.read_text()
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "anything"])
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+@pytest.mark.parametrize("proxy", ["nginx", "nginx with upgrades", "caddy"])
+async def test_no_account_reads_the_answers_of_another(
+    proxy: str, framing: str, protocol: str, app: App, public: Gateway, tmp_path: Path
+) -> None:
+    """A request for an upgrade, whose body is another request, shifted the answers on the proxy's connection.
+
+    The attacker's own backend keeps the gateway waiting, so that the proxy sends the body before it has an answer.
+    """
+    port = public.http.base_url.port
+    assert port
+    async with running(proxy, port, public.port, tmp_path), FakeAppBackend() as slow:
+        slow.refresh = [0.3, *answer(200, {"record": {"id": "ana"}})]
+        auth = {"kind": "backend", "url": slow.refresh_url, "method": "POST", "userField": "record.id"}
+        attacker, victim = await public.app(slow, auth=auth), await public.app(app.backend)
+        smuggled = public.provider.plays(chunk("of the attacker"), chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
+        inner = request(attacker.path, json.dumps({"prompt": smuggled}).encode(), bearing(slow))
+        # Servers skip line breaks before a request. So many fill the proxy's buffer, and what follows comes later.
+        parts = [b"\r\n" * 5_000, inner]
+        headers = ["Connection: Upgrade", f"Upgrade: {protocol}", f"Content-Length: {sum(map(len, parts))}"]
+        if framing == "chunks":
+            headers[2] = "Transfer-Encoding: chunked"
+            parts = [b"%x\r\n%b\r\n" % (len(part), part) for part in parts] + [b"0\r\n\r\n"]
+        for number in range(3):
+            head = request(attacker.path, b"", bearing(slow, f"user {number}"), *headers)
+            head = head.replace(b"Host: gateway", f"Host: 127.0.0.1:{port}".encode())  # Caddy serves no other
+            with contextlib.suppress(TimeoutError):
+                await send(port, head + parts[0], *parts[1:], pause=0.1, timeout=2)
+            text = f"private {number}"
+            prompt = public.provider.plays(chunk(text), chunk(finish="stop"), chunk(usage=(1, 1)), DONE)
+            assert (await victim.ask(prompt)).json()["text"] == text
+        assert public.provider.asked(smuggled) == []
+
+
+def bearing(backend: FakeAppBackend, user: str = "ana") -> str:
+    return f"Authorization: Bearer {backend.token(user)}"

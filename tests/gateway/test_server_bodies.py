@@ -17,9 +17,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LONGEST = 3.0  # seconds that an upload may take
 CONSTANTS = {
     "gateway.server.BODY_SECONDS": 0.3,
-    "gateway.server.UPLOAD_SECONDS": LONGEST,
-    "gateway.server.LEFTOVER_SECONDS": 0.3,
-    "gateway.server.LOOK_SECONDS": 0.1,
+    "gateway.protocol.UPLOAD_SECONDS": LONGEST,
+    "gateway.protocol.LEFTOVER_SECONDS": 0.3,
+    "gateway.connections.LOOK_SECONDS": 0.1,
 }
 
 

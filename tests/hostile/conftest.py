@@ -20,7 +20,7 @@ SETTINGS = {
     "GATEWAY_PROVIDER_CONCURRENCY": "0",
 }
 # Attacks last longer than an honest client has to wait, so the tests shorten the times that end them.
-CONSTANTS = {"gateway.server.STALL_SECONDS": 15.0 if FULL else 5.0}
+CONSTANTS = {"gateway.protocol.STALL_SECONDS": 15.0 if FULL else 5.0}
 
 
 @pytest.fixture(scope="module", autouse=True)

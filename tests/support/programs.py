@@ -14,6 +14,7 @@ PACKAGES = {
     "gcc": "gcc",
     "git": "git",
     "go": "golang-go",
+    "java": "default-jdk-headless",
     "nginx": "nginx-light",
     "node": "nodejs",
     "npm": "npm",

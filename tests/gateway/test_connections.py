@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway import server
+from gateway import connections, protocol
 from tests.fakes import FakeAppBackend, FakeProvider
-from tests.gateway.test_server_holding import GET, HANG, Site, serving
 from tests.support.gateway_process import Gateway
+from tests.support.http_site import GET, HANG, Site, serving
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.responses import answered
@@ -23,20 +23,20 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(server.ROOM, "most", 40)
+    monkeypatch.setattr(connections.ROOM, "most", 40)
     async with serving(Site()) as port:
         yield port
 
 
 @contextlib.asynccontextmanager
-async def connections(port: int, number: int, opening: bytes) -> AsyncIterator[list[Connection]]:
-    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(number)]
-    for _, writer in opened:
+async def opened(port: int, number: int, opening: bytes) -> AsyncIterator[list[Connection]]:
+    clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(number)]
+    for _, writer in clients:
         writer.write(opening)
     try:
-        yield opened
+        yield clients
     finally:
-        for _, writer in opened:
+        for _, writer in clients:
             writer.close()
 
 
@@ -51,22 +51,22 @@ async def ask(port: int) -> bytes:
 
 @pytest.mark.parametrize(
     "opening",
-    [b"", b"GET / HTTP/1.1\r\nx: ", GET, b"POST /read HTTP/1.1\r\ncontent-length: 9\r\n\r\nx"],
+    [b"", b"GET / HTTP/1.1\r\nx: ", GET, b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"],
     ids=["silent", "in a head", "idle", "in a body"],
 )
 async def test_connections_that_owe_a_request_make_room(port: int, opening: bytes) -> None:
-    async with connections(port, 100, opening):
+    async with opened(port, 100, opening):
         for _ in range(60):
             assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
-            assert len(server.CONNECTIONS) <= 40
+            assert len(connections.CONNECTIONS) <= 40
 
 
 async def test_heads_make_room_before_bodies(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has begun to answer a body, and it may well take longer than a head."""
-    monkeypatch.setattr(server, "FRESH_SECONDS", 0.2)
-    async with connections(port, 20, b"POST /read HTTP/1.1\r\ncontent-length: 1\r\n\r\n") as uploads:
-        await wait_until(lambda: sum(c.uploading for c in server.CONNECTIONS) == 20)
-        async with connections(port, 20, b"GET"):
+    monkeypatch.setattr(protocol, "FRESH_SECONDS", 0.2)
+    async with opened(port, 20, b"POST /read HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n\r\n") as uploads:
+        await wait_until(lambda: sum(c.uploading for c in connections.CONNECTIONS) == 20)
+        async with opened(port, 20, b"GET"):
             await asyncio.sleep(0.5)
             for _ in range(20):
                 assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
@@ -76,13 +76,13 @@ async def test_heads_make_room_before_bodies(port: int, monkeypatch: pytest.Monk
 
 
 async def test_a_process_that_is_busy_with_all_it_takes_says_so_at_once(port: int) -> None:
-    async with connections(port, 40, HANG):
-        await wait_until(lambda: sum(c.is_answering() for c in server.CONNECTIONS) == 40)
+    async with opened(port, 40, HANG):
+        await wait_until(lambda: sum(c.is_answering() for c in connections.CONNECTIONS) == 40)
         for _ in range(20):
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
                 assert (await ask(port)).startswith(b"HTTP/1.1 503 ")
-        assert len(server.CONNECTIONS) == 40
-    await wait_until(lambda: not server.CONNECTIONS)
+        assert len(connections.CONNECTIONS) == 40
+    await wait_until(lambda: not connections.CONNECTIONS)
     assert (await ask(port)).startswith(b"HTTP/1.1 200 ")
 
 
@@ -91,7 +91,7 @@ async def test_a_process_that_is_busy_with_all_it_takes_says_so_at_once(port: in
     [(256, 96), (1024, 384), (20_000, 9_744), (65_536, 32_512), (10**6, 32_512), (resource.RLIM_INFINITY, 32_512)],
 )
 def test_each_connection_has_a_descriptor_for_the_provider(descriptors: int, most: int) -> None:
-    assert server.most_connections(descriptors) == most
+    assert connections.most_connections(descriptors) == most
 
 
 # -- the process ---------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ async def test_clients_leave_descriptors_for_the_provider(
     """They took them all: PROVIDER_UNREACHABLE, and the shared status said so too after they had gone."""
     async with limited("ulimit -n 256", provider, valkey, tmp_path) as gw:
         app = await gw.app(backend)
-        async with connections(gw.port, 400, b"POST /register HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"):
+        async with opened(gw.port, 400, b"POST /register HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nx"):
             assert gw.process
             used = len(os.listdir(f"/proc/{gw.process.pid}/fd"))
             assert used < 200, used

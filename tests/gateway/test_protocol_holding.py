@@ -1,4 +1,4 @@
-"""Attempts to hold a connection, or memory behind it, for ever. Each ends within the bounds of `gateway/server.py`."""
+"""Attempts to hold a connection, or memory behind it, for ever. Each ends within the bounds of the protocol."""
 
 import asyncio
 import contextlib
@@ -7,66 +7,12 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-import uvicorn
 
-from gateway import server
+from gateway import connections, protocol
+from tests.support.http_site import GET, HANG, Site, serving
 from tests.support.polling import wait_until
 
-GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-HANG = GET.replace(b"/ ", b"/hang ", 1)
 CHUNKED = b"POST /read HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-class Site:
-    """An application, and what became of its requests."""
-
-    def __init__(self) -> None:
-        self.left = 0  # requests whose client left
-        self.headers: list[list[tuple[bytes, bytes]]] = []
-
-    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
-        path = scope["path"]
-        if path == "/read":
-            while (await receive()).get("more_body"):
-                pass
-        self.headers.append(scope["headers"])
-        if path == "/hang":
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self.left += 1
-            return
-        if path in ("/endless", "/nearly"):
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            transport = scope["state"]["connection"].transport
-            while not transport.is_closing() and (path == "/endless" or not transport.get_write_buffer_size()):
-                await send({"type": "http.response.body", "body": b"x" * 8192, "more_body": True})
-                await asyncio.sleep(0.01 if path == "/endless" else 0)
-            await send({"type": "http.response.body", "body": b""})
-            return
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-
-@contextlib.asynccontextmanager
-async def serving(site: Site) -> AsyncIterator[int]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    # Connections inherit it: the client's window closes soon.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
-    config = uvicorn.Config(
-        site, http=server.BoundedProtocol, ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=1
-    )
-    running = uvicorn.Server(config)
-    tasks = [
-        asyncio.create_task(running.serve(sockets=[listener])),
-        asyncio.create_task(server.sweep_connections()),
-    ]
-    await wait_until(lambda: running.started)
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        running.should_exit = True
-        await tasks[0]
-        tasks[1].cancel()
 
 
 @pytest.fixture
@@ -83,15 +29,15 @@ async def port(site: Site) -> AsyncIterator[int]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEAD_SECONDS", "LEFTOVER_SECONDS", "STALL_SECONDS"):
-        monkeypatch.setattr(server, name, 0.2)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+        monkeypatch.setattr(protocol, name, 0.2)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
 
 async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
     """Seconds until the server ended the connection, while the client sends `drip` again and again."""
     loop = asyncio.get_running_loop()
     began = loop.time()
-    while server.CONNECTIONS:
+    while connections.CONNECTIONS:
         assert loop.time() - began < most, "the connection is still open"
         if drip:
             writer.write(drip)
@@ -112,13 +58,13 @@ async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes)
 
 @pytest.fixture
 def short_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 1.0)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(protocol, "KEEP_ALIVE_SECONDS", 1.0)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("short_keep_alive")
 async def test_a_connection_without_a_further_request(port: int) -> None:
-    server.ENDED.clear()
+    connections.ENDED.clear()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     for _ in range(4):  # each of them starts the time anew
         writer.write(GET)
@@ -126,7 +72,7 @@ async def test_a_connection_without_a_further_request(port: int) -> None:
         await asyncio.sleep(0.5)
     assert 0.1 < await held(writer) < 2
     assert await reader.read() == b"", "closed, not aborted"
-    assert not server.ENDED, "nothing was wrong with it"
+    assert not connections.ENDED, "nothing was wrong with it"
 
 
 @pytest.mark.usefixtures("short_keep_alive")
@@ -188,7 +134,7 @@ async def test_a_body_that_ends_soon_after_its_answer(port: int) -> None:
 )
 async def test_a_head_that_drips(port: int, opening: bytes) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    await wait_until(lambda: server.CONNECTIONS)
+    await wait_until(lambda: connections.CONNECTIONS)
     writer.write(opening)
     await held(writer, drip=b"y" if opening else b"")
 
@@ -213,8 +159,8 @@ async def test_an_answer_left_unread_at_its_end(port: int) -> None:
     client.setblocking(False)
     await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
     await asyncio.get_running_loop().sock_sendall(client, GET.replace(b"/ ", b"/nearly ", 1))
-    await wait_until(lambda: server.CONNECTIONS)
-    await wait_until(lambda: not server.CONNECTIONS, 9)
+    await wait_until(lambda: connections.CONNECTIONS)
+    await wait_until(lambda: not connections.CONNECTIONS, 9)
     client.close()
 
 
@@ -247,7 +193,7 @@ async def test_bytes_that_are_neither_head_nor_body(port: int, stream: Iterator[
             sent += len(piece)
             await asyncio.sleep(0)
     assert sent < 10_000_000  # what the kernel buffers on both sides
-    await wait_until(lambda: not server.CONNECTIONS)
+    await wait_until(lambda: not connections.CONNECTIONS)
     writer.close()
 
 
@@ -264,24 +210,11 @@ async def test_requests_without_end_behind_one_that_takes_long(port: int) -> Non
     """Each was queued, so 18 bytes of a client became two kilobytes of ours."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HANG)
-    await wait_until(lambda: server.CONNECTIONS)
-    (connection,) = server.CONNECTIONS
+    await wait_until(lambda: connections.CONNECTIONS)
+    (connection,) = connections.CONNECTIONS
     writer.write(b"GET / HTTP/1.1\r\n\r\n" * 50_000)
-    await wait_until(lambda: not server.CONNECTIONS)
-    assert len(connection.pipeline) <= server.PIPELINED
-    writer.close()
-
-
-async def test_garbage_does_not_land_in_an_answer(port: int) -> None:
-    """A 400 was written into the middle of the answer under way."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(GET.replace(b"/ ", b"/endless ", 1))
-    await reader.readuntil(b"xxxx")
-    writer.write(b"\0garbage\r\n\r\n")
-    received = b""
-    with contextlib.suppress(ConnectionError):
-        received = await asyncio.wait_for(reader.read(-1), 5)
-    assert b"HTTP/1.1 400" not in received
+    await wait_until(lambda: not connections.CONNECTIONS)
+    assert len(connection.queue) <= protocol.PIPELINED
     writer.close()
 
 
@@ -289,6 +222,6 @@ async def test_the_request_under_way_notices_that_a_pipelining_client_left(port:
     """Only the newest request was notified: the one under way went on for ever."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(HANG + GET)
-    await wait_until(lambda: any(c.pipeline for c in server.CONNECTIONS))
+    await wait_until(lambda: any(c.queue for c in connections.CONNECTIONS))
     writer.close()
     await wait_until(lambda: site.left == 1)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
-from gateway import server
+from gateway import connections, protocol
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 
@@ -30,14 +30,14 @@ async def serving() -> AsyncIterator[int]:
     config = uvicorn.Config(
         app,
         port=port,
-        http=server.BoundedProtocol,
+        http=protocol.Connection,
         ws="none",
         lifespan="off",
         log_config=None,
         timeout_graceful_shutdown=1,
     )
     running = uvicorn.Server(config)
-    tasks = [asyncio.create_task(running.serve()), asyncio.create_task(server.sweep_connections())]
+    tasks = [asyncio.create_task(running.serve()), asyncio.create_task(connections.sweep_connections())]
     await wait_until(lambda: running.started)
     try:
         yield port
@@ -49,7 +49,7 @@ async def serving() -> AsyncIterator[int]:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
 
 
 async def ends(reader: asyncio.StreamReader) -> bytes:
@@ -61,7 +61,7 @@ async def ends(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_a_head_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.2)
     async with serving() as port:
         for begun in (b"", b"POST / HTTP/1.1\r\nhost: x\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -90,7 +90,7 @@ async def talk_on(writer: asyncio.StreamWriter) -> None:
 
 
 async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEFTOVER_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "LEFTOVER_SECONDS", 0.2)
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999\r\n\r\n")
@@ -101,12 +101,12 @@ async def test_a_body_that_goes_on_after_its_answer_is_ended(monkeypatch: pytest
 
 
 async def test_a_reader_that_stalls_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(protocol, "STALL_SECONDS", 0.2)
     async with serving() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET /big HTTP/1.1\r\nhost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        await wait_until(lambda: not server.CONNECTIONS)
+        await wait_until(lambda: not connections.CONNECTIONS)
         writer.close()
 
 

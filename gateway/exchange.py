@@ -1,0 +1,135 @@
+"""One HTTP request and its answer, as an ASGI application sees both. `protocol.py` reads the request."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import Any
+
+STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+INVALID_NAME = re.compile(rb'[\x00-\x20\x7f()<>@,;:\\[\]={}"]')
+INVALID_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+DISCONNECT = {"type": "http.disconnect"}
+
+
+class Exchange:
+    """One request and its answer. Its methods `receive` and `send` are ASGI's."""
+
+    __slots__ = (
+        "bodiless",
+        "body",
+        "chunked",
+        "complete",
+        "connection",
+        "expects_continue",
+        "fault",
+        "fresh",
+        "gone",
+        "keep_alive",
+        "left",
+        "more_body",
+        "scope",
+        "started",
+        "waiter",
+    )
+
+    def __init__(self, connection: Any, scope: dict[str, Any], keep_alive: bool, expects_continue: bool) -> None:
+        self.connection, self.scope = connection, scope
+        self.body = bytearray()  # what arrived since the application last asked for it
+        self.more_body = True  # some of the body has yet to arrive
+        self.fresh = False  # there is news of the body
+        self.expects_continue = expects_continue
+        self.keep_alive = keep_alive
+        self.fault = b""  # the answer, if something is wrong with the request
+        self.gone = False  # nobody waits for the answer
+        self.started = self.complete = False  # the answer
+        self.bodiless = scope.get("method") == "HEAD"
+        self.chunked = False
+        self.left: int | None = None  # bytes of the answer's body until it has its content-length
+        self.waiter: asyncio.Future[None] | None = None  # of `receive`: applications read one message at a time
+
+    def wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def receive(self) -> dict[str, Any]:
+        connection = self.connection
+        if self.expects_continue:
+            self.expects_continue = False
+            if not connection.transport.is_closing():
+                connection.transport.write(CONTINUE)
+        if not (self.fresh or self.gone or self.complete):
+            connection.resume_reading()
+            self.waiter = connection.loop.create_future()
+            await self.waiter
+        if self.gone or self.complete:
+            return DISCONNECT
+        self.fresh = False
+        body, self.body = bytes(self.body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: Any) -> None:
+        connection = self.connection
+        if connection.stalled and not self.gone:
+            await connection.drain()
+        if self.gone:
+            return
+        if not self.started:
+            assert message["type"] == "http.response.start"
+            connection.transport.write(self._head(message["status"], message.get("headers", ())))
+            return
+        assert message["type"] == "http.response.body"
+        assert not self.complete
+        body, more = message.get("body", b""), message.get("more_body", False)
+        if self.bodiless:
+            body = b""
+        elif self.left is not None:
+            self.left -= len(body)
+            if self.left < 0 or (self.left and not more):
+                raise RuntimeError("the answer's body has not the length that its head said")
+        connection.transport.write(self.frame(body, last=not more))
+        if not more:
+            self.end()
+
+    def _head(self, status: int, headers: Any) -> bytes:
+        self.started, self.expects_continue = True, False
+        self.bodiless = self.bodiless or status in (204, 304)
+        lines = [STATUS_LINES[status]]
+        for name, value in [*self.connection.server_state.default_headers, *headers]:
+            if INVALID_NAME.search(name) or INVALID_VALUE.search(value):
+                raise RuntimeError(f"the answer's header {name!r} is not valid")
+            name = name.lower()
+            if name == b"content-length":
+                self.left = int(value)
+            elif name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+                continue
+            lines.append(b"%b: %b\r\n" % (name, value))
+        if self.left is None and not self.bodiless:
+            lines.append(self.open_body())
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        return b"".join([*lines, b"\r\n"])
+
+    def open_body(self) -> bytes:
+        """The header of a body of unknown length. HTTP/1.0 knows no chunks: there the end of the connection ends it."""
+        self.chunked = self.scope["http_version"] != "1.0"
+        return b"transfer-encoding: chunked\r\n" if self.chunked else b""
+
+    def frame(self, body: bytes, *, last: bool) -> bytes:
+        if not self.chunked:
+            return body
+        chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+        return chunk + b"0\r\n\r\n" if last else chunk
+
+    def end(self) -> None:
+        self.complete = True
+        self.wake()
+        self.connection.on_answered(self)
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more."""
+        self.gone = True
+        self.wake()

@@ -1,0 +1,489 @@
+"""HTTP/1.1 of the gateway's clients: llhttp (httptools) parses what they send, and an ASGI application answers.
+
+A connection reads requests until it is `over`: the client asked to close, sent what is no HTTP, or the process stops.
+
+    head     from the first byte of a request to the end of its headers; a connection waits there for its next request
+    body     from there to the end of the request; its exchange begins here
+    over     nothing more is read
+
+Exchanges are answered in the order of their requests, one at a time; the others wait in `queue`. What is wrong with a
+request is answered in its turn too, so that it never takes the place of another answer. Then the connection closes.
+
+- **Upgrades are ignored.** llhttp takes what follows the head of such a request for another protocol. It would read a
+  body as the next request, so the head is parsed again without the upgrade.
+- **Everything is bounded**: the bytes of a head, trailers and chunk extensions, the bytes of a body that nobody reads,
+  the requests that wait, and the time for each (`is_overdue`, `is_idle`).
+- **The token path has short cuts** past ASGI's coroutines and messages, as `scope["state"]["connection"]`: `take_body`,
+  `write_chunk`, and `on_lost` in place of a task that waits for `http.disconnect`.
+
+uvicorn makes a `Connection` for each client. They share no more than its constructor, `shutdown` and `ServerState`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+import httptools
+import structlog
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from gateway.connections import CONNECTIONS, ENDED, ROOM
+from gateway.errors import BackboneUnavailable, Headers
+from gateway.exchange import STATUS_LINES, Exchange
+from gateway.ids import request_id
+
+logger = structlog.get_logger()
+
+HEAD_BYTES = 65_536  # of a request line and its headers; also of trailers
+BODY_BYTES = 65_536  # of a body that the application has not asked for yet; then reading pauses
+PIPELINED = 16  # requests of one connection that may wait for the answer to an earlier one
+KEEP_ALIVE_SECONDS = 5.0  # from an answer to the next request
+HEAD_SECONDS = 15.0  # from the start of a connection or a request to the end of the head
+UPLOAD_SECONDS = 600.0  # that a body may take; `server.py` bounds those that are slow
+STALL_SECONDS = 60.0  # that a client may leave a response unread
+LEFTOVER_SECONDS = 5.0  # that a body may continue after its response
+FRESH_SECONDS = 1.0  # that a connection may wait for a request before it makes room for others
+
+
+VERSIONS = ("1.1", "1.0")
+FRAMING = {b"host", b"expect", b"transfer-encoding"}  # headers that the protocol itself looks at, beside llhttp
+
+
+def refusal(status: int) -> bytes:
+    reason = HTTPStatus(status).phrase.encode()
+    head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(reason)
+    return STATUS_LINES[status] + head + reason
+
+
+BAD_REQUEST, HEAD_TOO_LARGE, CRASHED = refusal(400), refusal(431), refusal(500)
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "answering",
+        "app",
+        "app_state",
+        "client",
+        "closing_since",
+        "drained",
+        "expects_continue",
+        "head_begun",
+        "headers",
+        "hosts",
+        "idle_bytes",
+        "loop",
+        "newest",
+        "on_lost",
+        "over",
+        "parser",
+        "queue",
+        "reading_paused",
+        "server",
+        "server_state",
+        "since",
+        "stalled",
+        "stalled_since",
+        "transport",
+        "upgrading",
+        "uploading",
+        "url",
+    )
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self.app, self.app_state, self.server_state = config.loaded_app, app_state, server_state
+        self.loop = _loop or asyncio.get_running_loop()
+        self.parser: Any = httptools.HttpRequestParser(self)
+        self.transport: Any = None
+        self.client: tuple[str, int] | None = None
+        self.server: tuple[str, int] | None = None
+        # -- reading
+        self.over = False
+        self.reading_paused = False
+        self.upgrading = False  # the head that was parsed asks for an upgrade
+        self.url, self.headers = b"", list[tuple[bytes, bytes]]()
+        self.hosts, self.expects_continue = 0, False  # in these headers
+        self.idle_bytes = 0  # received since the last of a head or a body
+        self.head_begun = False  # the head of a request is under way
+        self.uploading = False  # a body is under way; else a head is, or is awaited
+        self.since = 0.0  # when the connection began to wait for that head or body, on the loop's clock
+        self.newest: Exchange | None = None  # of the request that was read last
+        # -- answering
+        self.answering: Exchange | None = None  # the exchange under way, or the last one
+        self.queue: list[Exchange] = []
+        self.stalled = False  # the client does not read
+        self.stalled_since = 0.0
+        self.drained: asyncio.Future[None] | None = None
+        self.closing_since: float | None = None
+        self.on_lost: Callable[[], None] | None = None
+
+    # -- short cuts for the token path -----------------------------------------------------------------------
+
+    def take_body(self) -> bytes | None:
+        """The body of the request that is being answered, once; None while some of it has yet to arrive.
+
+        The headers must have been read: an open stream keeps neither.
+        """
+        exchange = self.answering
+        if exchange is None or exchange.more_body or exchange.gone:
+            return None
+        body, exchange.body = bytes(exchange.body), bytearray()
+        exchange.scope["headers"] = ()
+        self.resume_reading()
+        return body
+
+    def write_chunk(self, body: bytes, head: Headers | None = None, last: bool = False) -> bool:
+        """Writes a part of a body of unknown length, in one write with what is before and after it.
+
+        `head` starts the response, with status 200; `last` ends it. Returns False, and writes nothing, if the client
+        reads too slowly, or left.
+        """
+        if self.stalled or self.transport.is_closing():
+            return False
+        exchange = self.answering
+        assert exchange is not None
+        if head is None:
+            data = exchange.frame(body, last=last)
+        else:
+            data = self._start_stream(exchange, head) + exchange.frame(body, last=last)
+        self.transport.write(data)
+        if last:
+            exchange.end()
+        return True
+
+    def _start_stream(self, exchange: Exchange, headers: Headers) -> bytes:
+        exchange.started, exchange.expects_continue = True, False
+        lines = b"\r\n".join(map(b": ".join, self.server_state.default_headers + headers))
+        closing = b"" if exchange.keep_alive else b"connection: close\r\n"
+        return b"HTTP/1.1 200 OK\r\n%b\r\n%b%b\r\n" % (lines, exchange.open_body(), closing)
+
+    # -- the connection --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.server_state.connections.add(self)  # type: ignore[arg-type]
+        peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self.client = tuple(peer[:2]) if isinstance(peer, tuple) else None
+        self.server = tuple(own[:2]) if isinstance(own, tuple) else None
+        self.since = self.loop.time()
+        if ROOM.make(self.since):
+            CONNECTIONS.add(self)
+        else:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        ENDED["refused"] += 1
+        error = BackboneUnavailable("This process has no connection left; send the request again.")
+        headers, body = error.render(request_id())
+        lines = [b"HTTP/1.1 503 Service Unavailable", *(b"%b: %b" % header for header in headers), b"connection: close"]
+        self._answer_and_close(b"\r\n".join([*lines, b"", body]))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.server_state.connections.discard(self)
+        CONNECTIONS.discard(self)
+        self.over = True
+        for exchange in (self.answering, self.newest):
+            if exchange is not None and not exchange.complete:
+                exchange.abandon()
+        self.resume_writing()
+        self.queue.clear()
+        self.parser = None  # it refers to this object, as the exchanges do
+        self.newest = None
+        if self.on_lost is not None:
+            self.on_lost()
+
+    def eof_received(self) -> None:
+        """The client sends nothing more. The transport closes: such a client counts as gone."""
+
+    def shutdown(self) -> None:
+        """The process stops: what is under way is answered, and nothing else."""
+        if self.newest is None or not self.is_answering():
+            self.transport.close()
+        else:
+            self.newest.keep_alive = False
+            self.over = not self.uploading
+
+    def end(self, reason: str) -> None:
+        ENDED[reason] += 1
+        self.transport.abort()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    # -- what arrives ----------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self.idle_bytes += len(data)
+        if self.over:  # it is still read, or a client that leaves would go unnoticed
+            if self.idle_bytes > HEAD_BYTES:
+                self.end("garbage")
+            return
+        while data:
+            try:
+                self.parser.feed_data(data)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._without_upgrade() + data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserError:
+                self._refuse(BAD_REQUEST)
+                return
+        # A head without an end; or line breaks, chunk extensions or trailers, which nobody else bounds.
+        if self.idle_bytes > HEAD_BYTES:
+            self._refuse(HEAD_TOO_LARGE)
+
+    def _without_upgrade(self) -> bytes:
+        """The head that was parsed, as a server reads it that ignores upgrades (RFC 9110, section 7.8)."""
+        self.upgrading = False
+        kept = [self.parser.get_method() + b" " + self.url + b" HTTP/" + self.parser.get_http_version().encode()]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b", ".join(v for v in map(bytes.strip, value.split(b",")) if v.lower() != b"upgrade")
+            if name != b"upgrade" and (value or name != b"connection"):
+                kept.append(name + b": " + value)
+        return b"\r\n".join([*kept, b"", b""])
+
+    def _refuse(self, answer: bytes) -> None:
+        """Reads no more, and closes after an answer that says what is wrong with the newest request."""
+        if self.over:
+            return
+        self.over = True
+        exchange = self.newest
+        if not self.uploading or exchange is None:  # the fault is in a head
+            exchange = Exchange(self, {}, keep_alive=False, expects_continue=False)
+            if self.is_answering():
+                self.queue.append(exchange)
+            else:
+                self.answering = exchange
+        exchange.fault, exchange.keep_alive = answer, False
+        if exchange is not self.answering:
+            return
+        if exchange.complete:
+            self.transport.close()
+        elif not exchange.started:
+            exchange.abandon()
+            self._answer_and_close(answer)
+
+    def _answer_and_close(self, answer: bytes) -> None:
+        self.over = True
+        self.transport.write(answer)
+        self.transport.close()
+
+    def pause_reading(self) -> None:
+        if not self.reading_paused:
+            self.reading_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.reading_paused:
+            self.reading_paused = False
+            self.transport.resume_reading()
+
+    # -- what llhttp finds in it -----------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.over:
+            raise ValueError("the connection reads no more requests")
+        self.url, self.headers, self.hosts, self.expects_continue = b"", [], 0, False
+        self.head_begun = True
+        self.since = self.loop.time()
+
+    def on_url(self, url: bytes) -> None:
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name in FRAMING:
+            self._check(name, value)
+        self.headers.append((name, value))
+
+    def _check(self, name: bytes, value: bytes) -> None:
+        """What llhttp accepts, and RFC 9112 does not (sections 3.2 and 6.1). Raises ValueError."""
+        if name == b"host":
+            self.hosts += 1
+        elif name == b"expect":
+            self.expects_continue = value.lower() == b"100-continue"
+        elif value.lower() != b"chunked" or self.parser.get_http_version() == "1.0":
+            raise ValueError("the body has an encoding that is not served")
+
+    def on_headers_complete(self) -> None:
+        parser = self.parser
+        method = parser.get_method()
+        if parser.should_upgrade():
+            if method == b"CONNECT":
+                raise ValueError("this is no proxy")
+            self.upgrading = True
+            return
+        # `idle_bytes` may include a body that arrived with the head, so over the limit the headers are added up.
+        if self.idle_bytes > HEAD_BYTES and sum(len(n) + len(v) + 4 for n, v in self.headers) > HEAD_BYTES:
+            raise ValueError("the head is too large")
+        if len(self.queue) >= PIPELINED:
+            raise ValueError("too many pipelined requests")
+        version = parser.get_http_version()
+        if version not in VERSIONS:
+            raise ValueError("the version of HTTP is not served")
+        if self.hosts != 1 and (self.hosts or version != "1.0"):
+            raise ValueError("the request names no host, or several")
+        path, query = _split(self.url)
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": "http",
+            "root_path": "",
+            "headers": self.headers,
+            "state": {**self.app_state, "connection": self},
+            "method": method.decode("ascii"),
+            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
+            "raw_path": path,
+            "query_string": query,
+        }
+        exchange = Exchange(self, scope, version != "1.0" and parser.should_keep_alive(), self.expects_continue)
+        self.newest = exchange
+        self.headers = []  # trailers land here, and not in the headers of the request
+        self.head_begun = False
+        self.uploading = True
+        self.idle_bytes = 0
+        if self.is_answering():
+            self.queue.append(exchange)
+            self.pause_reading()
+        else:
+            self._start(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        self.idle_bytes = 0
+        exchange = self.newest
+        assert exchange is not None
+        if exchange.complete:
+            return
+        exchange.body += body
+        exchange.fresh = True
+        if len(exchange.body) > BODY_BYTES:
+            self.pause_reading()
+        exchange.wake()
+
+    def on_message_complete(self) -> None:
+        if self.upgrading:
+            return
+        exchange = self.newest
+        assert exchange is not None
+        self.uploading = False
+        if not self.is_answering():
+            self.since = self.loop.time()  # the rest of a body came after its answer
+        self.over = not exchange.keep_alive
+        exchange.more_body = False
+        exchange.fresh = True
+        exchange.wake()
+
+    # -- what is sent ----------------------------------------------------------------------------------------
+
+    def _start(self, exchange: Exchange) -> None:
+        self.answering = exchange
+        if exchange.fault:
+            exchange.abandon()
+            return self._answer_and_close(exchange.fault)
+        task = self.loop.create_task(self._run(exchange))
+        self.server_state.tasks.add(task)
+        task.add_done_callback(self.server_state.tasks.discard)
+
+    async def _run(self, exchange: Exchange) -> None:
+        fault = "the application left the request without an answer"
+        try:
+            await self.app(exchange.scope, exchange.receive, exchange.send)
+        except Exception as error:  # its text could hold content
+            fault = type(error).__name__
+        if exchange.complete or exchange.gone:
+            return
+        logger.error("request.crashed", error=fault)
+        if exchange.started:
+            self.transport.close()
+        else:
+            exchange.abandon()
+            self._answer_and_close(CRASHED)
+
+    def on_answered(self, exchange: Exchange) -> None:
+        self.server_state.total_requests += 1
+        if not exchange.keep_alive:
+            self.transport.close()
+        if self.transport.is_closing():
+            return
+        if not self.head_begun:
+            self.since = self.loop.time()
+        self.resume_reading()
+        if self.queue:
+            self._start(self.queue.pop(0))
+
+    async def drain(self) -> None:
+        """Waits until the client reads again, or is gone."""
+        if self.drained is None:
+            self.drained = self.loop.create_future()
+        await asyncio.shield(self.drained)
+
+    def pause_writing(self) -> None:
+        self.stalled = True
+        self.stalled_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        self.stalled = False
+        if self.drained is not None:
+            self.drained.set_result(None)
+            self.drained = None
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def is_answering(self) -> bool:
+        return self.answering is not None and not self.answering.complete
+
+    def is_waiting_for_request(self) -> bool:
+        """For its head or its body, and nothing else is under way."""
+        return self.uploading or not self.is_answering()
+
+    def precedence(self, now: float) -> tuple[bool, bool, float]:
+        """The least of them makes room first: honest clients send a head at once, and a body may well take longer."""
+        fresh = now - self.since < FRESH_SECONDS
+        return fresh, self.uploading and not fresh, self.since
+
+    def is_overdue(self, now: float) -> bool:
+        if self.transport.is_closing():  # but the client does not read what is left
+            if self.closing_since is None:
+                self.closing_since = now
+            return now - self.closing_since > STALL_SECONDS
+        if self.stalled and now - self.stalled_since > STALL_SECONDS:
+            return True
+        waited = now - self.since
+        if self.uploading:
+            answered = self.newest is not None and self.newest.complete
+            return waited > (LEFTOVER_SECONDS if answered else UPLOAD_SECONDS + LEFTOVER_SECONDS)
+        return (self.head_begun or not self.is_answering()) and waited > HEAD_SECONDS
+
+    def is_idle(self, now: float) -> bool:
+        """Whether it has waited longer than KEEP_ALIVE_SECONDS for another request."""
+        if self.answering is None or self.is_answering() or self.head_begun or self.uploading:
+            return False
+        return now - self.since > KEEP_ALIVE_SECONDS
+
+
+def _split(url: bytes) -> tuple[bytes, bytes]:
+    """Path and query of a request's target. Raises ValueError."""
+    if url.startswith(b"/") and b"#" not in url:
+        path, _, query = url.partition(b"?")
+        return path, query
+    try:
+        parsed = httptools.parse_url(url)
+    except httptools.HttpParserError as error:
+        raise ValueError("the target is no address") from error
+    return parsed.path or b"/", parsed.query or b""
