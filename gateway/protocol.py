@@ -14,7 +14,7 @@ request is answered in its turn too, so that it never takes the place of another
 - **Everything is bounded**: the bytes of a head, trailers and chunk extensions, the bytes of a body that nobody reads,
   the requests that wait, and the time for each (`is_overdue`, `is_idle`).
 - **The token path has short cuts** past ASGI's coroutines and messages, as `scope["state"]["connection"]`: `take_body`,
-  `write_chunk`, and `on_lost` in place of a task that waits for `http.disconnect`.
+  `write_chunk`, `on_drained`, and `on_lost` in place of a task that waits for `http.disconnect`.
 
 uvicorn makes a `Connection` for each client. They share no more than its constructor, `shutdown` and `ServerState`.
 """
@@ -78,6 +78,7 @@ class Connection(asyncio.Protocol):
         "idle_bytes",
         "loop",
         "newest",
+        "on_drained",
         "on_lost",
         "over",
         "parser",
@@ -128,6 +129,7 @@ class Connection(asyncio.Protocol):
         self.drained: asyncio.Future[None] | None = None
         self.closing_since: float | None = None
         self.on_lost: Callable[[], None] | None = None
+        self.on_drained: Callable[[], None] | None = None  # the client reads again
 
     # -- short cuts for the token path -----------------------------------------------------------------------
 
@@ -442,6 +444,8 @@ class Connection(asyncio.Protocol):
         if self.drained is not None:
             self.drained.set_result(None)
             self.drained = None
+        if self.on_drained is not None:
+            self.on_drained()
 
     # -- time ------------------------------------------------------------------------------------------------
 

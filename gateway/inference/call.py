@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.errors import Headers, MultimodalUnsupported, RequestMalformed, RequestTooLarge, ServiceError
 from gateway.ids import request_id
+from gateway.inference.backlog import PIECE, Backlog
 from gateway.inference.connection import ClientGone, Stream
 from gateway.protocol import Connection
 from gateway.telemetry.spans import Trace
@@ -133,18 +134,26 @@ class Call:
             if not message.get("more_body"):
                 return body
 
-    def watch(self, fail: Callable[[Exception], None]) -> None:
-        """Calls `fail` when the client leaves: by a callback, or by a task under another server."""
+    @property
+    def stalled(self) -> bool:
+        """The client does not read what was sent. Another server does not say so: there, sending waits."""
+        return self.connection is not None and self.connection.stalled
+
+    def watch(self, fail: Callable[[Exception], None], resume: Callable[[], None] | None = None) -> None:
+        """Calls `fail` when the client leaves, by a callback or under another server by a task.
+
+        Calls `resume` when a client that stalled reads again.
+        """
         if (connection := self.connection) is None:
             self.watcher = asyncio.create_task(self._wait_for_disconnect(fail))
             return
-        connection.on_lost = lambda: fail(ClientGone())
+        connection.on_lost, connection.on_drained = lambda: fail(ClientGone()), resume
         if connection.transport.is_closing():
             fail(ClientGone())
 
     def unwatch(self) -> None:
         if self.connection is not None:
-            self.connection.on_lost = None
+            self.connection.on_lost = self.connection.on_drained = None
         elif self.watcher is not None:
             self.watcher.cancel()
 
@@ -170,7 +179,13 @@ class Call:
             await self.send({"type": "http.response.start", "status": 200, "headers": head})
         await self.send({"type": "http.response.body", "body": body, "more_body": not last})
 
-    async def answer(self, body: bytes) -> None:
+    def disconnect(self) -> None:
+        """Ends a connection whose client reads too slowly."""
+        if self.connection is not None:
+            self.connection.end("stalled")
+
+    async def answer(self, body: bytes, backlog: Backlog | None = None) -> None:
+        """Sends `body`, a long one piece by piece as the client takes them."""
         await self.start(
             200,
             [
@@ -179,6 +194,14 @@ class Call:
                 (b"cache-control", b"no-store"),
             ],
         )
+        if backlog is not None and len(body) > PIECE:
+            if not all(backlog.add(body[start : start + PIECE]) for start in range(0, len(body), PIECE)):
+                self.disconnect()
+                raise ClientGone
+            del body
+            while backlog:
+                await self.send({"type": "http.response.body", "body": backlog.next_piece(), "more_body": True})
+            body = b""
         await self.send_body(body)
 
     async def refuse(self, error: ServiceError) -> None:

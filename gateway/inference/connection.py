@@ -1,8 +1,7 @@
 """HTTP/1.1 to the provider: a `Connection` is the asyncio protocol, a `Stream` is one exchange on it.
 
 llhttp parses the answer's framing and sse.py its events. Bytes stay undecoded until the relay reads them, so that
-what arrives together leaves together. Above HIGH_WATER unread bytes the connection stops reading: a client that reads
-slowly thus slows the provider down.
+what arrives together leaves together. Above HIGH_WATER bytes that the relay has not read, the connection stops reading.
 
 A request is sent once. Nothing retries it after a byte may have reached the provider.
 """
@@ -45,8 +44,8 @@ class Stream:
     __slots__ = (
         "_answering",
         "_connection",
-        "_keep_alive_due",
         "_loop",
+        "_nudged",
         "_pending",
         "_retry_after",
         "_silence",
@@ -71,7 +70,7 @@ class Stream:
         self.format: Format
         self._pending: list[Delta] | None = None  # for the relay: what `forward` did not take, or came with the end
         self._answering = False  # a byte of the answer has arrived
-        self._keep_alive_due = False
+        self._nudged = False
         self.age = 0.0  # seconds
         self._silence = 0.0  # seconds since the provider last sent a byte
         self.unsent = 0.0  # seconds since the relay last sent something to the client
@@ -79,7 +78,7 @@ class Stream:
     # -- for the relay ---------------------------------------------------------------------------------------
 
     async def read(self) -> list[Delta] | None:
-        """What arrived since the last call, as one list; [] when a keep-alive is due; None after the end."""
+        """What arrived since the last call, as one list; [] after a `nudge`; None after the end."""
         answer = self.answer
         while True:
             if self._pending is not None:
@@ -98,8 +97,8 @@ class Stream:
                 if deltas := self._finish():
                     return deltas
                 continue
-            if self._keep_alive_due:
-                self._keep_alive_due = False
+            if self._nudged:
+                self._nudged = False
                 return []
             self._waiter = self._loop.create_future()
             try:
@@ -110,6 +109,11 @@ class Stream:
     def fail(self, error: Exception, signal: ProviderSignal | None = None) -> None:
         """Ends the stream with `error`, unless it has ended already. The next `read` raises it."""
         self.answer.fail(error, signal)
+        self._wake()
+
+    def nudge(self) -> None:
+        """Lets `read` return though nothing has arrived: a keep-alive is due, or a client that stalled reads again."""
+        self._nudged = True
         self._wake()
 
     def close(self) -> None:
@@ -192,8 +196,7 @@ class Stream:
             self.fail(ProviderTimeout())
         if self.unsent >= keep_alive:
             self.unsent = 0.0
-            self._keep_alive_due = True
-            self._wake()
+            self.nudge()
 
 
 class ConnectionState(enum.Enum):

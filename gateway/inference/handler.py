@@ -37,6 +37,7 @@ from gateway.errors import (
 from gateway.inference import cors, native, openai
 from gateway.inference.admission import Admission, Reservation
 from gateway.inference.availability import Availability
+from gateway.inference.backlog import ANSWER, Backlog, Backlogs
 from gateway.inference.call import REPEATED, Call
 from gateway.inference.connection import ClientGone, Interrupted, Stream
 from gateway.inference.formats import Ask, Format, Whole
@@ -79,6 +80,7 @@ class Inference:
         self._settings, self._registry, self._users = settings, registry, users
         self._admission, self._permits, self._provider, self._availability = admission, permits, provider, availability
         self._metrics, self._counters = metrics, counters
+        self._backlogs = Backlogs()
         tracer = tracing.tracer()
         self._traces = None if tracer is None else RequestTraces(tracer, settings, METHODS)
 
@@ -153,7 +155,11 @@ class Inference:
             raise ask  # after admission, because a fault of the body must not mask a refusal
         assert admitted.reservation is not None
         call.admitted = True
-        await self._relay(call, ask, admitted.reservation, account)
+        backlog = Backlog(self._backlogs, account.id)
+        try:
+            await self._relay(call, ask, admitted.reservation, account, backlog)
+        finally:
+            backlog.clear()
 
     # -- before the token ------------------------------------------------------------------------------------
 
@@ -200,8 +206,11 @@ class Inference:
 
     # -- from admission to settlement ------------------------------------------------------------------------
 
-    async def _relay(self, call: Call, ask: Ask, reservation: Reservation, account: Account) -> None:
-        """Relays the answer, and settles the reservation on every way out."""
+    async def _relay(self, call: Call, ask: Ask, reservation: Reservation, account: Account, backlog: Backlog) -> None:
+        """Relays the answer, and settles the reservation on every way out.
+
+        The permit is held until the answer has been read; what a slow client has not taken by then is sent afterwards.
+        """
         format: Format = native.NATIVE
         if call.format == "openai":
             format = openai.OpenAI(call.request_id, ask.model, ask.with_usage)
@@ -214,9 +223,9 @@ class Inference:
             if call.trace is not None and self._traces is not None:
                 self._traces.enter_exchange(call.trace, ask)
             stream = call.stream = await self._post(ask)
-            call.watch(stream.fail)
+            call.watch(stream.fail, stream.nudge)
             if ask.stream:
-                held = await _relay_stream(call, ask, format, stream)
+                held = await _relay_stream(call, ask, format, stream, backlog)
             else:
                 whole = await _collect(stream)
         except ServiceError as error:
@@ -244,9 +253,11 @@ class Inference:
         answer = stream.answer
         model = _answering_model(ask, stream)
         if not ask.stream:
-            return await call.answer(format.whole(whole, model, answer.finish, answer.usage))
+            return await call.answer(format.whole(whole, model, answer.finish, answer.usage), backlog)
         if held and call.first_token is None:
             call.first_token = time.perf_counter()
+        while backlog:
+            await call.stream_body(backlog.next_piece())
         await call.stream_body(held + format.end(model, answer.finish, answer.usage), last=True)
 
     async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
@@ -381,10 +392,11 @@ def _answering_model(ask: Ask, stream: Stream) -> str:
     return model if model is not None and model in PRICES else ask.model
 
 
-async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) -> bytes:
+async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream, backlog: Backlog) -> bytes:
     """Sends what `read` returns, but returns the chunks that came in the same read as the end, to be sent with it.
 
-    While this waits in `read`, what arrives after the first token is sent past ASGI's coroutines.
+    While this waits in `read`, what arrives after the first token is sent past ASGI's coroutines. While the client does
+    not read, it goes to the backlog; a client whose account has no room there is disconnected.
     """
     stream.format = format
     forward = None if call.connection is None else call.connection.write_chunk
@@ -393,15 +405,22 @@ async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream) ->
         if deltas and not named:
             named = True
             format.name_model(_answering_model(ask, stream))
-        if out := format.chunks(deltas) if deltas else format.keep_alive:
-            if stream.answer.complete:
-                return out
-            if call.first_token is None and deltas:
-                call.first_token = time.perf_counter()
-            stream.forward = None
-            await call.stream_body(out)
+        out = format.chunks(deltas)
+        if stream.answer.complete:
+            return out
+        if call.first_token is None and out:
+            call.first_token = time.perf_counter()
+        stream.forward = None
+        if backlog or call.stalled:
+            if not backlog.add(out):
+                call.disconnect()
+            while backlog and (not call.stalled or len(backlog) > ANSWER):
+                await call.stream_body(backlog.next_piece())
+        elif out or not deltas:
+            await call.stream_body(out or format.keep_alive)
             stream.unsent = 0.0
-            stream.forward = forward if call.first_token is not None else None
+        if call.first_token is not None and not backlog:
+            stream.forward = forward
     return b""
 
 
