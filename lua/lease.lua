@@ -11,13 +11,15 @@
 -- leases, Redis may have been away: the leases then last for GRACE more, so that the living renew theirs first. If a
 -- process called before and Redis knows of none, Redis has lost its data: nothing is granted for GRACE.
 --
--- KEYS[1]  hash    state: last (ms), cut (the bound at the cut), cut_at (ms), quiet (no grants until, ms), tight, number
+-- KEYS[1]  hash    state: last (ms), cut (the bound at the cut), cut_at (ms), quiet (no grants until, ms), tight, number,
+--                  weight
 -- KEYS[2]  hash    permits: process -> `<epoch> <call> <granted> <returned> <lease end, ms> <in use> <waiting> <account>…`;
 --                  the accounts are those of the last grants, of which the process has not yet said that it knows them
 -- KEYS[3]  hash    waiting      KEYS[4]  zset  turns      KEYS[5]  zset  past: see turns.lua
 -- ARGV     1 process, 2 epoch, 3 number of the call, 4 grants it knows of, 5 permits it has returned, 6 in use,
 --          7 waiting requests, 8 spare permits wanted, 9 '1' for a cut, 10 '1' when it leaves, 11 bound, 12 lease (ms),
---          13 channel; then account, weight, waiting requests: absolute, for each account of which that has changed
+--          13 channel; then account, weight, waiting requests, permits in use: absolute, for each account of which one
+--          has changed. What is in use is said while permits are scarce.
 --
 -- Publishes  to `<channel>:<process>`: `<epoch> <grants before these> <account>…` for grants to another process;
 --            to `<channel>`: the process that called, when permits become scarce and idle ones shall be returned
@@ -58,10 +60,10 @@ local function write_process(name, p)
   redis.call('HSET', KEYS[2], name, table.concat(numbers, ' ') .. ' ' .. table.concat(p.labels, ' '))
 end
 
-local fields = redis.call('HMGET', KEYS[1], 'last', 'cut', 'cut_at', 'quiet', 'tight', 'number')
+local fields = redis.call('HMGET', KEYS[1], 'last', 'cut', 'cut_at', 'quiet', 'tight', 'number', 'weight')
 local last, cut, cut_at = tonumber(fields[1]), tonumber(fields[2]), tonumber(fields[3])
 local quiet, was_tight = tonumber(fields[4] or 0), fields[5] == '1'
-turns.open(KEYS[3], KEYS[4], KEYS[5], tonumber(fields[6] or 0))
+turns.open(KEYS[3], KEYS[4], KEYS[5], tonumber(fields[6] or 0), tonumber(fields[7] or 0))
 
 -- The processes. One whose lease has ended is dead: its permits are free and nobody waits in it.
 local processes, changed, gone, count = {}, {}, {}, 0
@@ -100,18 +102,13 @@ local seen = tonumber(ARGV[4])
 me.call, me.ends, me.used, me.waiting = call, now + lease, tonumber(ARGV[6]), tonumber(ARGV[7])
 me.granted, me.returned = math.max(me.granted, seen), math.max(me.returned, tonumber(ARGV[5]))
 while #me.labels > me.granted - seen do table.remove(me.labels, 1) end
-local outstanding, excess = {}, {}
+local outstanding = {}
 for _, account in ipairs(me.labels) do outstanding[account] = (outstanding[account] or 0) + 1 end
-for n = 14, #ARGV, 3 do
-  -- The process has counted requests that were granted a permit of which it did not know.
-  local waiting = math.max(0, tonumber(ARGV[n + 2]) - (outstanding[ARGV[n]] or 0))
-  local over = waiting - math.max(0, ACCOUNT_LIMIT - turns.elsewhere(ARGV[n], me_name))
-  if over > 0 then
-    waiting = waiting - over
-    excess[#excess + 1] = ARGV[n]
-    excess[#excess + 1] = over
-  end
-  turns.set(ARGV[n], ARGV[n + 1], me_name, waiting)
+for n = 14, #ARGV, 4 do
+  -- The process has counted requests as waiting that were granted a permit of which it did not know.
+  local granted = outstanding[ARGV[n]] or 0
+  local waiting = math.max(0, tonumber(ARGV[n + 2]) - granted)
+  turns.set(ARGV[n], ARGV[n + 1], me_name, waiting, tonumber(ARGV[n + 3]) + granted)
 end
 if ARGV[10] == '1' then
   redis.call('HDEL', KEYS[2], me_name)
@@ -145,7 +142,7 @@ local function grant(name, account)
 end
 if now >= quiet then
   while free > 0 do
-    local account, name = turns.take()
+    local account, name = turns.take(in_force)
     if not account then break end
     if processes[name] then
       grant(name, account)
@@ -159,6 +156,18 @@ else
   soonest = math.min(soonest or quiet, quiet)
 end
 
+-- An account has its limit of waiting requests only now: who waits for nothing but this answer does not count.
+local excess = {}
+for n = 14, processes[me_name] and #ARGV or 0, 4 do
+  local own, elsewhere = turns.count(ARGV[n], me_name)
+  local over = own - math.max(0, ACCOUNT_LIMIT - elsewhere)
+  if over > 0 then
+    turns.set(ARGV[n], ARGV[n + 1], me_name, own - over)
+    excess[#excess + 1] = ARGV[n]
+    excess[#excess + 1] = over
+  end
+end
+
 -- What has changed is written, and said to those whom it concerns.
 changed[me_name] = true
 for name, p in pairs(processes) do
@@ -168,8 +177,9 @@ for name, p in pairs(processes) do
     redis.call('PUBLISH', channel .. ':' .. name, int(p.epoch) .. ' ' .. before .. ' ' .. table.concat(p.labels, ' '))
   end
 end
-local accounts = turns.count()
+local accounts = turns.accounts()
 local tight = accounts > 0 or free < 0
+if not tight then turns.close() end
 if tight and not was_tight then redis.call('PUBLISH', channel, me_name) end
 if cut and in_force < bound then
   redis.call('HSET', KEYS[1], 'cut', int(cut), 'cut_at', int(cut_at))
@@ -179,7 +189,7 @@ elseif cut then
   redis.call('HDEL', KEYS[1], 'cut', 'cut_at')
 end
 redis.call('HSET', KEYS[1], 'last', int(now), 'quiet', int(quiet), 'tight', tight and '1' or '0',
-  'number', int(turns.number))
+  'number', int(turns.number), 'weight', string.format('%.17g', turns.weight))
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(KEPT)) end
 
 return {

@@ -7,7 +7,7 @@ An account that begins to wait starts at the lowest counter among the waiting on
 brings no credit from the time in which it did not wait, and it cannot go ahead by leaving and coming back. When nobody
 waits the counters start again.
 
-Pure: no clock, no I/O. `lua/lease.lua` keeps the same order over all processes.
+Pure: no clock, no I/O. `lua/turns.lua` keeps the same order over all processes, and each account within its share.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class FairQueue(Generic[T]):
 
     # -- changing --------------------------------------------------------------------------------------------
 
-    def push(self, item: T, account: str, app: str, weight: float = 1.0) -> None:
-        """Raises QueueFull. The account's latest weight counts."""
+    def push(self, item: T, account: str, app: str, weight: float = 1.0, *, limited: bool = True) -> None:
+        """Raises QueueFull. The account's latest weight counts; its limit does only if it is `limited`."""
         waiting = self._accounts.get(account)
-        if len(self._where) >= self._limit or (waiting is not None and waiting.length >= self._account_limit):
+        full = limited and waiting is not None and waiting.length >= self._account_limit
+        if full or len(self._where) >= self._limit:
             raise QueueFull
         if waiting is None:
             waiting = self._activate(account, weight)

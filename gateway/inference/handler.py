@@ -219,7 +219,7 @@ class Inference:
         failure: ServiceError | None = None
         whole, held = Whole("", "", []), b""
         try:
-            permit = self._permits.take_now() or await self._wait_for_permit(call, account)
+            permit = self._permits.take_now(account.id) or await self._wait_for_permit(call, account)
             if call.trace is not None and self._traces is not None:
                 self._traces.enter_exchange(call.trace, ask)
             stream = call.stream = await self._post(ask)

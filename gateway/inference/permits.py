@@ -5,8 +5,8 @@ request takes one and gives it back without a round trip. A background task rene
 and returns what is not used. One call of the script is under way at a time; the next one gathers what happened since.
 
 Once permits are scarce, no process keeps spare ones: each freed permit goes back in the next call, and the script
-grants it to the account whose turn it is in all processes. A grant for another process reaches it by a message, or if
-that is lost by the answer to its next call.
+grants it to the account whose turn it is in all processes, within its share. A grant for another process reaches it by
+a message, or if that is lost by the answer to its next call.
 
 Failure policy: without Redis, or while it is slow, a process goes on with the permits it holds, and freed ones go to
 its own waiting requests in the order of `fair_queue.py`. It gets no new ones. When its lease ends, no request takes a
@@ -27,7 +27,7 @@ import structlog
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, ServiceError
 from gateway.ids import request_id
-from gateway.inference.fair_queue import LIMIT, FairQueue, QueueFull
+from gateway.inference.fair_queue import ACCOUNT_LIMIT, LIMIT, FairQueue, QueueFull
 from gateway.inference.lease import SPARE, Lease
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
@@ -54,9 +54,10 @@ monotonic = time.monotonic
 class Permit:
     """One request's; `Permits.release` takes it back."""
 
-    __slots__ = ("held", "since")
+    __slots__ = ("account", "held", "since")
 
-    def __init__(self, since: float) -> None:
+    def __init__(self, account: str, since: float) -> None:
+        self.account = account
         self.since = since  # monotonic seconds
         self.held = True
 
@@ -115,7 +116,8 @@ class Permits:
         self.in_force = bound
         self._lease = Lease(lease)
         self._queue: FairQueue[Turn] = FairQueue()
-        self._changed: set[str] = set()  # accounts whose waiting requests Redis does not know yet
+        self._used: dict[str, int] = {}  # account -> its permits in use here
+        self._changed: set[str] = set()  # accounts of which Redis does not know yet what waits, or is in use
         self._wanted = asyncio.Event()  # a call of the script
         self._due = 0.0  # monotonic seconds: when it is called at the latest
         self._tight = False  # as the last answer or message says
@@ -131,15 +133,17 @@ class Permits:
         self._top_up_due = 0.0
         self._waiting_elsewhere = 0
         self._duration = DURATION
+        self._began = 0.0  # the sum of when the permits in use were taken
+        self._moved = 0.0  # monotonic seconds: when a permit was last taken or given back here
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def take_now(self) -> Permit | None:
+    def take_now(self, account: str) -> Permit | None:
         """A spare permit, without any round trip; None when the request has to `join` the queue."""
         now, lease = monotonic(), self._lease
         if not self._bound:
             lease.used += 1
-            return Permit(now)
+            return Permit(account, now)
         if self._tight or self._queue or not lease.take(now):
             return None
         if lease.spare < self._least_spare:
@@ -147,7 +151,16 @@ class Permits:
         if lease.spare < self._low and now >= self._top_up_due:
             self._top_up_due = now + TOP_UP_PAUSE
             self._wanted.set()
-        return Permit(now)
+        return self._use(account, now)
+
+    def _use(self, account: str, now: float) -> Permit:
+        """A permit that has been taken is in use."""
+        self._used[account] = self._used.get(account, 0) + 1
+        self._began += now
+        self._moved = now
+        if self._tight:
+            self._changed.add(account)
+        return Permit(account, now)
 
     def join(self, account: str, app: str, weight: float) -> Turn:
         """Raises ProviderQuotaExhausted when the account, or everybody, has too many waiting requests."""
@@ -155,7 +168,8 @@ class Permits:
         try:
             if len(self._queue) + self._waiting_elsewhere >= LIMIT:
                 raise QueueFull
-            self._queue.push(turn, account, app, weight)
+            # While permits may be free, only the script knows whose requests have to wait.
+            self._queue.push(turn, account, app, weight, limited=self._tight or not self._answered)
         except QueueFull:
             raise self._exhausted(account, weight) from None
         turn.timer = asyncio.get_running_loop().call_later(self._patience, self._expire, turn)
@@ -178,9 +192,21 @@ class Permits:
         if not self._bound:
             self._lease.used -= 1
             return
-        self._lease.free()
+        self._free(permit)
         if self._tight or self._queue:
             self._serve()
+
+    def _free(self, permit: Permit) -> None:
+        """The permit is spare again."""
+        if left := self._used[permit.account] - 1:
+            self._used[permit.account] = left
+        else:
+            del self._used[permit.account]
+        self._began -= permit.since
+        self._moved = monotonic()
+        if self._tight:
+            self._changed.add(permit.account)
+        self._lease.free()
 
     def halve_bound(self) -> None:
         """The provider answered 429 without naming a quota: the bound in force is halved."""
@@ -220,7 +246,12 @@ class Permits:
         ahead = self._queue.ahead(account, weight)
         # The others' queues are taken to be like this one.
         ahead = ahead * (1 + self._waiting_elsewhere / own) if own else self._waiting_elsewhere
-        return ProviderQuotaExhausted(retry_after=(ahead + 1) * self._duration / max(1, self.in_force))
+        duration, still = self._duration, 0.0
+        if used := sum(self._used.values()):
+            # Those under way last at least as long as they have; if none ended for a while, none may for another.
+            now = monotonic()
+            duration, still = max(duration, now - self._began / used), now - self._moved
+        return ProviderQuotaExhausted(retry_after=max(still, (ahead + 1) * duration / max(1, self.in_force)))
 
     # -- permits ---------------------------------------------------------------------------------------------
 
@@ -238,13 +269,13 @@ class Permits:
 
     def _grant(self, turn: Turn, now: float) -> None:
         """To a request that has left the queue; the permit is in use."""
-        permit = Permit(now)
         self._changed.add(turn.account)
+        permit = self._use(turn.account, now)
         if turn.grant(permit):
             self._observe_wait(now - turn.since)
         else:  # it has just been cancelled
             permit.held = False
-            self._lease.free()
+            self._free(permit)
 
     def _accept(self, epoch: int, before: int, labels: list[str], now: float) -> None:
         """Each new grant goes to the account it was made for; if none of its requests waits here any more, back."""
@@ -307,6 +338,8 @@ class Permits:
                     logger.warning("permits.unanswered", error=code_of(error.__cause__), held=self.used)
                 self._answered = False
                 self._go_alone()
+                for account in self._queue.accounts():
+                    self._refuse_newest(account, self._queue.demand(account)[1] - ACCOUNT_LIMIT)
                 await asyncio.sleep(PAUSE)
                 continue
             slow.cancel()
@@ -319,11 +352,11 @@ class Permits:
         now, lease = monotonic(), self._lease
         call = lease.call(now, self._surplus(now), len(self._queue))
         if lease.fresh:
-            self._changed.update(self._queue.accounts())
+            self._tell_all()
         changed, self._changed = self._changed, set()
         cut, self._cut = self._cut, False
         self._heard_tight = False
-        demand = {account: self._queue.demand(account) for account in changed}
+        demand = {account: (*self._queue.demand(account), self._used.get(account, 0)) for account in changed}
         want = 0 if self._queue or leave else max(0, self._spare_target() - lease.spare)
         self._asked = want > 0
         try:
@@ -340,7 +373,8 @@ class Permits:
             )
         except BaseException:
             # The answer that was lost may have said that Redis forgot who waits here.
-            self._changed |= changed | set(self._queue.accounts())
+            self._changed |= changed
+            self._tell_all()
             self._cut = self._cut or cut
             raise
         if answer is not None and not leave:
@@ -352,20 +386,32 @@ class Permits:
         if not self._lease.renew(call, now):
             return
         # A message may overtake the answer that was written before it.
-        self._tight, self.in_force = answer.tight or self._heard_tight, answer.in_force
+        self._set_tight(answer.tight or self._heard_tight)
+        self.in_force = answer.in_force
         self._waiting_elsewhere = max(0, answer.waiting - call.waiting)
         self._low = self._spare_target() // 2
         if not answer.known and not first:
-            self._changed.update(self._queue.accounts())
+            self._tell_all()
             self._wanted.set()
         for account, excess in answer.excess.items():
             self._refuse_newest(account, excess)
         self._accept(call.epoch, answer.before, answer.labels, now)
 
+    def _set_tight(self, tight: bool) -> None:
+        if tight and not self._tight:
+            self._tight = True
+            self._tell_all()
+            self._wanted.set()
+        self._tight = tight
+
+    def _tell_all(self) -> None:
+        """The next call says all that Redis knows of this process's accounts."""
+        self._changed.update(self._queue.accounts(), self._used if self._tight else ())
+
     def _refuse_newest(self, account: str, count: int) -> None:
         """The account has its limit of waiting requests over all processes."""
         turns = sorted((turn for turn, of, _ in self._queue.items() if of == account), key=lambda turn: turn.since)
-        for turn in turns[-count:]:
+        for turn in turns[-count:] if count > 0 else ():
             turn.leave(self._exhausted(account, turn.weight))
 
     def _schedule(self, answer: LeaseAnswer | None) -> None:
@@ -421,7 +467,8 @@ class Permits:
     def _hear(self, channel: str, text: str) -> None:
         if channel == keys.PERMITS:
             if text != self.name:
-                self._tight = self._heard_tight = True
+                self._heard_tight = True
+                self._set_tight(True)
                 self._serve()
             return
         epoch, before, *labels = text.split(" ")
@@ -446,6 +493,8 @@ async def read_share(store: Store) -> Share:
         held=sum(granted - returned for _, _, granted, returned, *_ in counts),
         used=sum(used for _, _, _, _, _, used, _ in counts),
         waiting={
-            account: sum(int(each.rpartition("=")[2]) for each in text.split()[1:]) for account, text in waiting.items()
+            account: count
+            for account, text in waiting.items()
+            if (count := sum(int(each.rpartition("=")[2].partition("/")[0]) for each in text.split()[1:]))
         },
     )

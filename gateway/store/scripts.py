@@ -199,7 +199,7 @@ async def lease(
     store: Store,
     process: str,
     call: LeaseCall,
-    demand: Mapping[str, tuple[float, int]],
+    demand: Mapping[str, tuple[float, int, int]],
     *,
     want: int,
     cut: bool,
@@ -209,12 +209,14 @@ async def lease(
 ) -> LeaseAnswer | None:
     """Renews a process's lease for `length` ms, returns permits, and takes grants; None if a later call overtook it.
 
-    `demand` maps each account whose waiting requests changed to its weight and their number; `want` is the number of
-    spare permits to take.
+    `demand` maps each account of which one has changed to its weight, its waiting requests and its permits in use;
+    `want` is the number of spare permits to take.
     """
     counts = (call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want)
     flags = (int(cut), int(leave), bound, length, keys.PERMITS)
-    flat_demand = [part for account, (weight, n) in demand.items() for part in (account, f"{weight:g}", n)]
+    flat_demand: list[str | int] = []
+    for account, (weight, waiting, used) in demand.items():
+        flat_demand += (account, f"{weight:g}", waiting, used)
     reply = await store.run_script(_LEASE, keys.lease_keys(), process, *counts, *flags, *flat_demand)
     return read_lease_answer(reply)
 

@@ -38,7 +38,7 @@ class Provider:
     async def request(self, permits: Permits, account: str, seconds: float, app: str = "app") -> float:
         """Seconds of waiting."""
         began = time.monotonic()
-        permit = permits.take_now() or await permits.wait(account, app, 1)
+        permit = permits.take_now(account) or await permits.wait(account, app, 1)
         waited = time.monotonic() - began
         await self.serve(permits, permit, seconds)
         return waited
@@ -92,7 +92,7 @@ async def cluster(redis_url: str) -> AsyncIterator[Cluster]:
 
 
 async def take(permits: Permits, count: int, account: str = "acc") -> list[Permit]:
-    return [permits.take_now() or await permits.wait(account, "app", 1) for _ in range(count)]
+    return [permits.take_now(account) or await permits.wait(account, "app", 1) for _ in range(count)]
 
 
 async def ready(permits: Permits) -> None:

@@ -25,7 +25,7 @@ async def test_an_uncontended_request_calls_nothing(cluster: Cluster) -> None:
     called = cluster.calls(permits)
     began = time.monotonic()
     for _ in range(1000):
-        held = [permits.take_now(), permits.take_now()]
+        held = [permits.take_now("acc"), permits.take_now("acc")]
         for permit in held:
             assert permit
             permits.release(permit)
@@ -57,7 +57,7 @@ async def test_idle_permits_go_back(cluster: Cluster) -> None:
 async def test_no_bound_needs_no_redis() -> None:
     permits = Permits(Store("redis://127.0.0.1:1/0"), bound=0, patience=0)
     run = asyncio.create_task(permits.run())
-    held = [permits.take_now() for _ in range(500)]
+    held = [permits.take_now("acc") for _ in range(500)]
     await asyncio.sleep(0)
     assert permits.used == 500
     for permit in held:
@@ -117,7 +117,7 @@ async def test_a_crowd_does_not_delay_the_others(cluster: Cluster) -> None:
         """How many of the crowd came first."""
         nonlocal served
         before = served
-        permit = permits.take_now() or await permits.wait(account, "app", 1)
+        permit = permits.take_now(account) or await permits.wait(account, "app", 1)
         passed = served - before
         served += account == "crowd"
         await provider.serve(permits, permit, random.uniform(0.5, 1))
@@ -154,13 +154,67 @@ async def test_a_weight_is_a_share(cluster: Cluster) -> None:
 
     async def ask(permits: Permits, account: str, weight: float) -> None:
         while time.monotonic() < end:
-            permit = permits.take_now() or await permits.wait(account, "app", weight)
+            permit = permits.take_now(account) or await permits.wait(account, "app", weight)
             served[account] += 1
             await provider.serve(permits, permit, 0.02)
 
     tasks = [ask(p, a, w) for p in processes for a, w in (("light", 1), ("heavy", 3)) for _ in range(10)]
     await asyncio.gather(*tasks)
     assert served["heavy"] / served["light"] == pytest.approx(3, rel=0.3)
+
+
+async def test_an_account_holds_no_more_than_its_share_while_others_wait(cluster: Cluster) -> None:
+    """Turns alone share the requests: one whose requests last ten times as long held nearly all permits."""
+    processes = [cluster.start(bound=10) for _ in range(2)]
+    held = {"long": 0, "short": 0}
+    most, end = 0, time.monotonic() + 4
+
+    async def ask(permits: Permits, account: str, seconds: float) -> None:
+        nonlocal most
+        while time.monotonic() < end:
+            permit = permits.take_now(account) or await permits.wait(account, "app", 1)
+            held[account] += 1
+            if end - 2 < time.monotonic() < end:
+                most = max(most, held["long"])
+            await asyncio.sleep(seconds)
+            held[account] -= 1
+            permits.release(permit)
+
+    both = [("long", 0.5), ("short", 0.05)]
+    await asyncio.gather(*(ask(p, account, seconds) for p in processes for account, seconds in both for _ in range(15)))
+    assert 4 <= most <= 6
+
+
+async def test_a_burst_in_front_of_free_permits_is_served(cluster: Cluster) -> None:
+    permits = cluster.start(bound=1000)
+    await wait_until(lambda: permits.in_force == 1000)
+    await take(permits, 1)
+    assert len(await asyncio.wait_for(asyncio.gather(*(take(permits, 1) for _ in range(500))), 5)) == 500
+
+
+async def test_a_burst_beyond_the_free_permits_waits_within_its_limit(cluster: Cluster) -> None:
+    permits = cluster.start(bound=100)
+    await take(permits, 1)
+    asked = [asyncio.create_task(permits.wait("acc", "app", 1)) for _ in range(500)]
+    await wait_until(lambda: sum(task.done() for task in asked) == 440)
+    await asyncio.sleep(0.2)
+    done = [task for task in asked if task.done()]
+    refused = [task for task in done if isinstance(task.exception(), ProviderQuotaExhausted)]
+    assert (len(done), len(refused), permits.waiting) == (440, 341, 60)
+    for task in asked:
+        task.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_retry_after_knows_what_is_still_under_way(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said one second for a whole minute in which no permit came free."""
+    permits = cluster.start(bound=20, patience=0.2)
+    await take(permits, 20)
+    monkeypatch.setattr("gateway.inference.permits.monotonic", lambda: time.monotonic() + 45)
+    with pytest.raises(ProviderQuotaExhausted) as refusal:
+        raise permits._exhausted("other", 1)
+    assert refusal.value.retry_after is not None
+    assert 45 <= refusal.value.retry_after <= 47
 
 
 # -- leaving ---------------------------------------------------------------------------------------------------
