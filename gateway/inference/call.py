@@ -179,6 +179,10 @@ class Call:
             await self.send({"type": "http.response.start", "status": 200, "headers": head})
         await self.send({"type": "http.response.body", "body": body, "more_body": not last})
 
+    async def keep_alive(self, comment: bytes) -> None:
+        if not self.stalled:
+            await self.stream_body(comment)
+
     def disconnect(self) -> None:
         """Ends a connection whose client reads too slowly."""
         if self.connection is not None:

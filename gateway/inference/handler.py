@@ -219,7 +219,7 @@ class Inference:
         failure: ServiceError | None = None
         whole, held = Whole("", "", []), b""
         try:
-            permit = self._permits.take_now(account.id) or await self._wait_for_permit(call, account)
+            permit = self._permits.take_now(account.id) or await self._wait_for_permit(call, account, ask, format)
             if call.trace is not None and self._traces is not None:
                 self._traces.enter_exchange(call.trace, ask)
             stream = call.stream = await self._post(ask)
@@ -260,14 +260,19 @@ class Inference:
             await call.stream_body(backlog.next_piece())
         await call.stream_body(held + format.end(model, answer.finish, answer.usage), last=True)
 
-    async def _wait_for_permit(self, call: Call, account: Account) -> Permit:
-        """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone."""
+    async def _wait_for_permit(self, call: Call, account: Account, ask: Ask, format: Format) -> Permit:
+        """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone.
+
+        A stream begins with a keep-alive if that takes longer than one may be due.
+        """
         if call.trace is not None:
             call.trace.enter("wait")
         turn = self._permits.join(account.id, call.app, self._settings.provider_weights[account.plan])
         call.watch(turn.leave)
         try:
-            return await turn.permit()
+            if not ask.stream:
+                return await turn.permit()
+            return await turn.permit(self._settings.keep_alive, lambda: call.keep_alive(format.keep_alive))
         finally:
             call.unwatch()
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -72,9 +72,14 @@ class Turn:
         self._future: asyncio.Future[Permit] = asyncio.get_running_loop().create_future()
         self.timer: asyncio.TimerHandle | None = None
 
-    async def permit(self) -> Permit:
-        """Raises ProviderQuotaExhausted when the turn did not come in time, or what `leave` was called with."""
+    async def permit(self, every: float | None = None, beat: Callable[[], Awaitable[None]] | None = None) -> Permit:
+        """Raises ProviderQuotaExhausted when the turn did not come in time, or what `leave` was called with.
+
+        Calls `beat` whenever so many seconds have passed.
+        """
         try:
+            while beat is not None and not (await asyncio.wait([self._future], timeout=every))[0]:
+                await beat()
             return await self._future
         except asyncio.CancelledError:
             # The permit may have come in the same moment.

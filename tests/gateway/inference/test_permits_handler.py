@@ -48,9 +48,11 @@ async def busy(gateway: Gateway, app: App, provider: FakeProvider) -> AsyncItera
         await asyncio.gather(*asks, return_exceptions=True)
 
 
-async def waiting(gateway: Gateway, app: App, prompt: str, count: int = 1) -> asyncio.Task[httpx.Response]:
+async def waiting(
+    gateway: Gateway, app: App, prompt: str, count: int = 1, *, stream: bool = False
+) -> asyncio.Task[httpx.Response]:
     """A request that waits, as the last of `count`."""
-    ask = asyncio.create_task(app.ask(prompt))
+    ask = asyncio.create_task(app.ask(prompt, stream=stream))
 
     async def waits() -> bool:
         return await metric(gateway, "gateway_provider_waiting") == count
@@ -191,3 +193,48 @@ async def test_those_that_wait_end_with_the_drain(
         refused(await third, 503, "BACKBONE_UNAVAILABLE")
         refused(await fourth, 503, "BACKBONE_UNAVAILABLE")
         await stopping
+
+
+async def test_a_stream_that_waits_is_kept_alive(
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
+    """A proxy or a browser would give up on a connection without a byte."""
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1", "GATEWAY_PROVIDER_WAIT": "3", "GATEWAY_KEEP_ALIVE": "0.5"}
+    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
+        app = await gw.app(backend)
+        prompt = provider.plays(ROLE, 2.0, *tokens("first")[1:])
+        first = asyncio.create_task(app.ask(prompt))
+        await wait_until(lambda: provider.asked(prompt))
+        hanging = provider.plays(ROLE, chunk("second"), 4.0, *tokens("")[2:])
+        patient = await waiting(gw, app, hanging, stream=True)
+        native = asyncio.create_task(app.ask(provider.plays(tokens("never")), stream=True))
+        openai = asyncio.create_task(
+            app.post({"messages": [{"role": "user", "content": "never"}], "stream": True}, path="/chat/completions")
+        )
+        whole = asyncio.create_task(app.ask(provider.plays(tokens("never"))))
+        assert (await first).json()["text"] == "first"
+        refused(await whole, 503, "PROVIDER_QUOTA_EXHAUSTED")
+        answer = await native
+        assert answer.status_code == 200
+        assert answer.text.startswith(": keep-alive\n\n: keep-alive\n\n")
+        assert "event: error" in answer.text
+        assert "PROVIDER_QUOTA_EXHAUSTED" in answer.text
+        answer = await openai
+        assert answer.status_code == 200
+        assert answer.text.count('"delta":{') >= 2
+        assert '"code":"PROVIDER_QUOTA_EXHAUSTED"' in answer.text
+        answer = await patient
+        assert answer.text.startswith(': keep-alive\n\n: keep-alive\n\n: keep-alive\n\ndata: {"token":"second"}')
+        assert "event: done" in answer.text
+
+
+async def test_a_burst_of_one_account_in_front_of_free_places(
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
+    settings = {"GATEWAY_PROVIDER_CONCURRENCY": "1000", "GATEWAY_RATE_LIMITS": "app=1000,user=1000"}
+    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
+        app = await gw.app(backend)
+        await app.ask(provider.plays(tokens("a")))  # the token is remembered from here on
+        prompt = provider.plays(ROLE, 1.0, *tokens("a")[1:])
+        answers = await asyncio.gather(*(app.ask(prompt) for _ in range(500)))
+        assert {answer.status_code for answer in answers} == {200}
