@@ -21,7 +21,6 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import structlog
 
 from gateway.cancellation import end_if_cancelled
@@ -478,28 +477,3 @@ class Permits:
             return
         epoch, before, *labels = text.split(" ")
         self._accept(int(epoch), int(before), labels, monotonic())
-
-
-class Share(msgspec.Struct, frozen=True):
-    """How the permits are used at this moment, by all processes."""
-
-    held: int  # permits
-    used: int  # of them
-    waiting: dict[str, int]  # account -> waiting requests
-
-
-async def read_share(store: Store) -> Share:
-    """For the operators' page. Raises BackboneUnavailable."""
-    with backbone():
-        permits: dict[str, str] = await store.client.hgetall(keys.permits_key())
-        waiting: dict[str, str] = await store.client.hgetall(keys.waiting_key())
-    counts = [[int(field) for field in text.split()[:7]] for text in permits.values()]
-    return Share(
-        held=sum(granted - returned for _, _, granted, returned, *_ in counts),
-        used=sum(used for _, _, _, _, _, used, _ in counts),
-        waiting={
-            account: count
-            for account, text in waiting.items()
-            if (count := sum(int(each.rpartition("=")[2].partition("/")[0]) for each in text.split()[1:]))
-        },
-    )

@@ -21,7 +21,7 @@ from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.ids import day_of, now_iso
 from gateway.inference.availability import Availability
-from gateway.inference.permits import Permits, read_share
+from gateway.inference.permits import Permits
 from gateway.operations.backlog import Backlog, read_backlog
 from gateway.operations.snapshot import (
     AccountSpend,
@@ -47,6 +47,7 @@ from gateway.settings import Settings
 from gateway.store import keys
 from gateway.store.client import backbone
 from gateway.store.faults import code_of
+from gateway.store.lease_replies import read_share
 from gateway.telemetry.counters import TOTAL, Counters
 from gateway.telemetry.metrics import Metrics
 

@@ -24,7 +24,7 @@
 | `{pNN}:write-check` | string | nothing: writing it shows that Redis takes writes | 60 s |
 | `{provider}:state` | hash | the state of all permits: `last` call, bound after a `cut`, … | 84 s after the last call |
 | `{provider}:permits` | hash | process → permits granted and returned, end of its lease | each with its lease, 28 s |
-| `{provider}:waiting` | hash | account → its weight, and its waiting requests by process | when none waits |
+| `{provider}:waiting` | hash | account → its weight, and by process what waits and what is in use | when none waits |
 | `{provider}:turns` | zset | waiting accounts by their virtual counter | when none waits |
 | `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
 | `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |

@@ -1,4 +1,4 @@
-"""What a process says of its lease of permits, and what `lease.lua` answers."""
+"""What a process says of its lease of permits, what `lease.lua` answers, and what it has written down."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+
+from gateway.store import keys
+from gateway.store.client import Store, backbone
 
 
 class LeaseCall(msgspec.Struct, frozen=True):
@@ -46,4 +49,29 @@ def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
         before=int(before),
         labels=list(labels),
         excess={account: int(count) for account, count in zip(excess[::2], excess[1::2], strict=True)},
+    )
+
+
+class Share(msgspec.Struct, frozen=True):
+    """How the permits are used at this moment, by all processes."""
+
+    held: int  # permits
+    used: int  # of them
+    waiting: dict[str, int]  # account -> waiting requests
+
+
+async def read_share(store: Store) -> Share:
+    """For the operators' page. Raises BackboneUnavailable."""
+    with backbone():
+        permits: dict[str, str] = await store.client.hgetall(keys.permits_key())
+        waiting: dict[str, str] = await store.client.hgetall(keys.waiting_key())
+    counts = [[int(field) for field in text.split()[:7]] for text in permits.values()]
+    return Share(
+        held=sum(granted - returned for _, _, granted, returned, *_ in counts),
+        used=sum(used for _, _, _, _, _, used, _ in counts),
+        waiting={
+            account: count
+            for account, text in waiting.items()
+            if (count := sum(int(each.rpartition("=")[2].partition("/")[0]) for each in text.split()[1:]))
+        },
     )

@@ -41,7 +41,9 @@ class Provider:
     ) -> tuple[Answer | None, list[tuple[str, str]]]:
         """The answer, and the messages: channel and text."""
         counts = [call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want]
-        flat = [each for account, (weight, count) in demand.items() for each in (account, f"{weight:g}", count)]
+        flat: list[Any] = []
+        for account, (weight, waiting, *used) in demand.items():
+            flat += [account, f"{weight:g}", waiting, *(used or [0])]
         reply = self._script(
             lease_keys(), [name, *counts, int(cut), int(leave), self.bound, int(LEASE * 1000), CHANNEL, *flat]
         )

@@ -1,6 +1,7 @@
 """lease.lua, one rule at a time. Every interleaving is in test_lease_machine.py."""
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -115,7 +116,7 @@ def test_nobody_waits_any_more_in_a_silent_process(provider: Provider) -> None:
     assert silent.answer
     assert not silent.answer.known
     silent.call({"b": (1, 4)}, waiting=4)
-    assert provider.waiting() == {"b": "1 silent=4", "c": "1 other=2"}
+    assert provider.waiting() == {"b": "1 silent=4/0", "c": "1 other=2/3"}
 
 
 def test_leases_outlast_a_time_in_which_redis_was_away(provider: Provider) -> None:
@@ -276,6 +277,7 @@ def test_the_order_is_the_fair_queues(client: Any, steps: list[tuple[str, int] |
     whose: dict[int, str] = {}
     ids = itertools.count()
     one.call({"x": (1, 1)}, waiting=1)
+    holder = "x"
     for step in [*steps, *[None] * 240]:
         if step is not None:
             account, more = step
@@ -289,10 +291,29 @@ def test_the_order_is_the_fair_queues(client: Any, steps: list[tuple[str, int] |
         item = queue.pop()
         if item is None:
             continue
-        counts[whose[item]] -= 1
-        assert one.call(waiting=len(queue), give_back=1) == [whose[item]]
+        returned = {holder: (WEIGHTS.get(holder, 1), counts.get(holder, 0), 0)}
+        holder = whose[item]
+        assert one.call(returned, waiting=len(queue) + 1, give_back=1) == [holder]
+        counts[holder] -= 1
     assert not len(queue)
     assert provider.waiting() == {}
+
+
+def test_an_account_that_holds_its_share_lets_the_others_pass(provider: Provider) -> None:
+    """Its counter may be as low as it likes."""
+    (one,) = processes(provider, "one")
+    assert one.call({"x": (1, 4), "hog": (1, 0)}, waiting=4) == ["x"] * 4
+    used, waiting = Counter(x=4), Counter(hog=9, late=9)
+    one.call({"x": (1, 0, 4), "hog": (1, 9), "late": (1, 9)}, waiting=18)
+    held = []
+    for account in ("x", "x", "x", "x", "late", "late", "late"):
+        used[account] -= 1
+        demand = {name: (1, waiting[name], used[name]) for name in ("x", "hog", "late")}
+        (granted,) = one.call(demand, waiting=waiting.total(), give_back=1)
+        used[granted] += 1
+        waiting[granted] -= 1
+        held.append((used["hog"], used["late"]))
+    assert held == [(1, 0), (1, 1), (2, 1), (2, 2), (2, 2), (2, 2), (2, 2)]
 
 
 def test_keys_expire_and_lie_in_one_slot(provider: Provider, client: Any) -> None:

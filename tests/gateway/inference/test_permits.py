@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import InferenceDisabled, ProviderQuotaExhausted
-from gateway.inference.permits import Permit, Permits, read_share
+from gateway.inference.permits import Permit, Permits
 from gateway.store.client import Store
+from gateway.store.lease_replies import read_share
 from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, ready, take
 from tests.support.polling import wait_until
 

@@ -10,10 +10,11 @@ import pytest
 from redis.crc import key_slot
 
 from gateway.errors import BackboneUnavailable
-from gateway.inference.permits import Permits, read_share
+from gateway.inference.permits import Permits
 from gateway.store import client as store_module
 from gateway.store import scripts
 from gateway.store.client import Store
+from gateway.store.lease_replies import read_share
 from tests.gateway.inference.permit_processes import Cluster, Provider, cluster, ready, take
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, replicated_cluster
