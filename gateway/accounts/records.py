@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.vault import Vault
+from gateway.bounds import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Rate, Sealed, Url
 from gateway.settings import NANO, Plan
 from gateway.store import keys
 
@@ -29,10 +30,10 @@ BRANCH = re.compile(
 class JwksAuth(
     msgspec.Struct, frozen=True, tag_field="kind", tag="jwks", forbid_unknown_fields=True, omit_defaults=True
 ):
-    url: str = ""  # empty: https://<app>.{apps_domain}/.well-known/jwks.json
-    issuer: str | None = None
-    audience: str | list[str] | None = None
-    userClaim: str | None = None
+    url: Url = ""  # empty: https://<app>.{apps_domain}/.well-known/jwks.json
+    issuer: Issuer | None = None
+    audience: Audience | Audiences | None = None
+    userClaim: Claim | None = None
 
 
 class SecretAuth(
@@ -43,10 +44,10 @@ class SecretAuth(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    secret: str  # encrypted in the record
-    issuer: str | None = None
-    audience: str | list[str] | None = None
-    userClaim: str | None = None
+    secret: Sealed
+    issuer: Issuer | None = None
+    audience: Audience | Audiences | None = None
+    userClaim: Claim | None = None
 
 
 class BackendAuth(
@@ -57,18 +58,18 @@ class BackendAuth(
     forbid_unknown_fields=True,
     omit_defaults=True,
 ):
-    url: str
+    url: Url
     method: Literal["GET", "POST"] = "GET"
-    userField: str | None = None
+    userField: Claim | None = None
 
 
 Auth = JwksAuth | SecretAuth | BackendAuth
 
 
 class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    url: str  # without user name and password
-    branch: str = "main"
-    credentials: str = ""  # user name and password, encrypted
+    url: Url  # without user name and password
+    branch: Branch = "main"
+    credentials: Sealed = ""  # user name and password
 
     def clone_url(self, vault: Vault) -> str:
         """The url with its user name and password. Raises NoEncryptionKey."""
@@ -79,16 +80,16 @@ class Repository(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Build(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    command: str = ""
-    output: str = "dist"
-    start: str | None = None
+    command: Command = ""
+    output: Folder = "dist"
+    start: Command | None = None
 
 
 class AllowedRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Requests in any 60 seconds that operators allow an app, in place of the service's limits."""
 
-    requestsPerMinute: int | None = None
-    userRequestsPerMinute: int | None = None
+    requestsPerMinute: Rate | None = None
+    userRequestsPerMinute: Rate | None = None
 
 
 class AppLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
@@ -140,6 +141,26 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
         """
         name = self.name if isinstance(self.auth, JwksAuth) and not self.auth.url else ""
         return hashlib.sha256(msgspec.json.encode((self.id, self.account, self.createdAt, name, self.auth))).digest()
+
+
+def read_app(text: str) -> App:
+    """The app of a record.
+
+    Of a record from before `bounds`, the fields that are too large are left out; without its `auth` the app takes no
+    token until its account sets that again.
+    """
+    try:
+        return msgspec.json.decode(text, type=App)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(text)
+    for field in msgspec.structs.fields(App):
+        try:
+            msgspec.convert(fields.get(field.encode_name), field.type | None)
+        except msgspec.ValidationError:
+            del fields[field.encode_name]
+            if field.name == "auth":
+                fields["auth"] = msgspec.to_builtins(BackendAuth(url=""))
+    return msgspec.convert(fields, App)
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import structlog
 
 from gateway.accounts.api_keys import FIRST, ApiKeys
-from gateway.accounts.records import SLUG, Account, App, AppLimits
+from gateway.accounts.records import SLUG, Account, App, AppLimits, read_app
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
@@ -85,7 +85,7 @@ class Registry:
         text = await self.store.get(key)
         if text is None:
             return None  # not cached: names that do not exist must not push out those that do
-        record = msgspec.json.decode(text, type=kind)
+        record = cast(R, read_app(text)) if kind is App else msgspec.json.decode(text, type=kind)
         # A change announced during the read may concern what was read.
         if self.live and before == self._changes:
             while len(self._copies) >= COPIES:
@@ -111,7 +111,7 @@ class Registry:
         aliases = await self.store.get_all([keys.alias_key(app_id) for app_id in app_ids])
         names = [(alias or app_id).split()[0] for app_id, alias in zip(app_ids, aliases, strict=True)]
         records = await self.store.get_all([keys.app_key(name) for name in names])
-        apps = [msgspec.json.decode(record, type=App) for record in records if record is not None]
+        apps = [read_app(record) for record in records if record is not None]
         account_ids = sorted({app.account for app in apps})
         texts = await self.store.get_all([keys.account_key(account_id) for account_id in account_ids])
         accounts = {
@@ -189,7 +189,7 @@ class Registry:
             former = present if before is None else present or await self.store.get(keys.app_key(before.name))
             limits = None
             if former is not None:
-                found = msgspec.json.decode(former, type=App)
+                found = read_app(former)
                 if found.id != app.id:
                     raise RequestMalformed("name: another app has this name.")
                 limits = found.limits if found.account == app.account else None
@@ -206,7 +206,7 @@ class Registry:
         key = keys.app_key(app.name)
         for _ in range(attempts):
             present = await self.store.get(key)
-            record = None if present is None else msgspec.json.decode(present, type=App)
+            record = None if present is None else read_app(present)
             if present is None or record is None or (record.id, record.account) != (app.id, app.account):
                 raise NotFound
             changed = change(record)
@@ -311,7 +311,7 @@ class Registry:
         key = keys.app_key(app.name)
         for _ in range(10):
             present = await self.store.get(key)
-            record = None if present is None else msgspec.json.decode(present, type=App)
+            record = None if present is None else read_app(present)
             if record is None or record.id != app.id:
                 return record
             if record.account != app.account:

@@ -10,10 +10,11 @@ from litestar import Router, delete, get, patch, post
 from litestar.params import FromPath, JSONBody
 from litestar.types import ControllerRouterHandler
 
-from gateway.accounts.records import App, Auth, Build, JwksAuth, Repository
+from gateway.accounts.records import App, Build, JwksAuth, Repository
 from gateway.api import app_details
 from gateway.api.account import AccountApp, list_apps, view_apps
 from gateway.api.apps import (
+    NewAuth,
     check_auth,
     check_build,
     check_name,
@@ -36,7 +37,7 @@ class NewApp(msgspec.Struct, forbid_unknown_fields=True):
 class AppChange(msgspec.Struct, forbid_unknown_fields=True):
     """A field that is left out stays as it is; null resets it."""
 
-    auth: Auth | msgspec.UnsetType | None = msgspec.UNSET
+    auth: NewAuth | msgspec.UnsetType | None = msgspec.UNSET
     repository: Repository | msgspec.UnsetType | None = msgspec.UNSET
     build: Build | msgspec.UnsetType | None = msgspec.UNSET
 

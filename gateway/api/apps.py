@@ -25,6 +25,7 @@ from gateway.accounts.records import (
 )
 from gateway.accounts.vault import NoEncryptionKey
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
+from gateway.bounds import Host, Id, SigningSecret
 from gateway.deploys.addresses import live_url
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalogue import Time
@@ -33,16 +34,26 @@ from gateway.outbound import addresses
 from gateway.process import Gateway, Injected
 
 SECRET_BYTES = 32
-MAX_RATE = 1_000_000  # requests in 60 seconds; each is an entry of a list in Redis
+
+
+class NewSecretAuth(
+    SecretAuth, frozen=True, tag_field="kind", tag="secret", forbid_unknown_fields=True, omit_defaults=True
+):
+    """With the secret as it is, which the record holds encrypted."""
+
+    secret: SigningSecret
+
+
+NewAuth = JwksAuth | NewSecretAuth | BackendAuth
 
 
 class AppFields(msgspec.Struct, forbid_unknown_fields=True):
     """The whole record: fields that are left out are reset."""
 
-    account: str
-    name: str | None = None
-    auth: Auth = JwksAuth()
-    customDomain: str | None = None
+    account: Id
+    name: Id | None = None
+    auth: NewAuth = JwksAuth()
+    customDomain: Host | None = None
     customDomainVerified: bool = False
     repository: Repository | None = None
     build: Build | None = None
@@ -117,7 +128,7 @@ async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Inject
         customDomainVerified=data.customDomainVerified,
         repository=check_repository(data.repository, gateway),
         build=check_build(data.build),
-        allowedRates=check_rates(data.limits),
+        allowedRates=None if data.limits == AllowedRates() else data.limits,
         createdAt=before.createdAt if before else now_iso(),
     )
     await gateway.registry.put_app(record, before)
@@ -153,13 +164,13 @@ def check_new_name(name: str) -> None:
         raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
 
 
-def check_auth(auth: Auth, gateway: Gateway) -> Auth:
+def check_auth(auth: NewAuth, gateway: Gateway) -> Auth:
     """Returns the record to store, with its secret sealed. Raises RequestMalformed."""
-    if isinstance(auth, SecretAuth):
+    if isinstance(auth, NewSecretAuth):
         if len(auth.secret.encode()) < SECRET_BYTES:
             raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
         try:
-            return msgspec.structs.replace(auth, secret=gateway.vault.seal(auth.secret))
+            return SecretAuth(gateway.vault.seal(auth.secret), auth.issuer, auth.audience, auth.userClaim)
         except NoEncryptionKey as error:
             raise RequestMalformed(f"auth.secret: {error}.") from None
     if isinstance(auth, BackendAuth) or auth.url:
@@ -205,16 +216,6 @@ def check_build(build: Build | None) -> Build | None:
         if command is not None and "\0" in command:
             raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
     return build
-
-
-def check_rates(rates: AllowedRates | None) -> AllowedRates | None:
-    """Raises RequestMalformed."""
-    if rates is None:
-        return None
-    for name, rate in msgspec.structs.asdict(rates).items():
-        if rate is not None and not 0 <= rate <= MAX_RATE:
-            raise RequestMalformed(f"limits.{name}: from 0 to {MAX_RATE} requests per minute.")
-    return None if rates == AllowedRates() else rates
 
 
 def check_domain(domain: str | None) -> str | None:

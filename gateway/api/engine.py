@@ -20,6 +20,7 @@ from gateway.api.apps import RepositoryView
 from gateway.api.audit import REPORTS
 from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.deploys import DeployView
+from gateway.bounds import Text
 from gateway.deploys.states import Deploy, StaleDeploy
 from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
 from gateway.events.catalogue import Phase
@@ -87,7 +88,7 @@ async def fetch_source(deploy_id: FromPath[str], gateway: Injected) -> Stream:
 class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
     phase: Phase
     ok: bool
-    reason: str | None = None
+    reason: Text | None = None
 
 
 @post("/deploys/{deploy_id:str}/phases", status_code=200, opt=REPORTS, errors=[RequestMalformed, NotFound])

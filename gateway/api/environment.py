@@ -80,7 +80,9 @@ async def read_logs(
     if "text/event-stream" in request.headers.get("accept", ""):
         if gateway.runtime_log.followers[account.id] >= FOLLOWERS:
             raise ViewersLimited(f"An account can follow {FOLLOWERS} logs at once; end one of them.", retry_after=60)
-        return Stream(_events(found, gateway, tail), media_type="text/event-stream", headers=headers)
+        # The route's media type, which is that of the text, would win over the stream's.
+        headers["content-type"] = "text/event-stream"
+        return Stream(_events(found, gateway, tail), headers=headers)
     live = await gateway.deploys.live_id(found)
     lines = [] if live is None else await gateway.runtime_log.tail(live, tail)
     text = "".join(line + "\n" for line in lines)

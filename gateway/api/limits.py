@@ -12,6 +12,7 @@ from litestar.types import ControllerRouterHandler
 from gateway.accounts.records import Account, App, AppLimits, nano_euro
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.api.deploys import require_own_app
+from gateway.bounds import Euro, Rate
 from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
 from gateway.inference.limits import allowed_limits, limits_of
 from gateway.process import Gateway, Injected
@@ -34,10 +35,10 @@ class LimitsView(msgspec.Struct):
 class LimitsChange(msgspec.Struct, forbid_unknown_fields=True):
     """Null clears a limit; one that is left out stays. 0 lets nothing pass."""
 
-    dailyEuro: str | msgspec.UnsetType | None = msgspec.UNSET
-    userDailyEuro: str | msgspec.UnsetType | None = msgspec.UNSET
-    requestsPerMinute: int | msgspec.UnsetType | None = msgspec.UNSET
-    userRequestsPerMinute: int | msgspec.UnsetType | None = msgspec.UNSET
+    dailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
+    userDailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
+    requestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    userRequestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class WidestLimits(msgspec.Struct):

@@ -19,6 +19,7 @@ from gateway.api.authentication import OPERATOR_SECURITY, operators_only
 from gateway.api.bodies import TARBALL, declared_size
 from gateway.api.deploys import QueuedDeployId
 from gateway.api.webhooks import EventId
+from gateway.bounds import ExitCode
 from gateway.errors import (
     DeployQuotaReached,
     NoDeployYet,
@@ -84,7 +85,7 @@ async def change_account(
 
 class Crash(msgspec.Struct, forbid_unknown_fields=True):
     reason: Literal["exit", "oom"]
-    exitCode: int | None = None
+    exitCode: ExitCode | None = None
 
 
 @post("/apps/{app:str}/crashes", status_code=202, opt=REPORTS, errors=[RequestMalformed, NotFound])

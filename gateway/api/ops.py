@@ -21,6 +21,7 @@ from gateway.api.authentication import (
     operators_only,
 )
 from gateway.api.pages import FILE, HTML, LOG_IN_ERRORS, LOG_OUT_ERRORS, PAGES, page_file
+from gateway.bounds import Credential
 from gateway.errors import Unauthorized, ViewersLimited
 from gateway.process import Injected
 
@@ -70,7 +71,7 @@ async def ops_events(gateway: Injected) -> Stream:
 
 
 class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):
-    token: str
+    token: Credential
 
 
 @post("/ops/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)

@@ -20,6 +20,7 @@ from litestar.params import FromPath, JSONBody
 
 from gateway.accounts.sessions import ACCOUNT
 from gateway.api.authentication import close_session, open_session
+from gateway.bounds import Credential
 from gateway.deploys.hooks import MAX_HOOKS, TRIGGERS_PER_MINUTE
 from gateway.errors import BackboneUnavailable, CsrfRefused, LoginsLimited, RequestMalformed, Unauthorized
 from gateway.inference.prices import PRICED_ON, PRICES
@@ -130,7 +131,7 @@ def dashboard_file(file: FromPath[str]) -> Response[bytes]:
 
 
 class LogIn(msgspec.Struct, forbid_unknown_fields=True):
-    apiKey: str
+    apiKey: Credential
 
 
 @post("/dashboard/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)

@@ -13,6 +13,7 @@ from litestar.types import ControllerRouterHandler
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.api.bodies import decode
 from gateway.api.deploys import DeployView, QueuedDeployId, require_deploy, require_own_app
+from gateway.bounds import Id
 from gateway.errors import DeployQuotaReached, NoDeployYet, NotFound, RequestMalformed, TarballGone
 from gateway.process import Injected
 
@@ -20,7 +21,7 @@ REUSE_ERRORS = [RequestMalformed, NotFound, NoDeployYet, TarballGone, DeployQuot
 
 
 class Rollback(msgspec.Struct, forbid_unknown_fields=True):
-    deployId: str | None = None
+    deployId: Id | None = None
 
 
 ROLLBACK = {

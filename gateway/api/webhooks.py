@@ -17,11 +17,11 @@ from gateway.process import Injected
 
 
 class WebhookUrl(msgspec.Struct, forbid_unknown_fields=True):
-    url: Annotated[str, msgspec.Meta(min_length=1, extra_json_schema={"format": "uri"})]
+    url: Annotated[str, msgspec.Meta(min_length=1, max_length=2_048, extra_json_schema={"format": "uri"})]
 
 
 class EventType(msgspec.Struct, forbid_unknown_fields=True):
-    type: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(SAMPLES)})]
+    type: Annotated[str, msgspec.Meta(max_length=128, extra_json_schema={"enum": list(SAMPLES)})]
 
 
 class Webhook(msgspec.Struct):

@@ -112,7 +112,7 @@ def _is_for(claimed: Any, audience: str | list[str]) -> bool:
     claimed = [claimed] if claimed and isinstance(claimed, str) else claimed
     if not isinstance(claimed, list) or not all(isinstance(each, str) for each in claimed):
         return False
-    return any(each in claimed for each in ([audience] if isinstance(audience, str) else audience))
+    return not ({audience} if isinstance(audience, str) else set(audience)).isdisjoint(claimed)
 
 
 def is_id(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,8 +11,11 @@ from gateway.inference.sse import CallPart
 TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
 
 
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class Function(msgspec.Struct, omit_defaults=True):
-    name: str
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -24,7 +27,7 @@ class Tool(msgspec.Struct):
 
 
 class FunctionName(msgspec.Struct):
-    name: str
+    name: Name
 
 
 class ToolChoice(msgspec.Struct):

@@ -82,6 +82,7 @@ async def test_the_output_of_a_start_command_is_read_and_followed(host: Host) ->
     assert (await host.gateway.http.get(path, headers=stranger)).status_code == 404
     events = {**headers, "Accept": "text/event-stream"}
     async with asyncio.timeout(60), host.gateway.http.stream("GET", path + "?tail=1", headers=events) as stream:
+        assert stream.headers["content-type"] == "text/event-stream"  # no EventSource takes another
         lines = stream.aiter_lines()
         assert await anext(lines) == "data: GET /"
         await host.web.get("/new", headers={"Host": f"{app}.apps.localhost"})

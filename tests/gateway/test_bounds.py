@@ -1,0 +1,169 @@
+"""Each field that a request sets has a bound, of its own type: at the bound it passes, and one more is refused."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, get_origin
+
+import msgspec
+import pytest
+from msgspec import inspect as types
+
+from gateway import bounds
+from gateway.accounts.records import App as Record
+from gateway.accounts.records import BackendAuth, JwksAuth, Repository, read_app
+from gateway.api.bodies import Body
+from gateway.api.steering import Rollback
+from gateway.app import create_app
+from gateway.errors import TokenInvalid
+from gateway.inference.tokens import validate_claims
+from gateway.settings import Settings
+from tests.fakes import FakeAppBackend
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
+
+asynchronous = pytest.mark.asyncio(loop_scope="session")
+FINITE = (types.BoolType, types.NoneType, types.LiteralType, types.EnumType)
+
+
+def unbounded(kind: types.Type, path: str) -> Iterator[str]:
+    """The fields of a type that may be as long or as large as they like."""
+    if isinstance(kind, types.StructType):
+        for field in kind.fields:
+            yield from unbounded(field.type, f"{path}.{field.encode_name}")
+    elif isinstance(kind, types.UnionType):
+        for each in kind.types:
+            yield from unbounded(each, path)
+    elif isinstance(kind, types.Metadata):
+        yield from unbounded(kind.type, path)
+    elif isinstance(kind, types.StrType):
+        yield from () if kind.max_length is not None else (path,)
+    elif isinstance(kind, types.ListType):
+        yield from () if kind.max_length is not None else (path,)
+        yield from unbounded(kind.item_type, f"{path}[]")
+    elif isinstance(kind, types.IntType):
+        yield from () if None not in (kind.ge, kind.le) else (path,)
+    elif not isinstance(kind, FINITE):
+        yield f"{path}: {type(kind).__name__}"
+
+
+def bodies() -> list[Any]:
+    """The type of the body of each route that takes one."""
+    create_app(Settings())
+    return [*(decoder.type for decoder in Body._decoders.values()), Rollback]
+
+
+def test_each_field_of_each_body_has_a_bound() -> None:
+    kinds = bodies()
+    assert len(kinds) > 12
+    assert [field for kind in kinds for field in unbounded(types.type_info(kind), kind.__name__)] == []
+
+
+def test_a_field_without_a_bound_is_found() -> None:
+    class Unbounded(msgspec.Struct):
+        text: str
+        list: list[bounds.Id]
+        number: Annotated[int, msgspec.Meta(ge=0)]
+        anything: Any
+        fine: bounds.Audiences | None = None
+
+    found = set(unbounded(types.type_info(Unbounded), ""))
+    assert found == {".text", ".list", ".number", ".anything: AnyType"}
+
+
+def longest(kind: Any) -> tuple[Any, Any]:
+    """A value at the bound, and one beyond it."""
+    (meta,) = kind.__metadata__
+    if meta.le is not None:
+        return meta.le, meta.le + 1
+    if get_origin(kind.__origin__) is list:
+        return ["a"] * meta.max_length, ["a"] * (meta.max_length + 1)
+    return "é" * meta.max_length, "é" * (meta.max_length + 1)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in vars(bounds).items() if get_origin(kind) is Annotated])
+def test_at_the_bound_and_one_beyond(name: str) -> None:
+    kind = getattr(bounds, name)
+    most, more = longest(kind)
+    assert msgspec.json.decode(json.dumps(most), type=kind) == most
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(json.dumps(more), type=kind)
+
+
+JWKS = {"kind": "jwks", "url": "https://93.184.216.34/jwks"}
+BOUNDS = {
+    "auth.url": bounds.Url,
+    "auth.issuer": bounds.Issuer,
+    "auth.audience": bounds.Audience,
+    "auth.userClaim": bounds.Claim,
+    "build.command": bounds.Command,
+    "build.output": bounds.Folder,
+    "build.start": bounds.Command,
+    "repository.url": bounds.Url,
+    "repository.branch": bounds.Branch,
+}
+
+
+@asynchronous
+@pytest.mark.parametrize("path", BOUNDS)
+async def test_an_app_at_the_bound_and_one_beyond(gw: Gateway, backend: FakeAppBackend, path: str) -> None:
+    app = await gw.app(backend)
+    group, field = path.split(".")
+    start = "https://93.184.216.34/" if field == "url" else ""
+    most = BOUNDS[path].__metadata__[0].max_length
+    fields = {"auth": JWKS, "repository": {"url": "https://93.184.216.34/r.git"}, "build": {"output": "dist"}}[group]
+    headers = {"Authorization": f"Bearer {app.account.key}"}
+
+    async def change(length: int) -> Any:
+        body = {group: {**fields, field: start + "a" * (length - len(start))}}
+        return await gw.http.patch(f"/account/apps/{app.name}", json=body, headers=headers)
+
+    answer = await change(most)
+    assert answer.status_code == 200, answer.text
+    answer = await change(most + 1)
+    refused(answer, 400, "REQUEST_MALFORMED")
+    assert answer.json()["error"]["message"].startswith(f"{path}: must have at most {most} characters")
+
+
+@asynchronous
+async def test_one_token_holds_nobody_up(gw: Gateway, backend: FakeAppBackend) -> None:
+    """260,000 audiences, and a token with 1,440, held the process for ten seconds."""
+    app = await gw.app(backend)
+    headers = {"Authorization": f"Bearer {app.account.key}"}
+    for audience in ([f"a{n}" for n in range(21)], ["a", "b" * 201]):
+        answer = await gw.http.patch(
+            f"/account/apps/{app.name}", json={"auth": {**JWKS, "audience": audience}}, headers=headers
+        )
+        refused(answer, 400, "REQUEST_MALFORMED")
+        assert "auth.audience" in answer.json()["error"]["message"]
+
+
+def test_audiences_are_compared_as_sets() -> None:
+    """Of a record from before the bounds, or of any length."""
+    claims = {"exp": time.time() + 60, "aud": [f"claimed{n}" for n in range(1_440)]}
+    began = time.process_time()
+    with pytest.raises(TokenInvalid):
+        validate_claims(claims, None, [f"wanted{n}" for n in range(100_000)])
+    assert time.process_time() - began < 0.5
+    validate_claims(claims, None, ["other", "claimed7"])
+    validate_claims(claims, None, "claimed7")
+
+
+def test_a_record_from_before_the_bounds_fails_closed() -> None:
+    """It can be read and listed, and takes no token until it is set again."""
+    record = {
+        "id": "a",
+        "name": "a",
+        "account": "acc",
+        "createdAt": "2026-01-01T00:00:00Z",
+        "auth": {"kind": "jwks", "audience": ["x"] * 100_000},
+        "repository": {"url": "https://example.com/a.git"},
+        "build": {"command": "x" * 1_000_000},
+    }
+    app = read_app(json.dumps(record))
+    assert app.auth == BackendAuth(url="")
+    assert app.repository == Repository(url="https://example.com/a.git")
+    assert app.build is None
+    del record["auth"]
+    assert read_app(json.dumps(record)).auth == JwksAuth()
+    assert isinstance(app, Record)
