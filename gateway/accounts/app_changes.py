@@ -23,7 +23,7 @@ from gateway.ids import new_id
 from gateway.store import keys, scripts
 from gateway.store.client import backbone
 
-CHANGES_PER_MINUTE = 120  # creations and deletions that an account may try
+CHANGES_PER_MINUTE = 120  # creations, changes and deletions that an account may try
 FORMER_NAME_SECONDS = 30 * 86_400
 LOCK_SECONDS = 15
 CHANGE_SECONDS = 10.0  # that a creation or a deletion may take
@@ -59,7 +59,7 @@ class AppChanges:
                 raise
 
     async def count(self, account_id: str) -> None:
-        """Counts a creation or a deletion that an account holder asks for. Raises RateLimited."""
+        """Counts a creation, a change or a deletion that an account holder asks for. Raises RateLimited."""
         key = keys.app_changes_key(account_id)
         with backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
@@ -68,7 +68,7 @@ class AppChanges:
                 pipe.ttl(key)
                 tried, _, wait = await pipe.execute()
         if tried > CHANGES_PER_MINUTE:
-            message = f"An account can create and delete {CHANGES_PER_MINUTE} apps per minute; "
+            message = f"An account can create, change and delete {CHANGES_PER_MINUTE} apps per minute; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
 
     async def _is_withheld(self, app: App) -> bool:

@@ -92,13 +92,14 @@ async def show_settings(account: Caller, app: FromPath[str], gateway: Injected) 
     return view_settings(await require_own_app(app, account, gateway))
 
 
-@patch("/account/apps/{app:str}", errors=[RequestMalformed, NotFound])
+@patch("/account/apps/{app:str}", errors=[RequestMalformed, NotFound, RateLimited])
 async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChange], gateway: Injected) -> AppSettings:
     """Change how an app verifies tokens, and what it is built from.
 
     A field that is left out stays as it is; null resets it. Repository and build count from the next deploy on.
     """
     found = await require_own_app(app, account, gateway)
+    await gateway.app_changes.count(account.id)
     changes: dict[str, Any] = {}
     if data.auth is not msgspec.UNSET:
         changes["auth"] = check_auth(data.auth or JwksAuth(), gateway)

@@ -36,7 +36,8 @@ FETCH_BUDGET = 5.0  # seconds
 FETCH_BYTES = 262_144
 WAITING = 500  # requests of an app that may wait for a fetch
 
-KEYS = 100  # per key set
+KEYS = 100  # per key set; each takes about 2.5 KB of memory
+KID_CHARACTERS = 200
 SLICE = 10  # keys that are read at a time
 TRIED = 4  # keys per token
 RSA_BITS = range(2_048, 8_193)
@@ -84,6 +85,8 @@ def read_key(text: msgspec.Raw) -> Key | None:
     """A key that may verify tokens, or None if it is unusable."""
     try:
         jwk = msgspec.json.decode(text, type=_Jwk)
+        if jwk.kid is not None and len(jwk.kid) > KID_CHARACTERS:
+            return None
         allowed = _algorithms(jwk)
         return Key(jwk.kid, allowed, _public_key(jwk)) if allowed else None
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
@@ -132,7 +135,7 @@ class KeySet:
     """The keys of one app's backend, fetched on behalf of its account."""
 
     def __init__(self, http: outbound.Client, url: str, account: str) -> None:
-        self._http, self._url, self._account = http, url, account
+        self._http, self._url, self.account = http, url, account
         self._keys: list[Key] = []
         self.digest = b""  # SHA-256 of the document that has the keys
         self._fetched_at = float("-inf")
@@ -140,6 +143,11 @@ class KeySet:
         self._backoff = Backoff()
         self._fetch_task: asyncio.Task[None] | None = None
         self._waiting = 0
+
+    @property
+    def size(self) -> int:
+        """Keys."""
+        return len(self._keys)
 
     @property
     def fresh_until(self) -> float:
@@ -199,7 +207,7 @@ class KeySet:
             answer = await self._http.fetch(
                 "GET",
                 self._url,
-                tenant=self._account,
+                tenant=self.account,
                 headers={"accept": "application/json"},
                 budget=FETCH_BUDGET,
                 max_bytes=FETCH_BYTES,

@@ -36,7 +36,9 @@ TOKEN_LIFE = 60.0  # seconds that a verified token stays cached, at least
 TOKENS = 50_000  # in the cache
 TOKEN_BYTES = 8_192
 USER_BYTES = 512
-ORIGINS = 10_000  # key sets and backends that are remembered, of each
+ORIGINS = 10_000  # key sets and backends that are remembered, of each; one of an app
+KEYS = 40_000  # of all key sets; about 100 MB
+ACCOUNT_KEYS = 2_000  # of the key sets of an account's apps
 
 Origin = TypeVar("Origin", KeySet, AppBackend)
 
@@ -62,8 +64,9 @@ class Users:
         self._domain, self._vault, self._http = settings.apps_domain, vault, http
         self._limits = VerificationLimits(settings.rate_limits.app)
         self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
-        self._key_sets: OrderedDict[bytes, KeySet] = OrderedDict()
-        self._backends: OrderedDict[bytes, AppBackend] = OrderedDict()
+        # By the id of the app, with the digest for which they count.
+        self._key_sets: OrderedDict[str, tuple[bytes, KeySet]] = OrderedDict()
+        self._backends: OrderedDict[str, tuple[bytes, AppBackend]] = OrderedDict()
 
     async def verify(self, app: App, token: bytes) -> str:
         """The user's id. Raises TokenInvalid, AppBackendUnreachable or AppRateLimited."""
@@ -71,7 +74,7 @@ class Users:
             raise TokenInvalid
         digest = hashlib.sha256(app.auth_digest + token).digest()
         if (verified := self._verified.get(digest)) is not None:
-            if verified.is_valid(self._key_sets.get(app.auth_digest)):
+            if verified.is_valid(_recall(self._key_sets, app)):
                 return verified.user
             del self._verified[digest]
         verified = await self._verify_anew(app, token)
@@ -107,7 +110,7 @@ class Users:
     ) -> tuple[dict[str, Any], bytes]:
         """The claims, and the digest of the key set by which the token is valid."""
         parsed = tokens.parse(token)
-        key_set = self._key_sets.get(app.auth_digest)
+        key_set = _recall(self._key_sets, app)
         if key_set is None:
             url = auth.url or f"https://{app.name}.{self._domain}/.well-known/jwks.json"
             key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account))
@@ -115,6 +118,7 @@ class Users:
         if keys is None:
             work.pause()
             keys = await key_set.fetch(parsed.kid, parsed.alg)
+            self._forget_keys(key_set.account)
             digest = key_set.digest
             await work.take_turn()
         for number, key in enumerate(keys):
@@ -123,6 +127,18 @@ class Users:
             if tokens.verify_signature(parsed, key.key):
                 return _claims_of(parsed, auth), digest
         raise TokenInvalid
+
+    def _forget_keys(self, account: str) -> None:
+        """Forgets the oldest key sets of the account, then of all, that together have too many keys."""
+        sizes = {app: key_set.size for app, (_, key_set) in self._key_sets.items()}
+        own = [app for app, (_, key_set) in self._key_sets.items() if key_set.account == account]
+        for apps, most in ((own, ACCOUNT_KEYS), (list(sizes), KEYS)):
+            surplus = sum(sizes.get(app, 0) for app in apps) - most
+            for app in apps:
+                if surplus <= 0:
+                    break
+                surplus -= sizes.pop(app, 0)
+                self._key_sets.pop(app, None)
 
     def _verify_with_secret(self, auth: SecretAuth, token: bytes) -> dict[str, Any]:
         secret = self._vault.open(auth.secret)
@@ -138,7 +154,7 @@ class Users:
         claims = tokens.decode_claims(tokens.parse(token))
         if time.time() >= tokens.expires_at(claims):
             raise TokenInvalid
-        backend = self._backends.get(app.auth_digest)
+        backend = _recall(self._backends, app)
         if backend is None:
             backend = _remember(self._backends, app, AppBackend(self._http, auth, app.account))
         work.pause()
@@ -167,10 +183,17 @@ def _claims_of(parsed: tokens.UnverifiedToken, auth: JwksAuth | SecretAuth) -> d
     return claims
 
 
-def _remember(origins: OrderedDict[bytes, Origin], app: App, origin: Origin) -> Origin:
+def _recall(origins: OrderedDict[str, tuple[bytes, Origin]], app: App) -> Origin | None:
+    digest, origin = origins.get(app.id, (b"", None))
+    return origin if digest == app.auth_digest else None
+
+
+def _remember(origins: OrderedDict[str, tuple[bytes, Origin]], app: App, origin: Origin) -> Origin:
+    """In place of what the app had before its way to verify tokens changed."""
+    origins.pop(app.id, None)
     while len(origins) >= ORIGINS:
         origins.popitem(last=False)
-    origins[app.auth_digest] = origin
+    origins[app.id] = app.auth_digest, origin
     return origin
 
 

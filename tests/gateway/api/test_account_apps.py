@@ -384,3 +384,12 @@ async def test_a_late_deletion_spares_the_next_owner(gw: Gateway, twin: Gateway)
         if any(answer.status_code == 201 for answer in answers):
             assert name in await names(other)
             assert (await call(other, "GET", f"/{name}/settings")).status_code == 200
+
+
+async def test_changes_are_limited(hosting: Gateway) -> None:
+    account = await hosting.account("maker")
+    app = await created(account)
+    answers = [await call(account, "PATCH", f"/{app}", {"build": {"output": f"d{n}"}}) for n in range(TRIED)]
+    assert [answer.status_code for answer in answers] == [200] * (TRIED - 1) + [429]
+    refused(answers[-1], 429, "RATE_LIMITED")
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60

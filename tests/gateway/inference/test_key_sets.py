@@ -158,3 +158,9 @@ def test_no_document_takes_the_loop_for_long(name: str) -> None:
         steps.append(longest)
     assert len(texts) <= KEYS
     assert min(steps) < 0.02, "8 ms at most where this was written"
+
+
+def test_a_long_kid_makes_a_key_unusable() -> None:
+    key = jwk("ES256", private_key("ES256"), "k" * 200)
+    assert read_key(msgspec.Raw(json.dumps(key).encode())) is not None
+    assert read_key(msgspec.Raw(json.dumps({**key, "kid": "k" * 201}).encode())) is None

@@ -10,12 +10,16 @@ from typing import Any
 
 import pytest
 
+from gateway.accounts.records import JwksAuth
+from gateway.errors import TokenInvalid
 from gateway.inference import key_sets
 from gateway.inference.key_sets import TRIED, Key, KeySet
+from gateway.inference.users import Users
 from gateway.outbound.client import Client
 from tests.fakes import FakeAppBackend
 from tests.fakes.backend import jwk, private_key
 from tests.fakes.server import HANG, Script, answer
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -170,3 +174,34 @@ async def test_requests_that_wait_for_keys_are_bounded(monkeypatch: pytest.Monke
         backend.gate.set()
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert sum(isinstance(result, list) for result in results) == 5
+
+
+async def test_a_changed_address_replaces_the_key_set(users: Users, hosts: Hosts) -> None:
+    """A thousand changes, each with a garbage token, took 450 MiB."""
+    for n in range(50):
+        app = an_app(auth=JwksAuth(url=f"https://h{n}.example/"))
+        hosts.keys[f"h{n}.example"] = private_key("ES256")
+        with pytest.raises(TokenInvalid):
+            await users.verify(app, token(private_key("ES256"), "ana", f"h{n}.example"))
+    assert len(hosts.fetched) == 50
+    assert [key_set.size for _, key_set in users._key_sets.values()] == [1]
+
+
+async def test_the_keys_of_an_account_and_of_all_are_bounded(
+    users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account that creates and deletes apps forgets its own keys first."""
+    monkeypatch.setattr("gateway.inference.users.ACCOUNT_KEYS", 3)
+    monkeypatch.setattr("gateway.inference.users.KEYS", 5)
+
+    async def visit(account: str, name: str) -> None:
+        key = hosts.keys.setdefault(f"{name}.apps.example", private_key("ES256"))
+        assert await users.verify(an_app(id=name, name=name, account=account), token(key, "a", f"{name}.apps.example"))
+
+    for n in range(2):
+        await visit("other", f"o{n}")
+    for n in range(9):
+        await visit("hog", f"h{n}")
+    assert list(users._key_sets) == ["o0", "o1", "h6", "h7", "h8"]
+    await visit("third", "t0")
+    assert list(users._key_sets) == ["o1", "h6", "h7", "h8", "t0"]
