@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
+from workers.sites.links import replace_link
 from workers.sites.releases import remove_folder
 from workers.sites.serving import DeployError
 
@@ -59,7 +59,7 @@ def collect_output(source: Path, output: str, release: Path, uid: int | None, *,
     try:
         found = _find_output(source, output)
         remove_folder(found / ".git")
-        _take_ownership(found, os.geteuid() if uid is None else uid, runs=runs)
+        _take_ownership(found, source, os.geteuid() if uid is None else uid, runs=runs)
     except OSError as error:  # such as too long a path
         raise DeployError(f"the output can't be read: {error.strerror}") from None
     release.mkdir(mode=0o755)
@@ -78,14 +78,15 @@ def _find_output(source: Path, output: str) -> Path:
     return path
 
 
-def _take_ownership(top: Path, owner: int, *, runs: bool) -> None:
+def _take_ownership(top: Path, source: Path, owner: int, *, runs: bool) -> None:
     """Gives the output to the worker's user and sets plain modes. Refuses what must not be served.
 
-    An app with a start command may contain any link: only the app itself follows it, with its own permissions.
+    An app with a start command may contain any link: only the app itself follows it, with its own permissions. In files
+    that are served, a link is replaced by what it names in the source.
     """
     max_files, max_bytes = (APP_FILES, APP_BYTES) if runs else (STATIC_FILES, STATIC_BYTES)
     files, total, pending = 0, 0, [os.fspath(top)]
-    owned: set[int] = set()  # inodes of files with several names, which are already the worker's
+    owned: set[int] = set()  # inodes of files, which may have several names, that are already the worker's
     while pending:
         path = pending.pop()
         status, name = os.lstat(path), os.path.relpath(path, top)
@@ -103,23 +104,18 @@ def _take_ownership(top: Path, owner: int, *, runs: bool) -> None:
                 pending += [entry.path for entry in islice(entries, max_files)]
         elif stat.S_ISREG(status.st_mode):
             _own(path, 0o755 if status.st_mode & 0o100 else 0o644)
-            if status.st_nlink > 1:
-                owned.add(status.st_ino)
-        elif not stat.S_ISLNK(status.st_mode) or not (runs or _stays_inside(path, top)):
-            raise DeployError(f"the output contains {name!r}, which is a device, or a link that leaves the output")
+            owned.add(status.st_ino)
+        elif not stat.S_ISLNK(status.st_mode):
+            raise DeployError(f"the output contains {name!r}, which is a device")
+        elif not runs:
+            if not replace_link(path, os.fspath(source), owner):
+                raise DeployError(
+                    f"the output contains {name!r}, a link that leaves the source, or leads nowhere or in a circle"
+                )
+            pending.append(path)
 
 
 def _own(path: str, mode: int) -> None:
     os.chown(path, os.geteuid(), os.getegid())
     os.chmod(path, mode)
     os.utime(path)  # archives set it, and web servers detect changed files by it
-
-
-def _stays_inside(link: str, top: Path) -> bool:
-    try:
-        os.stat(link)
-    except OSError as error:
-        if error.errno == errno.ELOOP:  # a circle, or a chain so long that `realpath` would exhaust the stack
-            return False
-    root, target = os.path.realpath(top), os.path.realpath(link)
-    return not os.path.isabs(os.readlink(link)) and (target == root or target.startswith(root + os.sep))

@@ -2,7 +2,8 @@
 
 An archive is packed and unpacked by a process of its own, which leaves the worker's event loop free. Only an archive
 whose digest is the one in its deploy's record is unpacked. Its names are checked all the same: nothing is written
-outside the folder, or through a link. Links may lead anywhere, because those of a start command's files do.
+outside the folder, or through a link. Links may lead anywhere, because those of a start command's files do; files that
+are served hold none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PACK_SECONDS = 300.0
 ARCHIVE_BYTES = 2_147_483_648  # of the largest archive: as much as the largest release unpacked
 LEVEL = 1  # of compression: most of a release is compressed already, or small
 FOLDER, SUFFIX = "archives/", ".tar.gz"
+FILES = "files"  # the folder of those that are served
 RECORD = "archive"  # the file of a release that names its archive
 OWN_FILES = {"size", ".size.new", "environment", RECORD}  # of a release on one host
 
@@ -120,6 +122,8 @@ def _unpack(source: Path, folder: Path) -> None:
                 raise BadArchive("it contains a name that leaves its folder")
             if member.issym():
                 links.add(path)
+                if path.parts[0] == FILES:  # from when releases held links
+                    continue
             elif member.islnk():
                 if PurePosixPath(member.linkname) not in files:
                     raise BadArchive("it contains a link to no file of its own")

@@ -88,6 +88,7 @@ http {{
             add_header Cache-Control no-cache;
             add_header X-Content-Type-Options nosniff;
             add_header X-Robots-Tag $robots;
+            disable_symlinks on from=$document_root;
             try_files $file @apps;
         }}
         location ~ /\\.(?!well-known/) {{ return 404; }}

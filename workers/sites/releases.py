@@ -33,6 +33,7 @@ import structlog
 from gateway.cancellation import finish_despite_cancellation
 from gateway.deploys.addresses import address
 from gateway.deploys.states import Deploy
+from workers.sites import links
 
 logger = structlog.get_logger()
 
@@ -186,6 +187,13 @@ class Releases:
         for app in _subfolders(self._sites):
             for folder in _subfolders(app):
                 yield Site(folder)
+
+    def remove_links(self) -> None:
+        """From the served files of releases that were made when they could hold links."""
+        for site in self.sites():
+            for release in site.releases():
+                if (files := release / "files").is_dir() and (removed := links.remove_links(os.fspath(files))):
+                    logger.warning("release.links_removed", release=release.name, links=removed[:10])
 
     # -- addresses -------------------------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ async def run(settings: Settings) -> None:
     _open_many_files()
     # The stack closes the last part first: answers in progress end before the apps do.
     async with exclusive_lock(folder / "sites.lock"), AsyncExitStack() as stack:
+        await asyncio.to_thread(releases.remove_links)
         reporter = await stack.enter_async_context(aclosing(CrashReporter(settings)))
         await stack.enter_async_context(_running(keep_heartbeat(reporter.store, "sites")))
         sandbox = open_sandbox(settings, APP_USERS)

@@ -176,26 +176,31 @@ def serve_file(request: web.Request, folder: Path, previous: Path | None = None)
             return response
         if previous is not None and parts and Path(parts[-1]).suffix not in ("", ".html"):
             old = previous.joinpath(*parts)
-            if old.is_file():
+            if _is_file(old, previous):
                 return _file_response(old)
         looks_like_file = parts and "." in parts[-1] and "text/html" not in request.headers.get("Accept", "")
-        if not looks_like_file and (folder / "index.html").is_file():
+        if not looks_like_file and _is_file(folder / "index.html", folder):
             return _file_response(folder / "index.html")
     return _not_found()
 
 
 def _find_file(folder: Path, parts: list[str], path: str, query: str) -> web.StreamResponse | None:
     requested = folder.joinpath(*parts)
-    if not path.endswith("/") and requested.is_file():
+    if not path.endswith("/") and _is_file(requested, folder):
         return _file_response(requested)
-    if (requested / "index.html").is_file():
+    if _is_file(requested / "index.html", folder):
         if path.endswith("/"):
             return _file_response(requested / "index.html")
         location = f"/{quote('/'.join(parts))}/{'?' if query else ''}{query}"
         return web.Response(status=308, headers={"Location": location})
-    if parts and (page := requested.with_name(f"{requested.name}.html")).is_file():
+    if parts and _is_file(page := requested.with_name(f"{requested.name}.html"), folder):
         return _file_response(page)
     return None
+
+
+def _is_file(path: Path, folder: Path) -> bool:
+    """Whether it is one, and no link is on the way to it: a release holds none, and if it does, none is followed."""
+    return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
 
 
 class _File(web.FileResponse):

@@ -71,10 +71,10 @@ async def test_what_is_taken_over_is_ours_and_plain(room: Room, made: Path) -> N
     await run(
         room,
         "mkdir -p dist/a dist/.git; cd dist; echo x > page; echo y > run; chmod 6711 run; chmod 0 page;"
-        " ln page again; ln -s ../page a/up; ln -s nowhere broken; ln -s . self; chmod 2700 a; touch -d 2001-01-01 run",
+        " ln page again; ln -s ../page a/up; chmod 2700 a; touch -d 2001-01-01 run",
     )
     files = taken(room)
-    assert sorted(path.name for path in files.iterdir()) == ["a", "again", "broken", "page", "run", "self"]
+    assert sorted(path.name for path in files.iterdir()) == ["a", "again", "page", "run"]
     for path, mode in ((files, 0o755), (files / "a", 0o755), (files / "page", 0o644), (files / "run", 0o755)):
         there = path.stat()
         assert (there.st_mode & 0o7777, there.st_uid, there.st_gid) == (mode, os.geteuid(), os.getegid())
@@ -110,14 +110,69 @@ def test_a_source_that_became_a_link_is_refused(room: Room) -> None:
     assert other.stat().st_mode & 0o777 == 0o700
 
 
-LEAVING = ["ln -s /etc/passwd x", "ln -s ../../home x", "ln -s ../page x", "mkdir a; ln -s ../.. a/b; ln -s a/b/page x"]
+async def test_links_are_replaced_by_what_they_name(room: Room, made: Path) -> None:
+    await run(
+        room,
+        "mkdir -p dist/v2/deep shared; echo two > dist/v2/page; echo deep > dist/v2/deep/er; echo far > shared/logo;"
+        " cd dist; ln -s v2/page first; ln -s first second; ln -s v2 latest; ln -s ../shared/logo logo;"
+        " ln -s ../../shared v2/assets; ln -s ../second v2/chain",
+    )
+    files = taken(room)
+    assert [path for path in files.rglob("*") if path.is_symlink()] == []
+    pages = {str(path.relative_to(files)): path.read_text().strip() for path in files.rglob("*") if path.is_file()}
+    inside = {"page": "two", "deep/er": "deep", "assets/logo": "far", "chain": "two"}
+    assert pages == {
+        "first": "two",
+        "second": "two",
+        "logo": "far",
+        **{f"{folder}/{name}": text for folder in ("v2", "latest") for name, text in inside.items()},
+    }
+    for path in files.rglob("*"):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (os.geteuid(), 0)
+
+
+LEAVING = [
+    "ln -s /etc/passwd x",
+    "ln -s ../../home x",
+    "ln -s ../../../../../../../../etc/passwd x",
+    "ln -s nowhere x",
+    "ln -s x x",
+    "ln -s . x",
+    "ln -s /proc/self/root x",
+    "mkdir a; ln -s ../../.. a/b; ln -s a/b/etc/passwd x",
+]
 
 
 @pytest.mark.parametrize("script", LEAVING)
 async def test_links_that_leave_are_refused(room: Room, made: Path, script: str) -> None:
     await run(room, f"touch page; mkdir dist; cd dist; {script}")
-    with pytest.raises(DeployError, match="link that leaves the output"):
+    with pytest.raises(DeployError, match="a link that leaves the source, or leads nowhere or in a circle"):
         taken(room)
+
+
+async def test_folders_that_name_each_other_are_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir -p dist/a dist/b; cd dist; ln -s ../b a/b; ln -s ../a b/a")
+    with pytest.raises(DeployError, match=r"more than|in a circle|too long"):
+        taken(room)
+
+
+async def test_no_link_climbs_out_by_the_move_to_the_release(room: Room, made: Path) -> None:
+    """Judged at its old place, the link ended inside the output; after the move the same `..` led to the root."""
+    secret = room.top / "secret"
+    secret.write_text("of another tenant")
+    depth = "/".join(f"d{n}" for n in range(12))
+    output = f"dist/{depth}"
+    # From the source, the way goes through a second link; from the release, it goes up to the top of the file system.
+    rest = str(secret).removeprefix("/")
+    first = rest.split("/")[0]
+    await run(
+        room,
+        f"mkdir -p {output}/{os.path.dirname(rest)}; echo mine > {output}/{rest};"
+        f" ln -s {'../' * 13}{rest} {output}/leak.txt; ln -s {output}/{first} {first}",
+    )
+    files = taken(room, output)
+    assert not (files / "leak.txt").is_symlink()
+    assert (files / "leak.txt").read_text() == "mine\n"
 
 
 async def test_an_app_that_runs_may_hold_any_link(room: Room, made: Path) -> None:
@@ -180,5 +235,5 @@ async def test_a_long_chain_of_links_is_refused(room: Room, made: Path) -> None:
         link.symlink_to(str(number - 1))
         if room.uid is not None:
             os.lchown(link, room.uid, room.uid)
-    with pytest.raises(DeployError, match="a link that leaves the output"):
+    with pytest.raises(DeployError, match="a link that leaves the source"):
         taken(room)

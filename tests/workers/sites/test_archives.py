@@ -88,3 +88,14 @@ async def test_nothing_is_written_outside_the_folder(
         await unpack(tmp_path / "archive", right, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out", "precious"]
     assert (tmp_path / "precious").stat().st_nlink == 1
+
+
+async def test_files_that_are_served_lose_their_links(release: Path, tmp_path: Path) -> None:
+    """Of an archive from when releases held them."""
+    (release / "files").mkdir()
+    (release / "files" / "page").write_text("page")
+    (release / "files" / "leak").symlink_to("/etc/passwd")
+    archive = await pack(release, tmp_path / "archive")
+    (tmp_path / "out").mkdir()
+    await unpack(tmp_path / "archive", archive, tmp_path / "out")
+    assert os.listdir(tmp_path / "out" / "files") == ["page"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
@@ -294,3 +295,22 @@ async def test_connections_without_a_request_make_room(filled: Hosting, monkeypa
         assert len(await reader.readexactly(30_000_000)) == 30_000_000, "a request in progress stays"
         for _, writer in (*held, (reader, loading)):
             writer.close()
+
+
+async def test_links_in_a_release_are_not_followed(hosting: Hosting) -> None:
+    """Of a release that was made when they were kept: any file of the host was served, as root."""
+    pages, deploy = {"index.html": "home", "inner/real.txt": "real"}, f"dep_{secrets.token_hex(4)}"
+    site = hosting.publish(deploy, pages, "links.apps.test", kind="preview", branch="links")
+    files = site.release(deploy) / "files"
+    secret = hosting.folder / "outside.txt"
+    (files / "absolute.txt").symlink_to(secret)
+    (files / "relative.txt").symlink_to(os.path.relpath(secret, files))
+    (files / "up").symlink_to(os.path.relpath(hosting.folder, files))
+    (files / "page.html").symlink_to(secret)
+    (files / "folder").mkdir()
+    (files / "folder/index.html").symlink_to(secret)
+    targets = ("/absolute.txt", "/relative.txt", "/up/outside.txt", "/page", "/folder/", "/folder")
+    for target in targets:
+        said = await hosting.ask(target, host="links.apps.test")
+        assert b"outside" not in said.body, target
+    assert (await hosting.ask("/inner/real.txt", host="links.apps.test")).body == b"real"
