@@ -146,8 +146,8 @@ def is_our_shortage(errors: Iterable[BaseException]) -> bool:
 
 
 def _number(error: OSError) -> int | None:
-    """The error's number. A resolver without descriptors only says that it could not resolve."""
-    if isinstance(error, socket.gaierror):
+    """The error's number. A resolver without descriptors says that it could not resolve, or anything else."""
+    if not isinstance(error, ConnectionError | TimeoutError):
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as own:

@@ -70,12 +70,14 @@ class Shop:
         socket = web.WebSocketResponse(protocols=["chat"])
         await socket.prepare(request)
         self.sockets += 1
-        async for message in socket:
-            if message.data == "bye":
-                await socket.close(code=4001)
-            elif message.type is aiohttp.WSMsgType.BINARY:
-                await socket.send_bytes(message.data)
-            else:
-                await socket.send_str(f"{message.data} {request.headers['Host']}")
-        self.closed_with.append(socket.close_code)
+        try:
+            async for message in socket:
+                if message.data == "bye":
+                    await socket.close(code=4001)
+                elif message.type is aiohttp.WSMsgType.BINARY:
+                    await socket.send_bytes(message.data)
+                else:
+                    await socket.send_str(f"{message.data} {request.headers['Host']}")
+        finally:  # cancelled if the connection was lost
+            self.closed_with.append(socket.close_code)
         return socket

@@ -10,18 +10,20 @@ removed.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from multidict import CIMultiDict
 from yarl import URL
 
-from workers.sites.limits import SLOW_SECONDS, Patience
+from workers.sites.limits import Patience
+from workers.sites.splice import Splice
 
 TIMEOUTS = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=300)
-MESSAGE_BYTES = 16_777_216  # of one WebSocket message
+NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 # These headers concern one connection only; `Expect` is answered here. The client's Host is forwarded, because the app
 # builds its own addresses from it.
 HOP_BY_HOP = {
@@ -36,8 +38,6 @@ HOP_BY_HOP = {
 }
 ADDED_BY_AIOHTTP = ["Accept", "Accept-Encoding", "Content-Type", "User-Agent"]  # to requests without them
 
-Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
-
 
 class Forwarder:
     """`apps_domain`: the domain that the apps share."""
@@ -49,13 +49,13 @@ class Forwarder:
         """`socket`: where the app is reached; empty while it does not run."""
         if not socket:
             return _unavailable()
+        if request.headers.get("Upgrade", "").lower() == "websocket" and request.method == "GET":
+            return await self._switch(request, socket)
         async with _connect_to(socket) as client:
             return await self._forward(request, client)
 
     async def _forward(self, request: web.Request, client: aiohttp.ClientSession) -> web.StreamResponse:
         url = URL(f"http://localhost{request.raw_path}", encoded=True)
-        if request.headers.get("Upgrade", "").lower() == "websocket":
-            return await self._forward_websocket(request, client, url)
         patience = Patience()
         body = _read_body(request, patience) if request.body_exists else None
         try:
@@ -68,7 +68,7 @@ class Forwarder:
             if answer.status < 200:  # such as a switch to a protocol that was not requested
                 return _unavailable()
             response = web.StreamResponse(
-                status=answer.status, reason=answer.reason, headers=self._answer_headers(request, answer)
+                status=answer.status, reason=answer.reason, headers=self._answer_headers(request, answer.headers)
             )
             try:
                 await response.prepare(request)
@@ -81,47 +81,43 @@ class Forwarder:
                     request.transport.abort()
             return response
 
-    def _answer_headers(self, request: web.Request, answer: aiohttp.ClientResponse) -> CIMultiDict[str]:
-        headers = _end_to_end_headers(answer.headers)
+    def _answer_headers(self, request: web.Request, answer: Mapping[str, str]) -> CIMultiDict[str]:
+        headers = _end_to_end_headers(answer)
         if cookies := headers.popall("Set-Cookie", None):
             host = request.headers["Host"].partition(":")[0].lower().removesuffix(".")
             for cookie in cookies:
                 headers.add("Set-Cookie", keep_cookie_to_app(cookie, host, self._apps_domain))
         return headers
 
-    async def _forward_websocket(
-        self, request: web.Request, client: aiohttp.ClientSession, url: URL
-    ) -> web.StreamResponse:
-        headers = _request_headers(request)
-        protocols = [p.strip() for p in headers.get("Sec-WebSocket-Protocol", "").split(",") if p.strip()]
-        for name in [name for name in headers if name.lower().startswith("sec-websocket-")]:
-            headers.popall(name, None)
+    async def _switch(self, request: web.Request, socket: str) -> web.StreamResponse:
+        """To the WebSocket protocol, if the app agrees."""
+        splice = Splice(request.protocol)
         try:
-            inner = await client.ws_connect(
-                url, headers=headers, protocols=protocols, autoping=False, max_msg_size=MESSAGE_BYTES
-            )
-        except aiohttp.WSServerHandshakeError as refused:
-            return web.Response(status=refused.status) if refused.status >= 400 else _unavailable()
-        except (aiohttp.ClientError, TimeoutError):
+            status, headers = _read_answer(await splice.ask(socket, _upgrade_request(request)))
+            if status != 101 or headers.get("Upgrade", "").lower() != "websocket":
+                return web.Response(status=status) if status >= 400 else _unavailable()
+            lines = [f"{name}: {value}" for name, value in self._answer_headers(request, headers).items()]
+            head = ["HTTP/1.1 101 Switching Protocols", "Connection: Upgrade", "Upgrade: websocket", *lines, "", ""]
+            await splice.run("\r\n".join(head).encode("utf-8", "surrogateescape"))
+            return _Switched()
+        except (OSError, TimeoutError, ValueError):
             return _unavailable()
-        async with inner:
-            outer = web.WebSocketResponse(
-                protocols=[inner.protocol] if inner.protocol else [], autoping=False, max_msg_size=MESSAGE_BYTES
-            )
-            await outer.prepare(request)
-            relays = [
-                asyncio.create_task(_relay_messages(inner, outer)),
-                asyncio.create_task(_relay_messages(outer, inner)),
-            ]
-            try:
-                await asyncio.wait(relays, return_when=asyncio.FIRST_COMPLETED)
-            finally:  # aiohttp cancels this when the visitor disconnects
-                for relay in relays:
-                    relay.cancel()
-                await asyncio.gather(*relays, return_exceptions=True)
-                await inner.close(code=_close_code(outer))
-                await outer.close(code=_close_code(inner))
-        return outer
+        finally:  # aiohttp cancels this when the visitor disconnects
+            splice.close()
+
+
+class _Switched(web.StreamResponse):
+    """What aiohttp takes for the answer, after all has been sent past it."""
+
+    def __init__(self) -> None:
+        super().__init__(status=101)
+        self.force_close()
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        pass
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        pass
 
 
 def _connect_to(socket: str) -> aiohttp.ClientSession:
@@ -182,25 +178,28 @@ def _request_headers(request: web.Request) -> CIMultiDict[str]:
     return headers
 
 
-def _end_to_end_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+def _upgrade_request(request: web.Request) -> bytes:
+    headers = _request_headers(request)
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    head = [f"GET {request.raw_path} HTTP/1.1", *lines, "Connection: Upgrade", "Upgrade: websocket", "", ""]
+    return "\r\n".join(head).encode("utf-8", "surrogateescape")
+
+
+def _read_answer(head: bytes) -> tuple[int, CIMultiDict[str]]:
+    """Status and headers. Raises ValueError."""
+    first, *lines = head.decode("utf-8", "surrogateescape").split("\r\n")
+    version, status, *_ = first.split(" ")
+    headers: CIMultiDict[str] = CIMultiDict()
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not (colon and NAME.fullmatch(name)) or CONTROL.search(value):
+            raise ValueError("the app's answer has a line that is no header")
+        headers.add(name, value.strip())
+    if version != "HTTP/1.1" or not 100 <= int(status) <= 599:
+        raise ValueError("the app's answer is not HTTP/1.1")
+    return int(status), headers
+
+
+def _end_to_end_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
     return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in HOP_BY_HOP | named)
-
-
-def _close_code(socket: Socket) -> int:
-    code = socket.close_code
-    return code if code not in (None, aiohttp.WSCloseCode.ABNORMAL_CLOSURE) else aiohttp.WSCloseCode.GOING_AWAY
-
-
-async def _relay_messages(source: Socket, target: Socket) -> None:
-    async for message in source:
-        async with asyncio.timeout(SLOW_SECONDS):
-            match message.type:
-                case aiohttp.WSMsgType.TEXT:
-                    await target.send_str(message.data)
-                case aiohttp.WSMsgType.BINARY:
-                    await target.send_bytes(message.data)
-                case aiohttp.WSMsgType.PING:
-                    await target.ping(message.data)
-                case aiohttp.WSMsgType.PONG:
-                    await target.pong(message.data)
