@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
+from workers.sandbox.output import concealer
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
 from workers.sites.links import replace_link
 from workers.sites.releases import remove_folder
@@ -33,7 +34,7 @@ async def build(
     for name in ("home", "tmp"):
         (folder / name).mkdir(mode=0o700)
         sandbox.give_to_user(folder / name, uid)
-    write_line(f"$ {command}")
+    write_line(f"$ {concealer(variables)(command)}")
     environment = {**sandbox.environment, "CI": "true", **variables}
     environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
     if ai_url is not None:
@@ -46,6 +47,7 @@ async def build(
             write=[folder / name for name in ("source", "home", "tmp")],
             connect=PORTS,
             limits=limits,
+            secrets=variables,
         ),
         uid,
         write_line,

@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 import structlog
 
 from gateway import storage
@@ -26,7 +25,6 @@ from gateway.settings import Settings
 from gateway.storage import open_storage, until_storage_answers
 from workers.deploys import build, source
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.output import concealer
 from workers.sandbox.sandbox import BUILD_USERS, MIB, Limits, open_sandbox
 from workers.sites import archives, disk
 from workers.sites.archives import BadArchive
@@ -157,8 +155,6 @@ class LocalEngine(Serving):
             detail = str(error) if self._settings.allow_private_addresses else "the worker's log tells its operator why"
             raise DeployError(f"this machine can't build apps safely: {detail}") from None
         variables = await self._open_variables(job.app)
-        conceal, write_line = concealer(variables), job.write_line
-        job = msgspec.structs.replace(job, write_line=lambda line: write_line(conceal(line)))
         folder = self._releases.builds / deploy.id
         await run_in_thread(self._releases.claim_folder, deploy)
         with self._sandbox.reserve_user() as uid:

@@ -30,7 +30,7 @@ from typing import Any, NoReturn
 
 from workers.sandbox import bwrap, network
 from workers.sandbox.cgroups import Cgroup
-from workers.sandbox.output import LineSplitter, Output, concealer
+from workers.sandbox.output import FLUSH_SECONDS, LineSplitter, Output, Passed, concealer
 
 NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
@@ -45,9 +45,8 @@ def enter(
     """Becomes bubblewrap, in a network namespace of its own."""
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
-        if output:
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         words = bwrap.arguments(spec, info)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("800")  # when memory runs out, the kernel kills this before the servers
@@ -89,9 +88,8 @@ def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
         os.setsid()
         os.nice(spec["limits"]["nice"])
-        if output:
-            os.dup2(output, 1)
-            os.dup2(output, 2)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         become(spec["uid"])
         restore_signals()
         os.chdir(spec["folder"])
@@ -108,12 +106,16 @@ class Keeper:
         self.pid = 0  # until the command is started
         self.status: int | None = None
         self._disk_at = 0.0
-        self._first = self._output = 0
+        self._first, self._said = 0, -1
         self._listener: socket.socket | None = None
-        self._splitter = LineSplitter()
+        self._splitter, self._output = LineSplitter(), self._open_output()
         if spec["cgroups"]:
             bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
             self.cgroup = Cgroup(spec["cgroups"], **bounds)
+
+    def _open_output(self) -> Output | Passed:
+        conceal = concealer(self.spec["secrets"])
+        return Output(Path(self.spec["output"]), conceal).__enter__() if self.spec["output"] else Passed(1, conceal)
 
     def start(self) -> list[socket.socket]:
         """Starts the command. Returns the listeners of its way out."""
@@ -123,16 +125,17 @@ class Keeper:
         os.set_blocking(self._info, False)
         os.set_inheritable(info_to, True)
         listener = _listen(self.spec["socket"]) if self.spec["socket"] else None
-        self._output, output_to = os.pipe() if self.spec["output"] else (0, 0)
+        self._said, said_to = os.pipe()
+        os.set_blocking(self._said, False)
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
             if self.spec["trusted"]:
-                enter_unconfined(self.spec, output_to)
-            enter(self.spec, theirs, listener, info_to, output_to)
+                enter_unconfined(self.spec, said_to)
+            enter(self.spec, theirs, listener, info_to, said_to)
         theirs.close()
-        for fd in filter(None, (info_to, output_to)):
-            os.close(fd)
+        os.close(info_to)
+        os.close(said_to)
         if self.spec["trusted"]:
             ours.close()
             self._first, self._listener = self.pid, listener
@@ -152,10 +155,7 @@ class Keeper:
         loop, child_ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
-        if self._output:
-            os.set_blocking(self._output, False)
-            output = Output(Path(self.spec["output"]), concealer(self.spec["secrets"]))
-            loop.add_reader(self._output, self.keep_output, output.__enter__())
+        loop.add_reader(self._said, self._listen)
         await network.Egress(self.spec["hosts"]).serve(listeners)
         if self._listener is not None:
             self._relay = asyncio.create_task(network.relay(self._listener, self.spec["port"]))
@@ -172,6 +172,8 @@ class Keeper:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child_ended.wait(), CHECK_INTERVAL)
             child_ended.clear()
+            if isinstance(self._output, Passed):
+                self._output.flush()
             if self._has_ended():
                 self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
                 return "stopped" if stopping else self.excess()
@@ -233,16 +235,26 @@ class Keeper:
             if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
 
-    def keep_output(self, output: Output) -> None:
-        """Writes what the app has said to its output file, by lines."""
-        try:
-            data = os.read(self._output, CHUNK)
-        except OSError:
-            return
+    def _listen(self) -> None:
+        if not self._read_output():
+            asyncio.get_running_loop().remove_reader(self._said)
+
+    def _read_output(self) -> bytes:
+        """Writes what the command has said to its output, by lines. Raises BlockingIOError."""
+        data = os.read(self._said, CHUNK)
         for line in self._splitter.split(data):
-            output.write_line(line)
-        if not data:
-            asyncio.get_running_loop().remove_reader(self._output)
+            self._output.write_line(line)
+        if isinstance(self._output, Passed):
+            self._output.flush()
+        return data
+
+    def read_rest(self) -> None:
+        """What the command said before it ended."""
+        with contextlib.suppress(OSError):
+            while self._read_output():
+                pass
+        if isinstance(self._output, Passed):
+            self._output.flush(FLUSH_SECONDS)
 
     # -- limits ----------------------------------------------------------------------------------------------
 
@@ -344,6 +356,7 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
         why = asyncio.run(keeper.watch(keeper.start()))
     finally:
         keeper.end()
+        keeper.read_rest()
     code = -signal.SIGKILL if keeper.status is None else keeper.status
     code = 128 - code if code > 128 else code  # how bubblewrap reports a signal
     if not why and code == -signal.SIGXFSZ:

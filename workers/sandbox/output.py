@@ -1,14 +1,18 @@
-"""The output of commands: its lines, and, of a start command, at most 1 MiB on disk, of which the newest stays.
+"""The output of commands: its lines, without secrets.
 
-The output of a start command is in two files (`gateway/deploys/runtime_log.py` reads them). When the current one is
-full, it replaces the former one. They belong to the owner of the data folder, so that the gateway may read them; no
-other app may.
+The first 256 KiB of a build's output go to the worker. What is searched for secrets, and passed on, is bounded here, in
+the build's own keeper: a build may print without end.
+
+Of a start command's output, the newest MiB is kept on disk, in two files (`gateway/deploys/runtime_log.py` reads them).
+When the current one is full, it replaces the former one. They belong to the owner of the data folder, so that the
+gateway may read them; no other app may.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
+import select
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,9 +25,12 @@ LINE = 4_096  # characters; longer lines are cut
 FILE_BYTES = 524_288  # of each of the two files
 # A flood of output costs no more than this.
 BYTES_PER_SECOND = 65_536
+PASSED_BYTES = 262_144  # of a build's output, as long as the log of its deploy
+FLUSH_SECONDS = 2.0  # that the worker has to take the last of it
 LINE_BYTES = 64  # that a line counts at least
 CONCEALED_LENGTH = 8  # characters; to hide shorter values, such as "1", would hide half of a log
 CONCEALED = "***"
+SECRETS = 500  # of an app, the longest: each line is searched for each
 
 
 class LineSplitter:
@@ -94,17 +101,54 @@ class Output:
             self._dropped += 1
 
 
+class Passed:
+    """The output of a build, on its way to the worker."""
+
+    def __init__(self, fd: int, conceal: Callable[[str], str]) -> None:
+        """`fd`: a pipe. `conceal` hides secrets in a line."""
+        os.set_blocking(fd, False)
+        self._fd, self._conceal = fd, conceal
+        self._waiting, self._left = bytearray(), PASSED_BYTES
+
+    def write_line(self, line: str) -> None:
+        if self._left <= 0:
+            return
+        text = self._conceal(line).encode(errors="replace") + b"\n"
+        self._left -= len(text)
+        self._waiting += text
+        if self._left <= 0:
+            self._waiting += f"… output beyond {PASSED_BYTES // 1_024} KiB was left out\n".encode()
+
+    def flush(self, seconds: float = 0) -> None:
+        """Writes what the worker takes; waits for it until then, at most."""
+        ends, writable = time.monotonic() + seconds, select.poll()
+        writable.register(self._fd, select.POLLOUT)
+        while self._waiting:
+            try:
+                del self._waiting[: os.write(self._fd, self._waiting)]
+            except BlockingIOError:
+                if not writable.poll(max(0, ends - time.monotonic()) * 1_000):
+                    return
+            except OSError:  # the worker has ended
+                self._waiting.clear()
+                self._left = 0
+
+
 def _former(path: Path) -> Path:
     return path.with_name(path.name + FORMER)
 
 
 def concealer(variables: Mapping[str, str]) -> Callable[[str], str]:
-    """Returns a function that hides the values in a line of output, the longest first."""
+    """Returns a function that hides the values in a line of output, the longest first.
+
+    One search for each secret takes time in proportion to the line, whatever both hold; an alternation in one regular
+    expression may compare every secret at every place.
+    """
     lines = {line for value in variables.values() for line in value.splitlines()}
-    secrets = sorted((line for line in lines if len(line) >= CONCEALED_LENGTH), key=len, reverse=True)
+    secrets = sorted((line for line in lines if len(line) >= CONCEALED_LENGTH), key=len, reverse=True)[:SECRETS]
 
     def conceal(line: str) -> str:
-        for secret in secrets:
+        for secret in secrets if len(line) >= CONCEALED_LENGTH else ():
             if secret in line:
                 line = line.replace(secret, CONCEALED)
         return line

@@ -101,6 +101,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     connect: Sequence[int] = ()  # TCP ports of public addresses
     hosts: Sequence[str] = ()  # IPv4 addresses that may be reached although they are not public
     limits: Limits = Limits()
+    secrets: Mapping[str, str] = {}  # variables whose values the output must not show
 
 
 class Detached(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +111,6 @@ class Detached(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path  # is connected to the port
     port: int  # of 127.0.0.1 in the sandbox
     output: Path
-    secrets: Mapping[str, str]  # variables whose values the output must not show
     report: Path  # gets the Outcome
 
 
@@ -330,9 +330,10 @@ class Sandbox:
             "cgroups": self._cgroups,
             "filter": self._filter,
             "report": report,
+            "secrets": command.secrets,
             "locks": locks,
         }
-        spec |= {name: detached and getattr(detached, name) for name in ("link", "socket", "port", "output", "secrets")}
+        spec |= {name: detached and getattr(detached, name) for name in ("link", "socket", "port", "output")}
         file = files.enter_context(_open_memory_file())
         file.write(msgspec.json.encode(spec, enc_hook=os.fspath))
         file.seek(0)

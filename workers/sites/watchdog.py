@@ -125,7 +125,6 @@ class Watchdog:
             socket=socket,
             port=PORT,
             output=output_path(self._folder, release.name),
-            secrets=variables,
             report=self._path(release, "ended"),
         )
         with self._sandbox.reserve_user() as uid:  # the keeper keeps the reservation
@@ -177,6 +176,7 @@ class Watchdog:
             write=[scratch],
             connect=PORTS,
             limits=self._limits,
+            secrets=variables,
         )
 
     def _write_state(self, release: Path, state: AppState) -> None:

@@ -2,11 +2,14 @@
 
 import asyncio
 import secrets
+import statistics
+import time
 
 import httpx
 import pytest
 
 from tests.support.deployment import Host
+from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,6 +39,39 @@ async def test_builds_see_the_variables_and_logs_do_not(host: Host) -> None:
     lines = (await host.page(app)).splitlines()
     assert len(lines[0].split()[0]) == 64
     assert lines[1] == "0"
+
+
+async def test_output_without_end_delays_nobody_else(host: Host) -> None:
+    """Each line was searched for each line of each variable on the loop that serves all apps."""
+    neighbour = await host.app()
+    assert (await host.over(await host.publish(neighbour, {"index.html": "a page"})))["state"] == "live"
+    app = await host.app(build={"command": "sh build.sh", "output": "."})
+    lines = "\n".join(f"aaaa{number:04}" for number in range(7_200))
+    await host.call("PUT", f"/account/apps/{app}/env", json={"LINES": lines})
+
+    async def usual(seconds: float) -> float:
+        times, ends = [], time.monotonic() + seconds
+        while time.monotonic() < ends:
+            began = time.monotonic()
+            assert await host.page(neighbour) == "a page"
+            times.append(time.monotonic() - began)
+            await asyncio.sleep(0.02)
+        return statistics.median(times)
+
+    control = await usual(1)
+    script = "echo begun; timeout 4 yes $(head -c 3000 /dev/zero | tr '\\0' a); echo the end; touch index.html"
+    deploy_id = await host.publish(app, {"build.sh": script})
+    await wait_until(lambda: _has_begun(host, deploy_id), 30)
+    during = await usual(3)
+    print(f"control {control * 1_000:.1f} ms, during {during * 1_000:.1f} ms")
+    deploy = await host.over(deploy_id)
+    assert deploy["state"] == "live"
+    assert len(deploy["log"]) < 300_000
+    assert during < control + 0.1
+
+
+async def _has_begun(host: Host, deploy_id: str) -> bool:
+    return "begun" in (await host.deploy(deploy_id))["log"]
 
 
 async def test_a_start_command_runs_with_the_variables_of_its_deploy(host: Host) -> None:

@@ -114,7 +114,7 @@ async def test_a_missing_program_is_told(room: Room) -> None:
 
 def test_a_start_that_fails_says_why() -> None:
     long = f"/tmp/{'x' * 200}"  # longer than paths of sockets may be
-    spec = {"cgroups": [], "limits": {}, "trusted": False, "socket": long, "output": ""}
+    spec = {"cgroups": [], "limits": {}, "trusted": False, "socket": long, "output": "", "secrets": {}}
     script = f"from workers.sandbox.keeper import run; run({spec})"
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
     assert ended.stderr.splitlines()[-1] == "OSError: AF_UNIX path too long"

@@ -1,12 +1,14 @@
 """The output of a start command: bounded on disk, and read while it is written."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gateway.deploys.runtime_log import RuntimeLog
+from gateway.deploys.states import LOG_BYTES
 from workers.sandbox import output
-from workers.sandbox.output import LineSplitter, Output, concealer
+from workers.sandbox.output import CONCEALED, PASSED_BYTES, LineSplitter, Output, Passed, concealer
 
 
 @pytest.fixture
@@ -48,6 +50,33 @@ def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert splitter.split(b"") == [" of"]
     assert splitter.split(b"") == []
+
+
+async def test_a_build_passes_on_as_much_as_a_log_holds() -> None:
+    assert PASSED_BYTES == LOG_BYTES
+    read, write = os.pipe()
+    passed = Passed(write, concealer({"A": "a long secret"}))
+    for _ in range(100_000):
+        passed.write_line("a long secret!")
+    passed.flush()
+    found = b""
+    while not found.endswith(b"left out\n"):
+        found += os.read(read, 1 << 20)
+        passed.flush(1)
+    lines = found.decode().splitlines()
+    assert set(lines[:-1]) == {"***!"}
+    assert lines[-1] == "… output beyond 256 KiB was left out"
+    os.close(read)
+    passed.write_line("nobody reads this")
+    passed.flush(1)
+    os.close(write)
+
+
+def test_so_many_secrets_are_concealed() -> None:
+    """Each line of output was searched for each of 7,200 lines of a variable."""
+    conceal = concealer({"A": "\n".join(f"aaaa{number:04}" for number in range(7_200)), "B": "the longest of all"})
+    assert conceal("the longest of all, aaaa") == "***, aaaa"
+    assert conceal("aaaa7199 aaaa0001").count(CONCEALED) <= 1
 
 
 async def test_a_flood_is_cut(path: Path) -> None:
