@@ -14,7 +14,7 @@ from workers.sites.links import replace_link
 from workers.sites.releases import remove_folder
 from workers.sites.serving import DeployError
 
-LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB)
+LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
 PORTS = [443]  # packages come over https
 STATIC_FILES, STATIC_BYTES = 20_000, 512 * MIB
 APP_FILES, APP_BYTES = 200_000, 2_048 * MIB

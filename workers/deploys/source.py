@@ -25,7 +25,7 @@ from gateway.outbound import addresses
 from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
 from workers.sites.serving import DeployError
 
-LIMITS = Limits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, processes=64)
+LIMITS = Limits(seconds=120, memory=1_024 * MIB, disk=1_024 * MIB, free=1_024 * MIB, processes=64)
 ARCHIVE_FILES, ARCHIVE_BYTES = 50_000, 1_024 * MIB
 RESOLVE_TIMEOUT = 10.0  # seconds
 BRANCH = re.compile(r"(?!-)[^\x00-\x20\x7f~^:?*\[\\]{1,250}")

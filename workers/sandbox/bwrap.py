@@ -19,6 +19,7 @@ ETC = (
     " ld.so.conf.d locale.alias localtime mime.types nsswitch.conf os-release passwd pki/ca-trust pki/tls/cert.pem"
     " pki/tls/certs pki/tls/openssl.cnf protocols services ssl/cert.pem ssl/certs ssl/openssl.cnf timezone"
 )
+IN_MEMORY = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - file systems of its own
 FILES = {"/etc/resolv.conf": "nameserver 127.0.0.1\n", "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n"}
 
 
@@ -39,7 +40,7 @@ def arguments(spec: dict[str, Any], info_fd: int) -> list[str]:
     words += ["--unshare-uts", "--hostname", "app", "--unshare-cgroup-try"]
     words += ["--info-fd", str(info_fd), "--seccomp", str(_memory_file(bytes.fromhex(spec["filter"])))]
     words += ["--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"]
-    for folder in ("/tmp", "/var/tmp", "/dev/shm"):  # noqa: S108 - its own
+    for folder in IN_MEMORY:
         words += ["--size", size, "--perms", "1777", "--tmpfs", folder]
     for path in SYSTEM:
         words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]

@@ -25,6 +25,7 @@ import socket
 import stat
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,7 +37,9 @@ NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
 CHECK_INTERVAL = 0.25  # seconds
 BACKLOG = 4_096  # connections that wait to be accepted
-CHUNK = 65_536  # bytes per read of an app's output
+CHUNK = 65_536  # bytes per read of the command's output
+PAUSE = 0.01  # seconds between reads of output that is left out
+HIDDEN_CHECKS = 8  # in a row that find files in sockets, before they count: programs pass files to each other
 
 
 def enter(
@@ -50,7 +53,6 @@ def enter(
         words = bwrap.arguments(spec, info)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("800")  # when memory runs out, the kernel kills this before the servers
-        os.nice(spec["limits"]["nice"])
         become(spec["uid"])
         listeners = network.enter_namespace(spec["connect"], spec["hosts"])
         socket.send_fds(keeper, [b"listeners"], [each.fileno() for each in listeners])
@@ -87,7 +89,6 @@ def enter_unconfined(spec: dict[str, Any], output: int) -> NoReturn:
     try:
         network.prctl(network.PARENT_DIED, signal.SIGKILL)
         os.setsid()
-        os.nice(spec["limits"]["nice"])
         os.dup2(output, 1)
         os.dup2(output, 2)
         become(spec["uid"])
@@ -105,7 +106,9 @@ class Keeper:
         self.cgroup: Cgroup | None = None
         self.pid = 0  # until the command is started
         self.status: int | None = None
-        self._disk_at = 0.0
+        self._disk_at = self._scanned_at = 0.0
+        self._used, self._hidden = 0, 0  # bytes; checks in a row
+        self._most_free = self._free_then = 0  # bytes of the disk: at most so far, at the last scan
         self._first, self._said = 0, -1
         self._listener: socket.socket | None = None
         self._splitter, self._output = LineSplitter(), self._open_output()
@@ -155,7 +158,7 @@ class Keeper:
         loop, child_ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
-        loop.add_reader(self._said, self._listen)
+        loop.add_reader(self._said, self._take_output)
         await network.Egress(self.spec["hosts"]).serve(listeners)
         if self._listener is not None:
             self._relay = asyncio.create_task(network.relay(self._listener, self.spec["port"]))
@@ -235,13 +238,20 @@ class Keeper:
             if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
 
-    def _listen(self) -> None:
+    def _take_output(self) -> None:
+        loop = asyncio.get_running_loop()
         if not self._read_output():
-            asyncio.get_running_loop().remove_reader(self._said)
+            loop.remove_reader(self._said)
+        elif self._output.full:
+            loop.remove_reader(self._said)
+            loop.call_later(PAUSE, loop.add_reader, self._said, self._take_output)
 
     def _read_output(self) -> bytes:
         """Writes what the command has said to its output, by lines. Raises BlockingIOError."""
         data = os.read(self._said, CHUNK)
+        if self._output.full:
+            self._output.drop(data.count(b"\n"))
+            return data
         for line in self._splitter.split(data):
             self._output.write_line(line)
         if isinstance(self._output, Passed):
@@ -268,29 +278,55 @@ class Keeper:
             return "processes"
         elif sum(map(_memory, living)) + self._held(living, on_disk=False) > self.limits["memory"]:
             return "memory"
-        now = time.monotonic()
-        if (limit := self.limits["disk"]) and now > self._disk_at:
-            if self._held(living, on_disk=True) + _size(self.spec["write"], limit) > limit:
+        return self._excess_on_disk(living) if self.limits["disk"] and self.spec["write"] else ""
+
+    def _excess_on_disk(self, living: list[int]) -> str:
+        limit, now = self.limits["disk"], time.monotonic()
+        disk = os.statvfs(self.spec["write"][0])
+        free = disk.f_bavail * disk.f_frsize
+        if free < self.limits["free"]:
+            return "full"
+        self._most_free = max(self._most_free, free)
+        hides = self._most_free - free > limit and any(map(_files_in_sockets, _tasks(living)))
+        self._hidden = self._hidden + 1 if hides else 0
+        if self._hidden > HIDDEN_CHECKS:
+            return "disk"
+        if now > self._disk_at or (now > self._scanned_at and self._free_then - free > limit - self._used):
+            self._used, entries = _measure(self.spec["write"], limit)
+            self._used += self._held(living, on_disk=True)
+            if self._used > limit:
                 return "disk"
-            # Adding up many files takes long: spend at most a twentieth of the time on it.
-            self._disk_at = now + max(1.0, 20 * (time.monotonic() - now))
+            if entries > self.limits["inodes"]:
+                return "inodes"
+            # Adding up many files takes long. It takes at most a twentieth of the time, or a half while the disk fills.
+            taken = time.monotonic() - now
+            self._scanned_at, self._disk_at, self._free_then = now + 2 * taken, now + max(1.0, 20 * taken), free
         return ""
 
     def _held(self, living: list[int], *, on_disk: bool) -> int:
         """Bytes of files without a name, which open descriptors and mappings keep: on the disk, or in memory."""
         found: dict[tuple[int, int], int] = {}  # by device and inode
-        for pid in living:
+        for task in _tasks(living):
             with contextlib.suppress(OSError):
-                for fd in os.listdir(f"/proc/{pid}/fd"):
+                for fd in os.listdir(f"{task}/fd"):
                     with contextlib.suppress(OSError):
-                        status = os.stat(f"/proc/{pid}/fd/{fd}")
+                        status = os.stat(f"{task}/fd/{fd}")
                         if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                             found[status.st_dev, status.st_ino] = status.st_blocks * 512
-                for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-                    if on_disk and line.endswith(" (deleted)"):
-                        found.setdefault(*_mapping(pid, line.split()))
-        disks = {os.stat(path).st_dev for path in self.spec["write"]}
-        return sum(size for (device, _), size in found.items() if (device in disks) == on_disk)
+        for pid in living if on_disk else ():
+            thread, maps = _read_first(pid, "maps")
+            for line in maps.splitlines():
+                if line.endswith(" (deleted)"):
+                    found.setdefault(*_mapping(thread, line.split()))
+        disks, in_memory = {os.stat(path).st_dev for path in self.spec["write"]}, 0
+        for folder in () if on_disk else bwrap.IN_MEMORY:  # where files with a name count too
+            with contextlib.suppress(OSError):
+                own = f"/proc/{self.first()}/root{folder}"
+                if (device := os.stat(own).st_dev) != os.stat(folder).st_dev:  # bubblewrap has made its own
+                    disks.add(device)
+                    space = os.statvfs(own)
+                    in_memory += (space.f_blocks - space.f_bfree) * space.f_frsize
+        return in_memory + sum(size for (device, _), size in found.items() if (device in disks) == on_disk)
 
 
 def _below(pid: int) -> list[int]:
@@ -304,12 +340,39 @@ def _below(pid: int) -> list[int]:
     return found
 
 
+def _tasks(living: list[int]) -> Iterator[str]:
+    """The folders of all threads. Each may have descriptors of its own, also after the first thread has ended."""
+    for pid in living:
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):
+                yield f"/proc/{pid}/task/{task}"
+
+
+def _read_first(pid: int, name: str) -> tuple[int, str]:
+    """A file of the first thread that has one: of one that has ended, it is empty."""
+    for task in _tasks([pid]):
+        with contextlib.suppress(OSError):
+            if text := Path(task, name).read_text(errors="replace"):
+                return int(os.path.basename(task)), text
+    return pid, ""
+
+
+def _files_in_sockets(task: str) -> bool:
+    """Whether files wait in a Unix socket of this thread to be received, where nobody sees how large they are."""
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"{task}/fd"):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.stat(f"{task}/fd/{fd}").st_mode):
+                    found = re.search(r"^scm_fds:\s*(\d+)", Path(task, "fdinfo", fd).read_text(), re.M)
+                    if found and int(found[1]):
+                        return True
+    return False
+
+
 def _memory(pid: int) -> int:
     """Bytes. Shared pages count in parts, for each process that has them."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"^Pss: +(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
-        return int(found[1]) * 1_024 if found else 0
-    return 0
+    found = re.search(r"^Pss: +(\d+)", _read_first(pid, "smaps_rollup")[1], re.M)
+    return int(found[1]) * 1_024 if found else 0
 
 
 def _mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
@@ -322,21 +385,22 @@ def _mapping(pid: int, fields: list[str]) -> tuple[tuple[int, int], int]:
     return (os.makedev(major, minor), int(fields[4])), size
 
 
-def _size(folders: list[str], limit: int) -> int:
-    """Bytes in the folders. Stops counting beyond the limit."""
-    total, pending = 0, list(folders)
+def _measure(folders: list[str], limit: int) -> tuple[int, int]:
+    """Bytes and entries in the folders. Stops counting beyond the limit."""
+    total, count, pending = 0, 0, list(folders)
     while pending and total <= limit:
         try:
             with os.scandir(pending.pop()) as entries:
                 for entry in entries:
+                    count += 1
                     with contextlib.suppress(OSError):
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(entry.path)
                         total += entry.stat(follow_symlinks=False).st_blocks * 512 + ENTRY
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:  # files could hide below such a path
-                return limit + 1
-    return total
+                return limit + 1, count
+    return total, count
 
 
 def _listen(path: str) -> socket.socket:
@@ -380,6 +444,7 @@ def main() -> None:
         network.prctl(network.PARENT_DIED, signal.SIGTERM)
         if os.getppid() != spec["parent"]:
             return  # the worker died before that
+    os.nice(spec["limits"]["nice"])  # the keeper too: it works as much as its command lets it work
     network.prctl(network.SUBREAPER, 1)
     with contextlib.suppress(ValueError, OSError):  # macOS takes no "unlimited"
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

@@ -76,6 +76,14 @@ class Output:
         self._file = self._path.open("ab", buffering=0)
         self._size = os.fstat(self._file.fileno()).st_size
 
+    @property
+    def full(self) -> bool:
+        """Whether all that comes in this second is left out."""
+        return self._left <= 0 and time.monotonic() - self._second < 1
+
+    def drop(self, lines: int) -> None:
+        self._dropped += lines
+
     def write_line(self, line: str) -> None:
         now = time.monotonic()
         if now - self._second >= 1:
@@ -118,6 +126,14 @@ class Passed:
         self._waiting += text
         if self._left <= 0:
             self._waiting += f"… output beyond {PASSED_BYTES // 1_024} KiB was left out\n".encode()
+
+    @property
+    def full(self) -> bool:
+        """Whether all that comes is left out."""
+        return self._left <= 0
+
+    def drop(self, lines: int) -> None:
+        pass  # the last line says so
 
     def flush(self, seconds: float = 0) -> None:
         """Writes what the worker takes; waits for it until then, at most."""

@@ -52,13 +52,15 @@ KILL_SECONDS = 5.0  # within which a keeper kills what is left
 PIPE_SECONDS = 2.0  # for output that is still in the pipe after its keeper has ended
 START_SECONDS = 30.0
 
-Why = Literal["", "time", "memory", "disk", "processes", "stopped"]
+Why = Literal["", "time", "memory", "disk", "inodes", "full", "processes", "stopped"]
 
 
 class Limits(msgspec.Struct, frozen=True):
     seconds: float = 0  # 0: no limit
     memory: int = 2_048 * MIB
-    disk: int = 0  # bytes in the writable folders; 0: no limit
+    disk: int = 0  # bytes in the writable folders; 0: no limit, nor one of the next two
+    inodes: int = 500_000  # files and folders there
+    free: int = 0  # bytes that others must still find on the disk
     processes: int = 1_024
     cpus: float = 2.0
     files: int = 4_096  # open at once
@@ -84,6 +86,10 @@ class Outcome(msgspec.Struct, frozen=True):
                 return f"{subject} ran out of memory; it may use {limits.memory // MIB} MiB"
             case "disk":
                 return f"{subject} wrote more than {limits.disk // MIB} MiB"
+            case "inodes":
+                return f"{subject} made more than {limits.inodes:,} files"
+            case "full":
+                return f"{subject} was stopped, because the machine's disk is almost full; try again later"
             case "processes":
                 return f"{subject} started more than {limits.processes} processes"
             case "stopped":

@@ -42,7 +42,7 @@ STABLE_SECONDS = 60.0  # of running, after which the pause starts small again
 # Apps may connect to https, mail servers and common databases at public addresses.
 PORTS = [443, 465, 587, 3306, 5432, 27017]
 PORT = 8080  # where an app listens; each has a network of its own
-LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, processes=512, cpus=1, nice=5, grace=10)
+LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, processes=512, cpus=1, nice=5, grace=10)
 
 
 class Watchdog:

@@ -39,12 +39,21 @@ async def test_a_limit_ends_it_and_says_which(each_room: Room, script: str, limi
     assert room.alive() == []
 
 
+# What `T` runs holds descriptors, after the first thread has ended and shows none.
+ORPHANED = (
+    "import threading; T = lambda f: (threading.Thread(target=f).start(),"
+    " ctypes.CDLL(None).syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0));"
+)
 MEMORY_ATTACKS = {
     "memfd": "fd = os.memfd_create('x'); [os.write(fd, bytes(1 << 20)) for _ in range(400)]",
     "shared": "m = mmap.mmap(-1, 400 << 20); [m.write(bytes(1 << 20)) for _ in range(400)]",
     "shm": "f = open('/dev/shm/x', 'wb'); [f.write(bytes(1 << 20)) for _ in range(400)]",
     "children": "[m.write(bytes(1 << 20)) for _ in range(8) if os.fork() == 0 for m in [mmap.mmap(-1, 50 << 20)]"
     " for _ in range(50)]",
+    "orphaned": f"{ORPHANED} T(lambda: [time.sleep(1), bytearray(b'x') * (400 << 20), time.sleep(20)])",
+    "named": "[open(f'/tmp/{n}', 'wb').write(bytes(1 << 20)) for n in range(45)]; f = open('/var/tmp/x', 'wb');"
+    " [f.write(bytes(1 << 20)) for n in range(45)]; f = open('/dev/shm/x', 'wb');"
+    " [f.write(bytes(1 << 20)) for n in range(45)]",
     "sysv": "c = ctypes.CDLL(None); c.shmat.restype = ctypes.c_void_p;"
     " ctypes.memset(c.shmat(c.shmget(0, ctypes.c_size_t(400 << 20), 0o1600), None, 0), 1, 400 << 20)",
 }
@@ -66,15 +75,43 @@ DISK_ATTACKS = {
     "unlinked": "f = open('x', 'wb'); os.unlink('x'); [f.write(bytes(1 << 20)) for _ in range(150)]; f.flush()",
     "mapped": "f = open('x', 'w+b'); f.truncate(150 << 20); m = mmap.mmap(f.fileno(), 0); f.close(); os.unlink('x');"
     " [m.write(bytes(1 << 20)) for _ in range(150)]",
+    "orphaned": f"{ORPHANED} T(lambda: [f.write(bytes(1 << 20)) for f in [open('x', 'wb')] for _ in [os.unlink('x')]"
+    " for n in range(480) if time.sleep(0.005) is None] and time.sleep(20))",
+    "in sockets": "import socket; a, b = socket.socketpair()\nfor n in range(48):\n f = open('x', 'wb');"
+    " os.unlink('x'); f.write(bytes(10 << 20)); f.flush(); socket.send_fds(a, [b'x'], [f.fileno()]); f.close();"
+    " time.sleep(0.02)\npass",
     "many": "[open(str(n), 'wb').write(bytes(1 << 20)) for n in range(150)]",
 }
 
 
 @pytest.mark.parametrize("attack", DISK_ATTACKS)
 async def test_no_file_escapes_the_limit(each_room: Room, attack: str) -> None:
-    script = f'exec /usr/bin/python3 -c "import mmap, os, time; {DISK_ATTACKS[attack]}; time.sleep(20)"'
+    script = f'exec /usr/bin/python3 -c "import ctypes, mmap, os, time; {DISK_ATTACKS[attack]}; time.sleep(20)"'
     outcome = await each_room.run(script, memory=1_024 * MIB, disk=100 * MIB, seconds=15)
     assert outcome.why == "disk", each_room.lines
+
+
+async def test_empty_files_do_not_hide_large_ones(each_room: Room) -> None:
+    """Adding up 300,000 files made the keeper rest for twenty times as long, while 1.0 GiB became 1.5."""
+    make = "[os.mkdir(str(n)) or [os.mknod(f'{n}/{m}') for m in range(1000)] for n in range(40)]"
+    script = f"import os, time; {make}; time.sleep(3); f = open('x', 'wb')\nwhile True: f.write(bytes(1 << 20))"
+    outcome = await each_room.run(f'exec /usr/bin/python3 -c "{script}"', disk=400 * MIB, seconds=60)
+    used = (each_room.folder / "x").stat().st_blocks * 512
+    print(f"{used / MIB:.0f} MiB under 400, of which the empty ones count 40")
+    assert outcome.why == "disk"
+
+
+async def test_inodes_are_bounded(each_room: Room) -> None:
+    script = "[os.mkdir(str(n)) or [os.mknod(f'{n}/{m}') for m in range(1000)] for n in range(20)]; time.sleep(20)"
+    script = f'exec /usr/bin/python3 -c "import os, time; {script}"'
+    outcome = await each_room.run(script, disk=1_024 * MIB, inodes=10_000, seconds=30)
+    assert outcome.describe("it", Limits(inodes=10_000)) == "it made more than 10,000 files"
+
+
+async def test_others_find_room_on_the_disk(each_room: Room) -> None:
+    outcome = await each_room.run("sleep $MARK", disk=100 * MIB, free=1 << 60)
+    told = outcome.describe("it", Limits())
+    assert told == "it was stopped, because the machine's disk is almost full; try again later"
 
 
 async def test_a_flood_of_processes_is_killed_at_once(each_room: Room) -> None:
