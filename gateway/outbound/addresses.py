@@ -27,7 +27,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
-from gateway.outbound.public import Address
+from gateway.outbound.public import Address, is_own_service
 from gateway.outbound.public import is_public as is_public
 from gateway.outbound.turns import Turns
 
@@ -184,6 +184,8 @@ async def resolve(
     """
     checked = _check_host(host, port, allow_private=allow_private)
     if not isinstance(checked, str):
+        if not allow_private and is_own_service(str(checked), port):
+            raise BlockedAddress(f"{checked} is an address of this service itself.")
         return [(str(checked), port)]
     if allow_private and checked.endswith(".localhost"):
         return [("127.0.0.1", port)]  # RFC 6761 requires it, and many resolvers do not
@@ -197,4 +199,6 @@ async def resolve(
         raise CallFailed("dns", f"The name {checked} has no address.")
     if not allow_private and not all(is_public(ipaddress.ip_address(address)) for address in addresses):
         raise BlockedAddress(f"{checked} points to an address that is not public.")
+    if not allow_private and any(is_own_service(address, port) for address in addresses):
+        raise BlockedAddress(f"{checked} points to an address of this service itself.")
     return [(address, port) for address in addresses[:MOST_ADDRESSES]]

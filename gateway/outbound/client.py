@@ -28,6 +28,7 @@ from aiohttp import abc
 from yarl import URL
 
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, host_and_port, is_public, resolve
+from gateway.outbound.public import is_own_service
 from gateway.outbound.turns import Turns
 
 KEEP_ALIVE = 4.0  # seconds; Node, uvicorn and Apache close idle connections after 5
@@ -233,7 +234,8 @@ def _open_any_socket(info: aiohttp.AddrInfoType) -> socket.socket:
 
 def _open_public_socket(info: aiohttp.AddrInfoType) -> socket.socket:
     """The last check before a connection: it holds whatever aiohttp did with the name."""
-    if not is_public(ipaddress.ip_address(str(info[4][0]))):
+    address, port = str(info[4][0]), int(info[4][1])
+    if not is_public(ipaddress.ip_address(address)) or is_own_service(address, port):
         raise _NotPublic("not a public address")
     return _open_any_socket(info)
 

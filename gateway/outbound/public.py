@@ -7,6 +7,7 @@ nothing but `ipaddress`.
 from __future__ import annotations
 
 import ipaddress
+import socket
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -46,6 +47,23 @@ GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
 
 # The resolver of an IPv6-only network answers with these for every name that has only IPv4.
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+# Whoever may reach this machine may reach its proxy. Its other ports may be closed to the internet, by a firewall that
+# does not see connections from the machine to itself.
+OPEN_PORTS = {80, 443}
+
+
+def is_own_service(address: str, port: int) -> bool:
+    """Whether the address is one of this machine's own, and the port not its proxy's. Sends nothing."""
+    if port in OPEN_PORTS:
+        return False
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))
+        except OSError:  # there is no way to it
+            return False
+        return bool(probe.getsockname()[0] == address)
 
 
 def is_public(address: Address) -> bool:

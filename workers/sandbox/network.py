@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.outbound.public import NOT_PUBLIC, is_public
+from gateway.outbound.public import NOT_PUBLIC, is_own_service, is_public
 
 NEW_USERS, NEW_NETWORK = 0x1000_0000, 0x4000_0000
 PARENT_DIED, DUMPABLE, SUBREAPER = 1, 4, 36  # prctl
@@ -124,7 +124,8 @@ class Egress:
         keep_task(self._connections)
         try:
             address = ipaddress.ip_address(host)
-            if len(self._connections) > CONNECTIONS or not (is_public(address) or address in self._hosts):
+            allowed = address in self._hosts or (is_public(address) and not is_own_service(host, port))
+            if len(self._connections) > CONNECTIONS or not allowed:
                 raise OSError("refused")
             async with asyncio.timeout(CONNECT_SECONDS):
                 outer = await asyncio.open_connection(host, port)

@@ -4,6 +4,8 @@ import os
 import secrets
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -98,6 +100,66 @@ for host in "{}".split():
     (room.folder / "attack.py").chmod(0o644)
     assert (await room.run("exec /usr/bin/python3 attack.py", connect=OWN)).ok, room.lines
     assert room.lines == []
+
+
+OWN_ADDRESS = """
+import asyncio, fcntl, os, socket, struct
+from gateway.outbound.addresses import BlockedAddress, resolve
+from workers.sandbox import network
+
+uid, gid = os.getuid(), os.getgid()
+assert network._libc.unshare(network.NEW_USERS | network.NEW_NETWORK) == 0
+for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+    open(f"/proc/self/{name}", "w").write(text)
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    fcntl.ioctl(any_socket, network.SET_FLAGS, struct.pack("16sH14x", b"lo", network.UP))
+    own = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton("93.184.216.34"))
+    fcntl.ioctl(any_socket, 0x8916, struct.pack("16s", b"lo:1") + own)  # SIOCSIFADDR
+services = [socket.create_server(("0.0.0.0", port)) for port in (5432, 443)]
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    listeners = network.enter_namespace([5432, 443], [])
+    socket.send_fds(theirs, [b"x"], [each.fileno() for each in listeners])
+    theirs.recv(1)
+    for port in (5432, 443):
+        with socket.create_connection(("93.184.216.34", port), timeout=5) as connection:
+            try:
+                print(port, connection.recv(100), flush=True)
+            except OSError as error:
+                print(port, type(error).__name__, flush=True)
+    os._exit(0)
+
+theirs.close()
+
+async def main():
+    async def greet(reader, writer):
+        writer.write(b"the database")
+        writer.close()
+    for service in services:
+        await asyncio.start_server(greet, sock=service)
+    listeners = [socket.socket(fileno=fd) for fd in socket.recv_fds(ours, 9, 9)[1]]
+    await network.Egress([]).serve(listeners)
+    ours.send(b"x")
+    await asyncio.to_thread(os.wait)
+    for port in (5432, 443):
+        try:
+            print(port, await resolve("93.184.216.34", port, tenant="acc_1", allow_private=False))
+        except BlockedAddress as error:
+            print(port, error)
+
+asyncio.run(main())
+"""
+
+
+def test_no_service_of_this_machine_is_reached_at_its_public_address() -> None:
+    """A firewall towards the internet does not see these connections."""
+    ended = subprocess.run([sys.executable, "-c", OWN_ADDRESS], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.stdout.splitlines() == [
+        "5432 ConnectionResetError",
+        "443 b'the database'",
+        "5432 93.184.216.34 is an address of this service itself.",
+        "443 [('93.184.216.34', 443)]",
+    ], ended.stderr
 
 
 async def test_unix_sockets_of_the_machine_can_not_be_reached(room: Room) -> None:
