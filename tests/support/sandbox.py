@@ -1,6 +1,8 @@
 """A build's folder inside the sandbox, as the deploy engine makes both."""
 
+import atexit
 import contextlib
+import functools
 import os
 import secrets
 import sys
@@ -14,7 +16,7 @@ from tests.support.folders import passable_folder
 from tests.support.programs import require
 from workers.sandbox import cgroups
 from workers.sandbox.machine import Unsafe
-from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Outcome, Sandbox
+from workers.sandbox.sandbox import BUILD_USERS, COPIES, Command, Limits, Outcome, Sandbox
 
 ROOT = os.geteuid() == 0
 # With control groups, where this user may have some, and with measured limits alone.
@@ -81,10 +83,19 @@ def checked_sandbox(users: range, folder: Path, *, development: bool = False, tr
     return sandbox
 
 
+@functools.cache
+def _copies() -> Path:
+    """One copy of the tools for all rooms of this process: to copy Node.js takes seconds."""
+    context = passable_folder()
+    atexit.register(context.__exit__, None, None, None)
+    return context.__enter__()
+
+
 @contextlib.contextmanager
 def room_of(*, measured: bool = False, trusted: bool = False) -> Iterator[Room]:
     with passable_folder() as top:
         (top / "builds").mkdir(mode=0o711)
+        (top / COPIES).symlink_to(_copies())
         sandbox = checked_sandbox(BUILD_USERS, top, development=measured, trusted=trusted)
         if measured:
             sandbox._cgroups = []

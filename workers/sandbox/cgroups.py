@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
+MEMORY_INFO = Path("/proc/meminfo")
 CONTROLLERS = ("memory", "pids", "cpu")
 PREFIX = "capsule-"
 WORKERS = "capsule-worker"  # version 2 does not allow processes in a group that bounds other groups
@@ -37,6 +40,17 @@ def find_parents() -> list[str]:
         parents = [MOUNT / name / own.get(name, "") for name in CONTROLLERS]
     usable = all(os.access(path, os.W_OK) and os.statvfs(path).f_flag & os.ST_RDONLY == 0 for path in parents)
     return [os.fspath(path) for path in parents] if usable else []
+
+
+def available_memory() -> int:
+    """Bytes that this machine, or the container around it, can still give without taking them from anybody."""
+    numbers = dict(re.findall(r"^(\w+): +(\d+)", MEMORY_INFO.read_text(), re.M)) if MEMORY_INFO.exists() else {}
+    found = [int(numbers["MemAvailable"]) * 1_024] if "MemAvailable" in numbers else []
+    with contextlib.suppress(OSError, ValueError):  # a container has a limit of its own
+        inactive = _counter(MOUNT / "memory.stat", "inactive_file")
+        limit, used = (int((MOUNT / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found.append(limit - used + inactive)
+    return min(found, default=sys.maxsize)
 
 
 def _prepare(group: Path) -> bool:

@@ -37,6 +37,8 @@ NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
 CHECK_INTERVAL = 0.25  # seconds
 BACKLOG = 4_096  # connections that wait to be accepted
+DRAIN_SECONDS = 300.0  # for the requests in progress of an app whose link is gone
+CONNECTED = "03"  # the state of a socket in /proc/net/unix
 CHUNK = 65_536  # bytes per read of the command's output
 PAUSE = 0.01  # seconds between reads of output that is left out
 HIDDEN_CHECKS = 8  # in a row that find files in sockets, before they count: programs pass files to each other
@@ -106,6 +108,7 @@ class Keeper:
         self.cgroup: Cgroup | None = None
         self.pid = 0  # until the command is started
         self.status: int | None = None
+        self._drained_at = float("inf")
         self._disk_at = self._scanned_at = 0.0
         self._used, self._hidden = 0, 0  # bytes; checks in a row
         self._most_free = self._free_then = 0  # bytes of the disk: at most so far, at the last scan
@@ -180,7 +183,7 @@ class Keeper:
             if self._has_ended():
                 self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
                 return "stopped" if stopping else self.excess()
-            if not stopping and (stop.is_set() or not self._is_wanted()):
+            if not stopping and (stop.is_set() or self._is_over()):
                 stopping = True
                 ends = time.monotonic() + self.limits["grace"]
                 with contextlib.suppress(OSError):
@@ -196,8 +199,14 @@ class Keeper:
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
-    def _is_wanted(self) -> bool:
-        return not self.spec["link"] or os.path.lexists(self.spec["link"])
+    def _is_over(self) -> bool:
+        """Whether the app's link is gone, and nobody waits for its answer any more."""
+        if not self.spec["link"] or os.path.lexists(self.spec["link"]):
+            self._drained_at = float("inf")
+            return False
+        now = time.monotonic()
+        self._drained_at = min(self._drained_at, now + DRAIN_SECONDS)
+        return now >= self._drained_at or not _is_connected(self.spec["socket"])
 
     def first(self) -> int:
         """The first process of the command's namespace. Raises ProcessLookupError until bubblewrap has started it."""
@@ -401,6 +410,15 @@ def _measure(folders: list[str], limit: int) -> tuple[int, int]:
             if error.errno == errno.ENAMETOOLONG:  # files could hide below such a path
                 return limit + 1, count
     return total, count
+
+
+def _is_connected(path: str) -> bool:
+    """Whether somebody has a connection to the socket at this path."""
+    try:
+        with open("/proc/net/unix") as sockets:
+            return any(fields[5] == CONNECTED and fields[7:] == [path] for fields in map(str.split, sockets))
+    except OSError:  # a system without such a list
+        return False
 
 
 def _listen(path: str) -> socket.socket:

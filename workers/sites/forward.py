@@ -171,6 +171,8 @@ def _request_headers(request: web.Request) -> CIMultiDict[str]:
     # Frameworks that turn headers into variables confuse X_Forwarded_For with X-Forwarded-For. nginx drops these too.
     for name in {name for name in headers if "_" in name}:
         headers.popall(name)
+    for name in ("Forwarded", "X-Real-IP"):  # a visitor's own word; the proxy in front sets X-Forwarded-For alone
+        headers.popall(name, None)
     addresses = [*request.headers.getall("X-Forwarded-For", []), request.remote or ""]
     headers["X-Forwarded-For"] = ", ".join(address for address in addresses if address)
     headers["X-Forwarded-Host"] = request.headers["Host"]

@@ -110,6 +110,8 @@ http {{
             proxy_set_header Host $http_host;
             proxy_set_header Upgrade $http_upgrade;
             proxy_set_header Connection $next_connection;
+            proxy_set_header Forwarded "";
+            proxy_set_header X-Real-IP "";
             proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
             proxy_set_header X-Forwarded-Proto $seen_scheme;
         }}

@@ -24,16 +24,19 @@ from gateway.deploys.addresses import host
 from gateway.deploys.states import Deploy
 from gateway.settings import Settings
 from gateway.store.client import until_redis_answers
+from workers.sandbox.cgroups import available_memory
+from workers.sandbox.sandbox import MIB
 from workers.sites import web
 from workers.sites.archives import Archive
 from workers.sites.releases import Releases, Site, remove_folder
-from workers.sites.watchdog import output_path
+from workers.sites.watchdog import LIMITS, output_path
 
 logger = structlog.get_logger()
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+LEAST_MEMORY = LIMITS.memory // 2  # bytes for one more app: most take far less than they may
 START_SECONDS = 60.0  # within which a start command must answer
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 POLL_INTERVAL = 0.2  # seconds
@@ -87,6 +90,9 @@ class Serving:
             await self._request_root(f"127.0.0.1:{port}", self._host(job))
 
     async def _check_start_command(self, job: Job, release: Path) -> None:
+        if (free := available_memory()) < LEAST_MEMORY:
+            logger.error("deploys.no_memory", app=job.app.id, available_mib=free // MIB)
+            raise DeployError("this machine has no memory left for another app; stop one, or try again later")
         self._releases.run(release)
         why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + START_SECONDS
         try:

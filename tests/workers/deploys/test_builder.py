@@ -55,6 +55,15 @@ def commit(folder: Path, text: str) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
+async def test_an_app_too_many_is_refused(own: Host) -> None:
+    """Nothing bounded the memory that all apps of a machine may take together."""
+    await own.worker("deploys", constants={"workers.sites.serving.LEAST_MEMORY": 1 << 60})
+    app = await own.app(build=START)
+    deploy = await own.over(await own.publish(app, server("one")))
+    assert deploy["state"] == "failed"
+    assert "no memory left for another app" in deploy["log"]
+
+
 @pytest.fixture
 def repository() -> Iterator[Path]:
     with passable_folder() as folder:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from workers.sandbox import cgroups
-from workers.sandbox.cgroups import Cgroup
+from workers.sandbox.cgroups import Cgroup, available_memory
 
 
 @pytest.fixture
@@ -59,3 +59,17 @@ def test_processes_move_out_of_a_group_that_is_to_bound_others(parent: Path, mon
     assert cgroups._prepare(parent)
     assert moved == ["1", "23"]
     assert control.read_text() == "+memory +pids +cpu"
+
+
+def test_what_memory_is_left(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = parent / "meminfo"
+    monkeypatch.setattr(cgroups, "MEMORY_INFO", info)
+    assert available_memory() > 1 << 60, "a system that does not tell"
+    info.write_text("MemTotal:  8000 kB\nMemAvailable:   5000 kB\n")
+    assert available_memory() == 5_000 * 1_024
+    (parent / "memory.stat").write_text("anon 5\ninactive_file 1000\n")
+    (parent / "memory.current").write_text("5000\n")
+    (parent / "memory.max").write_text("max\n")
+    assert available_memory() == 5_000 * 1_024
+    (parent / "memory.max").write_text("6000\n")
+    assert available_memory() == 2_000

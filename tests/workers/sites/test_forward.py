@@ -65,6 +65,7 @@ async def test_the_app_is_asked_what_the_visitor_asked(hosting: Hosting, shop: S
     target = "/a%2Fb//..;x/%7e?q=%20&r=a+b"
     sent = ["X-Own: 1", "Cookie: a=1; b=2", "TE: trailers"]
     told = ["X-Forwarded-For: 192.0.2.7", "X-Forwarded-Proto: https", "X_Forwarded_For: 6.6.6.6"]
+    told += ["Forwarded: for=6.6.6.6", "X-Real-IP: 6.6.6.6"]
     said = await hosting.ask(target, *sent, *told, host=f"{HOST}:8080")
     assert (said.status, said.body) == (200, b'{"size": 0}')
     headers = {

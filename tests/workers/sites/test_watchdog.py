@@ -209,6 +209,20 @@ async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
     assert watch.crashes == []
 
 
+async def test_a_replaced_release_answers_what_it_has_begun(watch: Watch) -> None:
+    """Whatever took longer than its seconds of grace was cut."""
+    watch.limits = LIMITS.__class__(memory=LIMITS.memory, grace=0.1)
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    under_way = [asyncio.create_task(watch.get("dep_1", "/slow")) for _ in range(8)]
+    await asyncio.sleep(0.2)
+    watch.hosting.releases.stop("dep_1")
+    assert await asyncio.gather(*under_way) == ["slow"] * 8
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+
+
 # -- apps outlive the watchdog -------------------------------------------------------------------------------
 
 
