@@ -15,6 +15,7 @@ from tests.support.accounts import DOMAIN
 from tests.support.deployment import Host
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -382,7 +383,8 @@ async def test_an_app_s_name_that_became_another_account_s(host: Host) -> None:
 async def test_a_builder_of_another_folder_stands_by(own: Host, tmp_path: Path) -> None:
     app = await own.app(build=BUILD)
     await own.worker("deploys")
-    other = await own.worker("deploys", joined=False, GATEWAY_DATA_DIR=str(tmp_path / "elsewhere"))
+    own_place = {"GATEWAY_DATA_DIR": str(tmp_path / "elsewhere"), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}"}
+    other = await own.worker("deploys", joined=False, **own_place)
     await wait_until(lambda: "deploys.elsewhere" in other.log, 10)
     for _ in range(3):
         deploy = await own.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"})
