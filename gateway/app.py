@@ -19,6 +19,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
+from gateway.accounts.pacing import Metered, leave
 from gateway.api import (
     account,
     account_apps,
@@ -221,15 +222,17 @@ class Front:
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 timed.answered = True
+                leave(scope["state"])
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
         if path == "/mcp":
-            return await self._agents(scope, receive, send_with_id)
+            return await Metered(self._agents(scope, receive, send_with_id), scope["state"])
         # Litestar would ask for a credential first.
         if scope.get("method") == "OPTIONS" and (methods := self._methods.of(path)):
             return await answer_options(methods, send_with_id)
-        return await self.litestar(scope, receive, send_with_id)
+        # A coroutine, although Litestar's type says no more than that it can be awaited.
+        await Metered(self.litestar(scope, receive, send_with_id), scope["state"])
 
 
 async def answer_options(methods: list[str], send: Send) -> None:

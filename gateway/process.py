@@ -19,6 +19,7 @@ from gateway import log
 from gateway.accounts.app_changes import AppChanges
 from gateway.accounts.directory import Directory
 from gateway.accounts.operators import Operators
+from gateway.accounts.pacing import Pacing
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
@@ -65,6 +66,7 @@ class Gateway:
         self.directory = Directory(self.registry)
         self.sessions = Sessions(self.store, settings.base_url)
         self.operators = Operators(settings)
+        self.pacing = Pacing()
         self.audit = Audit(self.store)
         self.http = outbound.Client(
             allow_private=settings.allow_private_addresses,

@@ -1,7 +1,8 @@
 """Browser sessions: account holders at /dashboard, operators at /ops.
 
 A session is a random token in a cookie that scripts cannot read. For twelve hours, Redis keeps the token's hash and
-the session's subject: the API key that opened it, or a fingerprint of the operator token. A session ends with its key.
+the session's subject: the API key that opened it, or a fingerprint of the operator token. A session ends with its key,
+and when its subject has opened twenty more.
 
 Every log-in counts as failed until it has succeeded, so that concurrent attempts cannot get past the limit.
 """
@@ -19,12 +20,14 @@ from litestar import Request
 from litestar.datastructures import Cookie, State
 
 from gateway.accounts.credentials import digest
-from gateway.errors import CsrfRefused, LoginsLimited
+from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
 from gateway.store import keys
 from gateway.store.client import Store, backbone
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 SESSION_SECONDS = 12 * 3600
+MOST_SESSIONS = 20  # of one API key or operator
+REGISTERED_SHARE, LEAST_REGISTERED = 10, 3  # of a day's registrations, one address may make a tenth, or three
 FAILED_A_MINUTE = 10  # log-ins per client address
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
@@ -34,10 +37,19 @@ class Sessions:
         self._store, self._base = store, urlsplit(base_url)
 
     async def open(self, subject: str) -> str:
-        """Returns the token of a new session."""
+        """Returns the token of a new session, for which the subject's oldest ones beyond the limit end."""
         token = secrets.token_urlsafe(32)
+        own, sessions = digest(token), keys.SESSIONS + digest(subject)
         with backbone():
-            await self._store.client.set(keys.session_key(digest(token)), subject, ex=SESSION_SECONDS)
+            await self._store.client.set(keys.session_key(own), subject, ex=SESSION_SECONDS)
+            async with self._store.client.pipeline(transaction=True) as pipe:
+                pipe.lpush(sessions, own)
+                pipe.lrange(sessions, MOST_SESSIONS, -1)
+                pipe.ltrim(sessions, 0, MOST_SESSIONS - 1)
+                pipe.expire(sessions, SESSION_SECONDS)
+                _, ended, *_ = await pipe.execute()
+            for each in ended:
+                await self._store.client.delete(keys.session_key(each))
         return token
 
     async def subject(self, token: str) -> str | None:
@@ -99,19 +111,21 @@ class Sessions:
         # Another site's page must not log a visitor in to an account of its own choice.
         self.require_own_origin(request)
         key = keys.logins_key(digest(client_address(request))[:32])
-        await self._count_attempt(key)
+        failed, wait = await self._count(key, 60)
+        if failed > FAILED_A_MINUTE:
+            raise LoginsLimited(retry_after=wait)
         yield
         await self._uncount_attempt(key)
 
-    async def _count_attempt(self, key: str) -> None:
+    async def _count(self, key: str, seconds: int) -> tuple[int, int]:
+        """How often it was counted in that time, this time included, and the seconds until it begins anew."""
         with backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.incr(key)
-                pipe.expire(key, 60, nx=True)
+                pipe.expire(key, seconds, nx=True)
                 pipe.ttl(key)
-                failed, _, wait = await pipe.execute()
-        if failed > FAILED_A_MINUTE:
-            raise LoginsLimited(retry_after=wait)
+                count, _, wait = await pipe.execute()
+        return count, wait
 
     async def _uncount_attempt(self, key: str) -> None:
         with backbone():
@@ -119,6 +133,20 @@ class Sessions:
                 pipe.decr(key)
                 pipe.expire(key, 60, nx=True)  # the minute may just have ended
                 await pipe.execute()
+
+    async def count_registration(self, request: Request[Any, Any, State], per_day: int) -> None:
+        """Raises RegistrationsClosed if this address, of the internet, has made its share of the day's."""
+        try:
+            address = ipaddress.ip_address(client_address(request))
+        except ValueError:
+            return
+        if not address.is_global:  # a proxy that does not say whose request it is
+            return
+        network = ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False)
+        count, wait = await self._count(keys.REGISTERED + digest(str(network))[:32], 86_400)
+        if count > max(LEAST_REGISTERED, per_day // REGISTERED_SHARE):
+            message = "Your address has registered as many accounts as it may in a day; try again after Retry-After."
+            raise RegistrationsClosed(message, retry_after=wait)
 
 
 def client_address(request: Request[Any, Any, State]) -> str:

@@ -79,7 +79,9 @@ async def capabilities(request: Request[Any, Any, State], gateway: Injected) -> 
     """
     plan = None
     if not is_operator_token(gateway, bearer(request)):
-        plan = (await require_account(request, gateway)).plan
+        account = await require_account(request, gateway)
+        await gateway.pacing.admit(account.id, request.scope["state"])
+        plan = account.plan
     status = gateway.availability.status()
     return Capabilities(
         platform=Platform(Features(managedInference=status.available)),
@@ -185,7 +187,9 @@ async def register(request: Request[Any, Any, State], data: JSONBody[Registratio
     """
     if "origin" in request.headers:  # another site's page must not use up the day's registrations
         gateway.sessions.require_own_origin(request)
-    account, api_key = await gateway.registry.register(data.name, gateway.settings.registrations_per_day)
+    per_day = gateway.settings.registrations_per_day
+    await gateway.sessions.count_registration(request, per_day)
+    account, api_key = await gateway.registry.register(data.name, per_day)
     return NewKey(account.id, api_key)
 
 

@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from litestar import Request
 
+from gateway.accounts.pacing import LANE
 from gateway.api.authentication import require_account
 from gateway.errors import MethodNotAllowed, ServiceError
 from gateway.process import Gateway
 
 if TYPE_CHECKING:
     from gateway.api.agents import AgentSessions
+
+
+CALL_SECONDS = 0.01  # that a call takes, about: the SDK works in tasks of its own
 
 
 class AgentEndpoint:
@@ -46,6 +50,8 @@ class AgentEndpoint:
             if request.method != "POST":
                 raise MethodNotAllowed("POST")  # the other methods belong to sessions
             account = await require_account(request, self._gateway)
+            await self._gateway.pacing.admit(account.id, scope["state"])
+            scope["state"][LANE].charge(CALL_SECONDS)
             await (await self._loaded()).answer(account, scope, receive, send)
         except ServiceError as error:
             headers, body = error.render(scope["state"].get("request_id", ""))

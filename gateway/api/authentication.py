@@ -16,6 +16,7 @@ from litestar.handlers import BaseRouteHandler
 from litestar.openapi.spec import SecurityRequirement
 
 from gateway.accounts.api_keys import KeyReference
+from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account
 from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS
 from gateway.api.audit import begin_audit
@@ -60,13 +61,15 @@ async def key_of_session(request: Request[Any, Any, State], gateway: Gateway) ->
     return key if key and await gateway.registry.api_keys.is_valid(key) else None
 
 
-async def account_only(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """A guard: admits an account, which `Caller` then names. Raises Unauthorized and CsrfRefused.
+async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A guard: admits an account, which `Caller` then names. Raises Unauthorized, CsrfRefused and RateLimited.
 
     Litestar reads parameters and bodies before it asks dependencies, and guards before both.
     """
     request, gateway = request_of(connection)
-    request.scope["state"][ACCOUNT_STATE] = await require_account(request, gateway)
+    account = await require_account(request, gateway)
+    await gateway.pacing.admit(account.id, request.scope["state"], paced=UNPACED not in handler.opt)
+    request.scope["state"][ACCOUNT_STATE] = account
 
 
 def provide_account(request: Request[Any, Any, State]) -> Account:

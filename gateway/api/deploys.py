@@ -13,6 +13,7 @@ from litestar.exceptions import NotFoundException
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.types import ControllerRouterHandler
 
+from gateway.accounts.pacing import UNPACED
 from gateway.accounts.records import Account, App
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.api.bodies import TARBALL, declared_size
@@ -170,6 +171,7 @@ async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Inject
     status_code=202,
     request_max_body_size=None,
     body=TARBALL,
+    opt={UNPACED: True},  # an upload takes long; they have a limit of their own
     errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached, StorageUnavailable],
 )
 async def publish(

@@ -7,7 +7,7 @@ import math
 from typing import Annotated, Any
 
 import msgspec
-from litestar import Request, Response, Router, get
+from litestar import MediaType, Request, Response, Router, get
 from litestar.datastructures import State
 from litestar.params import FromQuery, QueryParameter
 from litestar.types import ControllerRouterHandler
@@ -27,6 +27,7 @@ from gateway.telemetry.usage_reports import (
     RequestRow,
     UsageRow,
     as_csv,
+    as_json,
     read_requests,
     read_usage,
 )
@@ -75,7 +76,9 @@ async def show_usage(
     if start >= end:
         raise RequestMalformed("from: must be before to.")
     rows = await read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
-    return _csv(as_csv(rows, grouping), f"usage-by-{period}.csv") if wants_csv else Response(UsageReport(rows))
+    if wants_csv:
+        return _csv(await as_csv(rows, grouping), f"usage-by-{period}.csv")
+    return Response(await as_json(rows), media_type=MediaType.JSON)  # type: ignore[arg-type]
 
 
 def _csv(text: str, name: str) -> Response[Any]:

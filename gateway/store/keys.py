@@ -17,7 +17,9 @@
 | `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
 | `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
 | `session:<sha256>` | string | what opened a page's session: `<account> <key id>`, or `operator:<hash>` | 12 h |
+| `sessions:<sha256>` | list | hashes of the newest 20 sessions with one subject, by its hash | 12 h |
 | `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
+| `registered:<hash>` | string | number of registrations from one client address | 1 day |
 | `inference` | string | the runtime switch and the approval, JSON | never: one record |
 | `provider` | string | what is known about the provider's state, JSON | never: one record |
 | `probe` | string | id of the process that is probing the provider | 20 s |
@@ -113,6 +115,8 @@ BUILD_POSITIONS = "build-positions"
 SITES_HOSTS = "{sites}:hosts"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 REGISTRATIONS_MOVING = "{registrations}:moving"  # never exists; `register.lua` says what for
+SESSIONS = "sessions:"  # the hash of their subject is appended
+REGISTERED = "registered:"  # the hash of a client's address is appended
 PROCESSES = "{ops}:processes"
 WORKERS = "{ops}:workers"
 CLOCK = "{ops}:clock"

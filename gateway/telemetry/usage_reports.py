@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import time
@@ -19,7 +20,8 @@ from gateway.telemetry.usage import Counts, LoggedRequest, Outcome, outcome_of
 Period = Literal["hour", "day"]
 Group = Literal["app", "model", "none"]
 
-PAGE = 25  # hours or days that are read together
+PAGE = 4  # hours or days that are read together; each may have a thousand numbers
+SLICE = 100  # rows that are worked on before others get their turn
 NAMES: dict[Period, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}  # in their keys
 SECONDS: dict[Period, int] = {"hour": 3_600, "day": 86_400}
 KEPT: dict[Period, int] = {"hour": 14 * 86_400, "day": 400 * 86_400}  # seconds, as in lua/record_usage.lua
@@ -83,6 +85,7 @@ async def read_usage(
         page = begins[n : n + PAGE]
         for begin, counted in zip(page, await _read_hashes(store, account, period, page), strict=True):
             rows += _sum_up(now_iso(begin), counted, group)
+            await asyncio.sleep(0)
     return rows
 
 
@@ -111,13 +114,24 @@ def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageR
     return [rows[key] for key in sorted(rows)]
 
 
-def as_csv(rows: Sequence[UsageRow], group: Group) -> str:
+async def as_json(rows: Sequence[UsageRow]) -> bytes:
+    """What `{"rows": rows}` is, encoded in slices: with many apps it has megabytes."""
+    pieces: list[bytes] = []
+    for n in range(0, len(rows), SLICE):
+        pieces.append(_ENCODER.encode(rows[n : n + SLICE])[1:-1])
+        await asyncio.sleep(0)
+    return b'{"rows":[' + b",".join(pieces) + b"]}"
+
+
+async def as_csv(rows: Sequence[UsageRow], group: Group) -> str:
     """No value begins with a character that a spreadsheet takes for a formula: apps and models are names."""
     columns = ["start", *([] if group == "none" else [group]), *COUNTS]
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow(columns)
-    table.writerows([getattr(row, column) for column in columns] for row in rows)
+    for n in range(0, len(rows), SLICE):
+        table.writerows([getattr(row, column) for column in columns] for row in rows[n : n + SLICE])
+        await asyncio.sleep(0)
     return text.getvalue()
 
 
@@ -128,12 +142,21 @@ async def read_requests(store: Store, account: str, chosen: RequestFilter, limit
     """Newest first. Raises BackboneUnavailable."""
     with backbone():
         lines: list[str] = await store.client.lrange(keys.requests_key(account), 0, -1)
-    logged = [request for line in lines if chosen.matches(request := _DECODER.decode(line))]
+    logged: list[LoggedRequest] = []
+    for n in range(0, len(lines), SLICE):
+        decoded = map(_DECODER.decode, lines[n : n + SLICE])
+        logged += [request for request in decoded if chosen.matches(request)]
+        await asyncio.sleep(0)
     # Each gateway process writes every two seconds, so the list is only roughly in order.
     logged.sort(key=lambda request: request.at, reverse=True)
-    return [_row(request) for request in logged[:limit]]
+    rows: list[RequestRow] = []
+    for n in range(0, min(len(logged), limit), SLICE):
+        rows += map(_row, logged[n : min(n + SLICE, limit)])
+        await asyncio.sleep(0)
+    return rows
 
 
+_ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(LoggedRequest)
 
 

@@ -22,7 +22,7 @@ RATE = 1000  # requests per second of `flood`
 class Attack:
     def __init__(self, name: str, port: int, count: int, request: bytes) -> None:
         self.name, self.port, self.count, self.request = name, port, count, request
-        self.opened = self.ended = self.answers = 0
+        self.opened = self.ended = self.answers = self.begun = 0
 
     async def connect(self) -> socket.socket:
         connection = socket.socket()
@@ -78,8 +78,32 @@ class Attack:
             await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
             self.answers += 1
 
+    async def hammer(self) -> None:
+        """Requests one after the other, as fast as they are answered. `request` is several, each behind its length."""
+        requests, at = [], 0
+        while at < len(self.request):
+            size = int.from_bytes(self.request[at : at + 4], "big")
+            requests.append(self.request[at + 4 : at + 4 + size])
+            at += 4 + size
+        turn = self.begun = self.begun + 1
+        while True:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
+                self.opened += 1
+                while True:
+                    turn += 1
+                    writer.write(requests[turn % len(requests)])
+                    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                    if b"content-length: " in head:
+                        await reader.readexactly(int(head.split(b"content-length: ")[1].split(b"\r\n")[0]))
+                    elif b" 204 " not in head:  # a stream, perhaps without end
+                        writer.close()
+                        break
+                    self.answers += 1
+            await asyncio.sleep(0.01)
+
     async def run(self) -> None:
-        attack = {"stall": self.stall, "flood": self.flood}.get(self.name, self.hold)
+        attack = {"stall": self.stall, "flood": self.flood, "hammer": self.hammer}.get(self.name, self.hold)
         tasks = []
         for number in range(self.count):
             tasks.append(asyncio.create_task(attack()))

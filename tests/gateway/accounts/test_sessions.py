@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, SESSION_SECONDS, Sessions, client_address
+from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
@@ -186,6 +187,32 @@ async def test_behind_tls_the_cookie_is_secure_and_ours_alone() -> None:
     assert cookie.secure
     assert cookie.key == f"__Host-{ACCOUNT}"
     assert cookie.domain is None
+
+
+async def test_a_key_has_twenty_sessions_at_most(visitor: Visitor, account: Account) -> None:
+    """1,140 sessions of one key in 15 seconds stayed in Redis for twelve hours."""
+    tokens = []
+    for _ in range(25):
+        assert (await visitor.log_in(account.key)).status_code == 204
+        tokens.append(visitor.token)
+    visitor.http.cookies.clear()
+    answers = [await visitor.call("GET", "/account", Cookie=f"{ACCOUNT}={token}") for token in tokens]
+    assert [answer.status_code for answer in answers] == [401] * 5 + [200] * 20
+
+
+async def test_an_address_registers_its_share(gw: Gateway) -> None:
+    """One client took the whole day's registrations."""
+
+    async def register(address: str) -> int:
+        answer = await gw.http.post("/register", json={"name": "x"}, headers={"X-Forwarded-For": address})
+        return answer.status_code
+
+    share = max(3, Settings().registrations_per_day // 10)
+    taken = [await register("93.184.216.34") for _ in range(share + 1)]
+    assert taken == [201] * share + [429]
+    assert await register("93.184.216.35") == 201
+    assert [await register(f"2606:4700::{n}") for n in range(share + 1)] == [201] * share + [429], "one network"
+    assert await register("2606:4700:1::1") == 201
 
 
 @pytest.mark.parametrize("body", [None, {}, {"apiKey": 1}, {"apiKey": "csk_x", "more": 1}, []])

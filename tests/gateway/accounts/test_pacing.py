@@ -1,0 +1,112 @@
+"""An account's turns at the API."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.accounts import pacing
+from gateway.accounts.pacing import LANE, Metered, Pacing, leave
+from gateway.errors import RateLimited
+
+
+async def test_two_at_a_time_and_in_order() -> None:
+    paces, states = Pacing(), [dict[str, Any]() for _ in range(5)]
+    admitted: list[int] = []
+
+    async def request(number: int) -> None:
+        await paces.admit("ana", states[number])
+        admitted.append(number)
+
+    requests = [asyncio.create_task(request(number)) for number in range(5)]
+    await asyncio.sleep(0.01)
+    assert admitted == [0, 1]
+    await paces.admit("ben", {})
+    requests[2].cancel()
+    leave(states[0])
+    leave(states[0])
+    await asyncio.sleep(0.01)
+    assert admitted == [0, 1, 3], "one turn ended, and only once"
+    leave(states[1])
+    await asyncio.wait(requests)
+    assert admitted == [0, 1, 3, 4]
+
+
+async def test_long_requests_hold_no_turn() -> None:
+    paces = Pacing()
+    for _ in range(5):
+        await asyncio.wait_for(paces.admit("ana", {}, paced=False), 1)
+
+
+async def test_who_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.1)
+    paces, state = Pacing(), dict[str, Any]()
+
+    async def work() -> None:
+        await paces.admit("ana", state)
+        state[LANE].charge(pacing.SAVED_SECONDS + 0.01)
+
+    await Metered(work(), state)
+    await asyncio.wait_for(paces.admit("ben", {}), 1)
+    began = asyncio.get_running_loop().time()
+    await paces.admit("ana", state)
+    assert 0.03 < asyncio.get_running_loop().time() - began < 0.09
+    leave(state)
+    state[LANE].charge(60)
+    with pytest.raises(RateLimited) as refused:
+        await paces.admit("ana", {})
+    assert refused.value.retry_after is not None
+    assert 250 < refused.value.retry_after < 310
+    await asyncio.wait_for(paces.admit("ben", {}), 1)
+
+
+async def test_no_more_than_some_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "WAITING", 3)
+    paces = Pacing()
+    for _ in range(2):
+        await paces.admit("ana", {})
+    waiting = [asyncio.create_task(paces.admit("ana", {})) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(RateLimited):
+        await paces.admit("ana", {})
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+
+
+async def test_a_request_is_metered_step_by_step_and_its_turn_ends() -> None:
+    paces, state = Pacing(), dict[str, Any]()
+
+    async def fails() -> None:
+        await paces.admit("ana", state)
+        await asyncio.sleep(0.2)  # costs nothing
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await Metered(fails(), state)
+    assert state[LANE]._spent < 0.05
+
+    async def hangs() -> None:
+        await paces.admit("ana", state)
+        await asyncio.sleep(60)
+
+    async def run() -> None:
+        await Metered(hangs(), state)
+
+    task = asyncio.create_task(run())
+    await asyncio.sleep(0.01)
+    assert state[LANE]._running == 1
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert state[LANE]._running == 0
+
+
+async def test_idle_accounts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "ACCOUNTS", 10)
+    paces = Pacing()
+    for number in range(100):
+        state: dict[str, Any] = {}
+        await paces.admit(f"acc_{number}", state)
+        leave(state)
+    assert len(paces._lanes) < 20

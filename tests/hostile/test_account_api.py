@@ -1,0 +1,88 @@
+"""One account does its worst with its own API, on each route that there is, while another one's users stream."""
+
+import json
+import time
+
+import pytest
+
+from gateway.app import Front
+from gateway.process import Gateway as Process
+from gateway.settings import Settings
+from gateway.store import keys
+from tests.fakes import FakeAppBackend
+from tests.hostile.bystander import FULL, Bystander, attacked, measure, report
+from tests.support.accounts import App
+from tests.support.raw_http import request
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+CONNECTIONS = 32
+HARM = 20 if FULL else 200  # milliseconds more, at the 99th percentile; other tests share the machine otherwise
+BODIES = {
+    ("POST", "/account/apps"): {"name": "another"},
+    ("PATCH", "/account/apps/{app}"): {"customDomain": None},
+    ("POST", "/account/keys"): {"name": "x"},
+    ("PUT", "/account/webhook"): {"url": "http://127.0.0.1:9/"},
+    ("PUT", "/account/apps/{app}/env"): {f"NAME_{n}": "x" * 100 for n in range(400)},
+    ("PUT", "/account/apps/{app}/limits"): {"requestsPerMinute": 1_000_000},
+}
+# What takes long: hundreds of days of many numbers, and the whole list of requests.
+QUERIES = {"/account/usage": ["", "?by=day&group=app&from=2020-01-01", "?by=hour&group=model&from=2020-01-01"]}
+
+
+async def routes() -> dict[str, list[tuple[str, str]]]:
+    """Method and target of each request, by route. As the routing has them, so that new ones are attacked too."""
+    front = Front(Process(Settings(allow_private_addresses=True)))
+    found: dict[str, list[tuple[str, str]]] = {}
+    for route in front.litestar.routes:
+        if route.path.startswith("/account"):
+            for method in sorted(route.methods - {"OPTIONS", "HEAD"}):  # type: ignore[attr-defined]
+                targets = QUERIES.get(route.path, [""])
+                found[f"{method} {route.path_format}"] = [(method, f"{route.path_format}{query}") for query in targets]
+    return found
+
+
+def raw(app: App, method: str, target: str) -> bytes:
+    """As long as each request's answer is, the attacker's app remains."""
+    path = target.replace("{app}", "nothing" if method == "DELETE" else app.name)
+    path = path.replace("{delivery_id}", "1-1").replace("{", "").replace("}", "")
+    body = json.dumps(BODIES.get((method, target.partition("?")[0]), {})).encode()
+    lines = [f"Authorization: Bearer {app.account.key}", "Content-Type: application/json"]
+    whole = request(path, b"" if method in ("GET", "DELETE") else body, *lines)
+    whole = whole.replace(b"POST ", f"{method} ".encode(), 1)
+    return len(whole).to_bytes(4, "big") + whole
+
+
+def fill(app: App) -> None:
+    """As much as an account can have: 1,000 requests, and a thousand numbers in each of 400 days."""
+    numbers = {
+        f"app-{n}/gpt/{name}": 5 for n in range(200) for name in ("requests", "refused", "inputTokens", "nanoEuro")
+    }
+    line = json.dumps(["r" * 20, int(time.time() * 1000), app.name, "gpt", 200, "", 5, 5, 5, 5, 5])
+    account = app.account.id
+    with app.gateway.redis.client() as client:
+        client.rpush(keys.requests_key(account), *[line] * 1_000)
+        client.expire(keys.requests_key(account), 3_600)
+        for ago in range(400):
+            key = keys.usage_key(account, time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * 86_400)))
+            client.hset(key, mapping=numbers)
+            client.expire(key, 3_600)
+
+
+@pytest.mark.timeout(900)
+async def test_an_account_s_worst_harms_nobody_else(honest: Bystander, backend: FakeAppBackend) -> None:
+    """Eight connections on one list made another tenant's streams wait twelve times as long."""
+    hostile, gateway = await honest.gateway.app(backend), honest.gateway
+    fill(hostile)
+    found = await routes()
+    assert len(found) > 30
+    everything = {"the account's API, all routes": [each for targets in found.values() for each in targets]}
+    worst = {"GET /account/usage": found["GET /account/usage"], "GET /account/requests": found["GET /account/requests"]}
+    for name, targets in ({**everything, **found} if FULL else {**everything, **worst}).items():
+        before = await measure(honest.app)
+        asked = b"".join(raw(hostile, *target) for target in targets)
+        async with attacked(gateway, "hammer", CONNECTIONS, asked):
+            during = await measure(honest.app)
+        report(f"{CONNECTIONS} connections on {name}", before, during)
+        assert during.failed == 0, name
+        assert during.p99 < before.p99 + HARM, (name, before, during)
