@@ -5,6 +5,9 @@ lock lives. So the plan's limit holds, and a name that is deleted and created at
 
 The name of an app that was live stays its account's for 30 days after the deletion: browsers of its visitors may still
 hold what its pages stored, and would hand it to the pages of another account at the same address.
+
+An app that is created goes on with the requests of one that was deleted in the last minute: otherwise an account could
+exceed the rate of an app by creating and deleting apps.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
+
+from redis.exceptions import ResponseError
 
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
@@ -51,6 +56,7 @@ class AppChanges:
                 # The alias first: an app must be found by its id as soon as it is found by its name.
                 await scripts.change(self._store, keys.alias_key(app.id), app.name)
                 await self._registry.put_app(app, None)
+                await self._inherit_window(app)
             except BaseException as error:
                 with contextlib.suppress(BackboneUnavailable):
                     await finish_despite_cancellation(self._registry.delete_app(app))
@@ -83,6 +89,20 @@ class AppChanges:
         """May be repeated. Raises NotFound if the app now belongs to another account."""
         async with self._alone(app.account):
             await self._registry.delete_app(app)
+            deleted = keys.deleted_apps_key(app.account)
+            with backbone():
+                async with self._store.client.pipeline(transaction=True) as pipe:
+                    pipe.rpush(deleted, app.id)
+                    pipe.expire(deleted, 60)
+                    await pipe.execute()
+
+    async def _inherit_window(self, app: App) -> None:
+        deleted, tag = keys.deleted_apps_key(app.account), keys.tag(app.account)
+        with backbone():
+            while (former := await self._store.client.lpop(deleted)) is not None:
+                with contextlib.suppress(ResponseError):  # it had no requests
+                    await self._store.client.rename(keys.app_window_key(tag, former), keys.app_window_key(tag, app.id))
+                    return
 
     @asynccontextmanager
     async def _alone(self, account_id: str) -> AsyncGenerator[None]:

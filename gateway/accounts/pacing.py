@@ -16,7 +16,7 @@ from typing import Any
 from gateway.errors import RateLimited
 
 AT_ONCE = 2  # requests of an account whose answers have not begun
-WAITING, WAIT_SECONDS = 100, 10.0
+WAITING, WAIT_SECONDS = 500, 10.0
 SHARE, SAVED_SECONDS = 0.2, 1.0  # of the process's time
 OVERHEAD = 0.001  # seconds of each request that no step of its own takes: HTTP, the answers of Redis
 ACCOUNTS = 10_000  # remembered

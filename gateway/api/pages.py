@@ -97,7 +97,7 @@ async def may_register(gateway: Gateway) -> bool:
     """What the page says at first; the registration itself decides. While Redis is away it says yes."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
     try:
-        registered = await gateway.store.get(keys.registrations_key(day))
+        registered = await gateway.store.get(f"{keys.REGISTRATIONS}:{day}")
     except BackboneUnavailable:
         return True
     return int(registered or 0) < gateway.settings.registrations_per_day

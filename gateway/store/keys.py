@@ -11,6 +11,7 @@
 | `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
 | `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
 | `{pNN}:app-changes:<account>` | string | number of creations and deletions of apps that were tried | 60 s |
+| `{pNN}:deleted-apps:<account>` | list | ids of its apps that were deleted, whose windows the next ones get | 60 s |
 | `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
 | `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
 | `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
@@ -115,8 +116,7 @@ BUILD_POSITIONS = "build-positions"
 SITES_HOSTS = "{sites}:hosts"
 REGISTRATIONS = "{registrations}"  # the day is appended, in the same slot
 REGISTRATIONS_MOVING = "{registrations}:moving"  # never exists; `register.lua` says what for
-SESSIONS = "sessions:"  # the hash of their subject is appended
-REGISTERED = "registered:"  # the hash of a client's address is appended
+SESSIONS, REGISTERED = "sessions:", "registered:"  # the hash of a subject, or of an address, is appended
 PROCESSES = "{ops}:processes"
 WORKERS = "{ops}:workers"
 CLOCK = "{ops}:clock"
@@ -147,8 +147,8 @@ def app_changes_key(account_id: str) -> str:
     return f"{tag(account_id)}:app-changes:{account_id}"
 
 
-def registrations_key(day: str) -> str:
-    return f"{REGISTRATIONS}:{day}"
+def deleted_apps_key(account_id: str) -> str:
+    return f"{tag(account_id)}:deleted-apps:{account_id}"
 
 
 def api_key_key(digest: str) -> str:

@@ -40,6 +40,7 @@ BACKLOG = 4_096  # connections that wait to be accepted
 DRAIN_SECONDS = 300.0  # for the requests in progress of an app whose link is gone
 CONNECTED = "03"  # the state of a socket in /proc/net/unix
 CHUNK = 65_536  # bytes per read of the command's output
+PIPE_READS = 16
 PAUSE = 0.01  # seconds between reads of output that is left out
 HIDDEN_CHECKS = 8  # in a row that find files in sockets, before they count: programs pass files to each other
 
@@ -268,10 +269,10 @@ class Keeper:
         return data
 
     def read_rest(self) -> None:
-        """What the command said before it ended."""
+        """What the command said before it ended: no more than a pipe holds, although something may still write."""
         with contextlib.suppress(OSError):
-            while self._read_output():
-                pass
+            for _ in range(PIPE_READS):
+                self._read_output()
         if isinstance(self._output, Passed):
             self._output.flush(FLUSH_SECONDS)
 

@@ -67,3 +67,25 @@ async def test_a_dead_process_s_lock_expires(
     await raw.delete(LOCK)
     with pytest.raises(NameTaken):
         await changes.create(an_app(), limit=1)
+
+
+async def test_a_new_app_goes_on_with_the_requests_of_a_deleted_one(here: Registry, raw: redis.asyncio.Redis) -> None:
+    """Each creation gave an account a whole minute's requests more, whatever its plan."""
+    changes, tag = AppChanges(here), keys.tag("acc_one")
+
+    async def window(app: App) -> list[str]:
+        found: list[str] = await raw.lrange(keys.app_window_key(tag, app.id), 0, -1)  # type: ignore[misc]
+        return found
+
+    one, two, three, four = (an_app(number, name=f"shop-{number}") for number in range(1, 5))
+    for app in (one, two):
+        await changes.create(app, limit=2)
+    await raw.rpush(keys.app_window_key(tag, two.id), "1", "2", "3")  # type: ignore[misc]
+    await raw.expire(keys.app_window_key(tag, two.id), 60)
+    for app in (one, two):
+        await changes.delete(app)
+    await changes.create(three, limit=2)
+    await changes.create(four, limit=2)
+    assert [await window(app) for app in (two, three, four)] == [[], ["1", "2", "3"], []]
+    assert 0 < await raw.ttl(keys.app_window_key(tag, three.id)) <= 60
+    assert not await raw.exists(keys.deleted_apps_key("acc_one"))
