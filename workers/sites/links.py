@@ -9,10 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
 
 MOST = 20_000  # links of an old release
 OPENAT2 = 437  # the number of the system call, on every architecture
-NO_MAGIC_LINKS, BENEATH = 0x02, 0x08
+NO_MAGIC_LINKS, NO_LINKS, BENEATH = 0x02, 0x04, 0x08
+NOBODY = 65_534
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -45,21 +50,69 @@ def replace_link(link: str, top: str, owner: int) -> bool:
     return True
 
 
+def open_file(path: Path, top: Path) -> BinaryIO | None:
+    """The file at a path beneath `top`, if there is one that everybody may read. No link is followed on the way to it.
+
+    The worker may be root, but it opens what it serves as nobody.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        if not hasattr(os, "O_PATH"):
+            if path.resolve() != top.resolve() / path.relative_to(top):
+                return None
+            file = os.fdopen(os.open(path, flags), "rb")
+        else:
+            folder = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                with _as_nobody():
+                    file = os.fdopen(_open_beneath(folder, path.relative_to(top), flags, NO_LINKS), "rb")
+            finally:
+                os.close(folder)
+    except (OSError, ValueError):
+        return None
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    return None
+
+
+@contextmanager
+def _as_nobody() -> Iterator[None]:
+    """For file systems, and in this thread alone."""
+    if os.geteuid() != 0:
+        yield
+        return
+    _libc.setfsgid(NOBODY)
+    _libc.setfsuid(NOBODY)
+    try:
+        yield
+    finally:
+        _libc.setfsuid(0)
+        _libc.setfsgid(0)
+
+
+def _open_beneath(folder: int, path: str | Path, flags: int, resolve: int) -> int:
+    """Raises OSError."""
+    how = _How(flags, 0, BENEATH | NO_MAGIC_LINKS | resolve)
+    found: int = _libc.syscall(OPENAT2, folder, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how))
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "the file can't be opened")
+    return found
+
+
 def _find_beneath(link: str, top: str) -> str | None:
     """The real path of what the link names, if the way there stays beneath `top`. None on systems without openat2."""
     if not hasattr(os, "O_PATH"):
         return None
-    how = _How(os.O_PATH | os.O_CLOEXEC, 0, BENEATH | NO_MAGIC_LINKS)
     folder = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        path = os.fsencode(os.path.relpath(link, top))
-        found = _libc.syscall(OPENAT2, folder, path, ctypes.byref(how), ctypes.sizeof(how))
-        if found < 0:
-            return None
+        found = _open_beneath(folder, os.path.relpath(link, top), os.O_PATH | os.O_CLOEXEC, 0)
         try:
             return os.readlink(f"/proc/self/fd/{found}")
         finally:
             os.close(found)
+    except OSError:
+        return None
     finally:
         os.close(folder)
 

@@ -13,10 +13,12 @@ import logging
 import mimetypes
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -26,10 +28,12 @@ from aiohttp.http import HttpProcessingError
 
 from workers.sites.forward import Forwarder
 from workers.sites.limits import SLOW_BYTES, SLOW_SECONDS, Busy, RequestLimits, open_files
+from workers.sites.links import open_file
 from workers.sites.releases import PREVIOUS_SECONDS, Site
 
 HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 ROOM_INTERVAL = 0.25  # seconds between two checks of the number of connections
+DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"  # this process's open files, as paths
 BACKLOG = 4_096  # connections that wait to be accepted
 KEEP_ALIVE = 75.0  # seconds; longer than nginx keeps connections, because nginx must be the one to close them
 # By file extension. Python's table rather than the machine's, so that every machine and server answers the same.
@@ -176,39 +180,42 @@ def serve_file(request: web.Request, folder: Path, previous: Path | None = None)
             return response
         if previous is not None and parts and Path(parts[-1]).suffix not in ("", ".html"):
             old = previous.joinpath(*parts)
-            if _is_file(old, previous):
-                return _file_response(old)
+            if (file := open_file(old, previous)) is not None:
+                return _File(file, old)
         looks_like_file = parts and "." in parts[-1] and "text/html" not in request.headers.get("Accept", "")
-        if not looks_like_file and _is_file(folder / "index.html", folder):
-            return _file_response(folder / "index.html")
+        if not looks_like_file and (file := open_file(page := folder / "index.html", folder)) is not None:
+            return _File(file, page)
     return _not_found()
 
 
 def _find_file(folder: Path, parts: list[str], path: str, query: str) -> web.StreamResponse | None:
     requested = folder.joinpath(*parts)
-    if not path.endswith("/") and _is_file(requested, folder):
-        return _file_response(requested)
-    if _is_file(requested / "index.html", folder):
+    if not path.endswith("/") and (file := open_file(requested, folder)) is not None:
+        return _File(file, requested)
+    if (file := open_file(page := requested / "index.html", folder)) is not None:
         if path.endswith("/"):
-            return _file_response(requested / "index.html")
+            return _File(file, page)
+        file.close()
         location = f"/{quote('/'.join(parts))}/{'?' if query else ''}{query}"
         return web.Response(status=308, headers={"Location": location})
-    if parts and _is_file(page := requested.with_name(f"{requested.name}.html"), folder):
-        return _file_response(page)
+    if parts:
+        page = requested.with_name(f"{requested.name}.html")
+        if (file := open_file(page, folder)) is not None:
+            return _File(file, page)
     return None
-
-
-def _is_file(path: Path, folder: Path) -> bool:
-    """Whether it is one, and no link is on the way to it: a release holds none, and if it does, none is followed."""
-    return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
 
 
 class _File(web.FileResponse):
     """A file that is sent once, and only as long as the visitor reads it fast enough."""
 
-    def __init__(self, path: Path, headers: dict[str, str]) -> None:
-        super().__init__(path, headers=headers)
-        self._seconds = SLOW_SECONDS + path.stat().st_size / SLOW_BYTES
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        kind = TYPES.get(path.suffix.lower(), DEFAULT_TYPE)
+        charset = "; charset=utf-8" if kind in TEXT_TYPES else ""
+        # Browsers may store files, but revalidate them on each use, because the next deploy may change them.
+        headers = {"Content-Type": kind + charset, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+        super().__init__(f"{DESCRIPTORS}/{file.fileno()}", headers=headers)
+        self._file = file
+        self._seconds = SLOW_SECONDS + os.fstat(file.fileno()).st_size / SLOW_BYTES
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         if self.prepared:
@@ -220,18 +227,12 @@ class _File(web.FileResponse):
             if request.transport is not None:
                 request.transport.abort()
             return None
+        finally:
+            self._file.close()
 
 
 def _not_found() -> web.Response:
     return web.Response(status=404, text="Not Found\n")
-
-
-def _file_response(path: Path) -> _File:
-    kind = TYPES.get(path.suffix.lower(), DEFAULT_TYPE)
-    charset = "; charset=utf-8" if kind in TEXT_TYPES else ""
-    # Browsers may store files, but revalidate them on each use, because the next deploy may change them.
-    headers = {"Content-Type": kind + charset, "Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
-    return _File(path, headers)
 
 
 # -- servers -------------------------------------------------------------------------------------------------

@@ -314,3 +314,13 @@ async def test_links_in_a_release_are_not_followed(hosting: Hosting) -> None:
         said = await hosting.ask(target, host="links.apps.test")
         assert b"outside" not in said.body, target
     assert (await hosting.ask("/inner/real.txt", host="links.apps.test")).body == b"real"
+
+
+async def test_files_are_read_as_nobody(hosting: Hosting) -> None:
+    """What nginx could not read, it had the worker read, which may be root."""
+    pages, deploy = {"index.html": "home", "mine.txt": "for its owner"}, f"dep_{secrets.token_hex(4)}"
+    site = hosting.publish(deploy, pages, "modes.apps.test", kind="preview", branch="modes")
+    (site.release(deploy) / "files/mine.txt").chmod(0o600)
+    said = await hosting.ask("/mine.txt", host="modes.apps.test")
+    assert said.status == (404 if os.geteuid() == 0 else 200)
+    assert (await hosting.ask("/", host="modes.apps.test")).body == b"home"
