@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import aiohttp
 import msgspec
@@ -42,6 +42,7 @@ REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
 POLL_INTERVAL = 0.2  # seconds
 DRAIN = 2.0  # seconds for requests in progress, between a swap or its undoing and the end of the replaced release
 RETURN_SECONDS = 10.0  # within which an app that is served again should answer
+OVERDUE_SECONDS = 60.0  # after which a canary that is not over has no builder
 OUTPUT_LINES = 100  # of a start command, copied to the log
 
 
@@ -215,8 +216,25 @@ class Serving:
         """A builder that was killed in a canary leaves a release that nobody watches."""
         for site in self._releases.sites():
             if (deploy_id := site.unverified) is not None and deploy_id not in in_progress:
-                logger.warning("deploys.canary_abandoned", app=site.app_id, deploy=deploy_id)
-                await self._serve_replaced(site, deploy_id, f"{site.app_id}.{self._domain}")
+                await self._undo_canary(site, deploy_id)
+
+    async def _undo_canary(self, site: Site, deploy_id: str) -> None:
+        logger.warning("deploys.canary_abandoned", app=site.app_id, deploy=deploy_id)
+        await self._serve_replaced(site, deploy_id, f"{site.app_id}.{self._domain}")
+
+    async def undo_overdue(self) -> NoReturn:
+        """Undoes releases whose canaries should long be over: no builder lives that watches them."""
+        since: dict[str, float] = {}
+        while True:
+            now, sites = time.monotonic(), {site.unverified: site for site in self._releases.sites()}
+            since = {deploy_id: since.get(deploy_id, now) for deploy_id in sites if deploy_id is not None}
+            for deploy_id, began in since.items():
+                if now - began > self._settings.canary + OVERDUE_SECONDS:
+                    try:
+                        await self._undo_canary(sites[deploy_id], deploy_id)
+                    except OSError as error:  # such as a full disk; it is tried again
+                        logger.error("deploys.canary_left", deploy=deploy_id, error=error.strerror)
+            await asyncio.sleep(OVERDUE_SECONDS / 4)
 
     async def tidy(self, in_progress: Set[str]) -> None:
         await self._undo_abandoned(in_progress)

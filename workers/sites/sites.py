@@ -35,6 +35,7 @@ from workers.sites import nginx, web
 from workers.sites.agent import Agent
 from workers.sites.limits import open_files
 from workers.sites.releases import Releases, exclusive_lock
+from workers.sites.serving import Serving
 from workers.sites.watchdog import LIMITS, Watchdog
 from workers.sites.web import read_address as read_address
 
@@ -71,6 +72,9 @@ async def run(settings: Settings) -> None:
             await agent.catch_up()
             parts.append(await stack.enter_async_context(_running(agent.run())))
             is_current = agent.is_current
+        else:
+            serving = Serving(settings, reporter.registry.find, builds=False)
+            await stack.enter_async_context(_running(serving.undo_overdue()))
         parts.append(await stack.enter_async_context(_serve(settings, folder, is_current)))
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
@@ -151,7 +155,7 @@ class CrashReporter:
     def __init__(self, settings: Settings) -> None:
         self.store = Store(settings.redis_url, ca_file=settings.ca_file)
         vault = Vault(settings.encryption_key)
-        self._registry = Registry(self.store, vault)
+        self.registry = Registry(self.store, vault)
         webhooks = Webhooks(self.store, vault, allow_private=settings.allow_private_addresses)
         self._crashes = Crashes(self.store, webhooks)
         self._reporting: set[asyncio.Task[None]] = set()
@@ -171,7 +175,7 @@ class CrashReporter:
             async with asyncio.timeout(REPORT_SECONDS):
                 while True:
                     try:
-                        app = await self._registry.find(app_id)
+                        app = await self.registry.find(app_id)
                         if app is not None:
                             await self._crashes.report(app, crash, event_id, lines)
                     except ServiceError:
