@@ -95,6 +95,7 @@ class AppChanges:
                     pipe.rpush(deleted, app.id)
                     pipe.expire(deleted, 60)
                     await pipe.execute()
+            await scripts.forget_app(self._store, app.account, app.id, await self._store.today())
 
     async def _inherit_window(self, app: App) -> None:
         deleted, tag = keys.deleted_apps_key(app.account), keys.tag(app.account)

@@ -41,6 +41,7 @@ _DUE = Script("due")
 _EMIT = Script("emit")
 _FINISH = Script("finish")
 _FORGET_STORED = Script("forget_stored")
+_FORGET_APP = Script("forget_app")
 _KEEP = Script("keep")
 _LEASE = Script("lease")
 _OBSERVE = Script("observe")
@@ -112,6 +113,11 @@ async def use_keys(store: Store, account: str, used: Sequence[str]) -> int:
     """Sets the last use of those API keys (ids) that the account has to now; returns how many it has."""
     script_keys = [keys.api_keys_key(account), keys.api_keys_used_key(account)]
     return int(await store.run_script(_USE_KEYS, script_keys, *used))
+
+
+async def forget_app(store: Store, account: str, app: str, day: str) -> bool:
+    """Adds what a deleted app spent on the day to one number for all of them, if nothing is reserved for it."""
+    return bool(await store.run_script(_FORGET_APP, [keys.spend_key(account, day)], app))
 
 
 # -- money ---------------------------------------------------------------------------------------------------

@@ -82,8 +82,12 @@ async def test_a_new_app_goes_on_with_the_requests_of_a_deleted_one(here: Regist
         await changes.create(app, limit=2)
     await raw.rpush(keys.app_window_key(tag, two.id), "1", "2", "3")  # type: ignore[misc]
     await raw.expire(keys.app_window_key(tag, two.id), 60)
+    spend = keys.spend_key("acc_one", await here.store.today())
+    await raw.hset(spend, mapping={"settled": "9", f"settled:{two.id}": "9", f"reserved:{two.id}": "0"})  # type: ignore[misc]
+    await raw.expire(spend, 60)
     for app in (one, two):
         await changes.delete(app)
+    assert await raw.hgetall(spend) == {"settled": "9", "settled:deleted": "9"}  # type: ignore[misc]
     await changes.create(three, limit=2)
     await changes.create(four, limit=2)
     assert [await window(app) for app in (two, three, four)] == [[], ["1", "2", "3"], []]
