@@ -32,7 +32,7 @@
 | `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
 | `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
 | `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
-| `{pNN}:spend:<account>:<day>` | hash | nano-euro of a UTC day: `settled`, `reserved`; `…:<app>`, `…:deleted` | 35 days |
+| `{pNN}:spend:<account>:<day>` | hash | nano-euro of the day: `settled`, `reserved`; `…:<app>`, `…:deleted` | 35 days |
 | `{pNN}:spend-by-user:<account>:<app id>:<hash>:<day>` | hash | the same for a user, under a cap for users | 2 days |
 | `{pNN}:reservations` | hash | reservation id → `<account> <day> <nano-euro> <app id>[ <hash>]` | each when settled |
 | `{pNN}:leases` | zset | reservation ids by the end of their lease, ms | each when settled |
