@@ -89,7 +89,7 @@ async def test_a_seed_that_is_down_is_passed_over(whole: ReplicatedCluster) -> N
         await count_everywhere(store)
         assert await counted(store) == [1] * 16
         async with store.subscription("changes") as subscription:
-            assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
+            assert (await subscription.get_message(timeout=10))["type"] == "subscribe"
 
 
 async def test_a_node_that_knows_few_slots_is_not_believed(whole: ReplicatedCluster) -> None:
