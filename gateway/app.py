@@ -19,7 +19,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
-from gateway.accounts.pacing import Metered, leave
+from gateway.accounts.pacing import RequestMeter, leave
 from gateway.api import (
     account,
     account_apps,
@@ -227,12 +227,12 @@ class Front:
             await send(message)
 
         if path == "/mcp":
-            return await Metered(self._agents(scope, receive, send_with_id), scope["state"])
+            return await RequestMeter(self._agents(scope, receive, send_with_id), scope["state"])
         # Litestar would ask for a credential first.
         if scope.get("method") == "OPTIONS" and (methods := self._methods.of(path)):
             return await answer_options(methods, send_with_id)
         # A coroutine, although Litestar's type says no more than that it can be awaited.
-        await Metered(self.litestar(scope, receive, send_with_id), scope["state"])
+        await RequestMeter(self.litestar(scope, receive, send_with_id), scope["state"])
 
 
 async def answer_options(methods: list[str], send: Send) -> None:

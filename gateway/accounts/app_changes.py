@@ -66,13 +66,7 @@ class AppChanges:
 
     async def count(self, account_id: str) -> None:
         """Counts a creation, a change or a deletion that an account holder asks for. Raises RateLimited."""
-        key = keys.app_changes_key(account_id)
-        with backbone():
-            async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.incr(key)
-                pipe.expire(key, 60, nx=True)
-                pipe.ttl(key)
-                tried, _, wait = await pipe.execute()
+        tried, wait = await self._store.count(keys.app_changes_key(account_id), 60)
         if tried > CHANGES_PER_MINUTE:
             message = f"An account can create, change and delete {CHANGES_PER_MINUTE} apps per minute; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)

@@ -122,7 +122,7 @@ def leave(state: dict[str, Any]) -> None:
         end()
 
 
-class Metered:
+class RequestMeter:
     """Runs a request, and charges each of its steps to its account."""
 
     def __init__(self, running: Coroutine[Any, Any, None], state: dict[str, Any]) -> None:

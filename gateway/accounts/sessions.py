@@ -111,21 +111,11 @@ class Sessions:
         # Another site's page must not log a visitor in to an account of its own choice.
         self.require_own_origin(request)
         key = keys.logins_key(digest(client_address(request))[:32])
-        failed, wait = await self._count(key, 60)
+        failed, wait = await self._store.count(key, 60)
         if failed > FAILED_A_MINUTE:
             raise LoginsLimited(retry_after=wait)
         yield
         await self._uncount_attempt(key)
-
-    async def _count(self, key: str, seconds: int) -> tuple[int, int]:
-        """How often it was counted in that time, this time included, and the seconds until it begins anew."""
-        with backbone():
-            async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.incr(key)
-                pipe.expire(key, seconds, nx=True)
-                pipe.ttl(key)
-                count, _, wait = await pipe.execute()
-        return count, wait
 
     async def _uncount_attempt(self, key: str) -> None:
         with backbone():
@@ -143,7 +133,7 @@ class Sessions:
         if not address.is_global:  # a proxy that does not say whose request it is
             return
         network = ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False)
-        count, wait = await self._count(keys.REGISTERED + digest(str(network))[:32], 86_400)
+        count, wait = await self._store.count(keys.REGISTERED + digest(str(network))[:32], 86_400)
         if count > max(LEAST_REGISTERED, per_day // REGISTERED_SHARE):
             message = "Your address has registered as many accounts as it may in a day; try again after Retry-After."
             raise RegistrationsClosed(message, retry_after=wait)

@@ -30,7 +30,7 @@ from gateway.api.operation import (
     schemas,
 )
 from gateway.api.pages import FILE, HEADERS, PAGES, page_file
-from gateway.errors import BackboneUnavailable, CsrfRefused, ServiceError, Unauthorized
+from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, ServiceError, Unauthorized
 
 REFERENCE = PAGES / "docs"
 UNSAFE_METHODS, COOKIES = {"POST", "PUT", "PATCH", "DELETE"}, {"session", "ops"}
@@ -83,7 +83,9 @@ def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]
     errors: list[type[ServiceError]] = [Unauthorized, BackboneUnavailable] if kinds else []
     if method in UNSAFE_METHODS and kinds & COOKIES:
         errors.append(CsrfRefused)
-    return [*errors, *handler.opt.get("errors", ())]
+    if "apiKey" in kinds:  # the account's turns
+        errors.append(RateLimited)
+    return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))
 
 
 def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: str) -> None:

@@ -151,6 +151,19 @@ class Store:
             value: str | None = await self.client.get(key)
             return value
 
+    async def count(self, key: str, seconds: int) -> tuple[int, int]:
+        """How often this was called in that time, this call included, and the seconds until the count begins anew.
+
+        Raises BackboneUnavailable.
+        """
+        with backbone():
+            async with self.client.pipeline(transaction=True) as pipe:
+                pipe.incr(key)
+                pipe.expire(key, seconds, nx=True)
+                pipe.ttl(key)
+                count, _, resets_in = await pipe.execute()
+        return count, resets_in
+
     async def today(self) -> str:
         """The UTC day by Redis's clock. Raises BackboneUnavailable."""
         with backbone():

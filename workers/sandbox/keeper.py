@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from workers.sandbox import bwrap, network
 from workers.sandbox.cgroups import Cgroup
-from workers.sandbox.output import FLUSH_SECONDS, LineSplitter, Output, Passed, concealer
+from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, concealer
 
 NOT_ENTERED = "the sandbox could not be entered: "
 ENTRY = 1_024  # bytes that each file counts in addition, because removing a million empty files takes long
@@ -109,20 +109,22 @@ class Keeper:
         self.cgroup: Cgroup | None = None
         self.pid = 0  # until the command is started
         self.status: int | None = None
-        self._drained_at = float("inf")
+        self._drain_ends = float("inf")
         self._disk_at = self._scanned_at = 0.0
-        self._used, self._hidden = 0, 0  # bytes; checks in a row
-        self._most_free = self._free_then = 0  # bytes of the disk: at most so far, at the last scan
-        self._first, self._said = 0, -1
+        self._used, self._hidden_checks = 0, 0  # bytes; checks in a row
+        self._most_free = self._free_at_scan = 0  # bytes of the disk: at most so far, at the last scan
+        self._first, self._pipe = 0, -1
         self._listener: socket.socket | None = None
         self._splitter, self._output = LineSplitter(), self._open_output()
         if spec["cgroups"]:
             bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
             self.cgroup = Cgroup(spec["cgroups"], **bounds)
 
-    def _open_output(self) -> Output | Passed:
+    def _open_output(self) -> Output | BuildOutput:
         conceal = concealer(self.spec["secrets"])
-        return Output(Path(self.spec["output"]), conceal).__enter__() if self.spec["output"] else Passed(1, conceal)
+        return (
+            Output(Path(self.spec["output"]), conceal).__enter__() if self.spec["output"] else BuildOutput(1, conceal)
+        )
 
     def start(self) -> list[socket.socket]:
         """Starts the command. Returns the listeners of its way out."""
@@ -132,17 +134,17 @@ class Keeper:
         os.set_blocking(self._info, False)
         os.set_inheritable(info_to, True)
         listener = _listen(self.spec["socket"]) if self.spec["socket"] else None
-        self._said, said_to = os.pipe()
-        os.set_blocking(self._said, False)
+        self._pipe, pipe_to = os.pipe()
+        os.set_blocking(self._pipe, False)
         self.pid = os.fork()
         if self.pid == 0:
             ours.close()
             if self.spec["trusted"]:
-                enter_unconfined(self.spec, said_to)
-            enter(self.spec, theirs, listener, info_to, said_to)
+                enter_unconfined(self.spec, pipe_to)
+            enter(self.spec, theirs, listener, info_to, pipe_to)
         theirs.close()
         os.close(info_to)
-        os.close(said_to)
+        os.close(pipe_to)
         if self.spec["trusted"]:
             ours.close()
             self._first, self._listener = self.pid, listener
@@ -162,7 +164,7 @@ class Keeper:
         loop, child_ended, stop = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGCHLD, child_ended.set)
-        loop.add_reader(self._said, self._take_output)
+        loop.add_reader(self._pipe, self._take_output)
         await network.Egress(self.spec["hosts"]).serve(listeners)
         if self._listener is not None:
             self._relay = asyncio.create_task(network.relay(self._listener, self.spec["port"]))
@@ -179,8 +181,7 @@ class Keeper:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(child_ended.wait(), CHECK_INTERVAL)
             child_ended.clear()
-            if isinstance(self._output, Passed):
-                self._output.flush()
+            self._output.flush()
             if self._has_ended():
                 self._disk_at = 0.0  # it may have exceeded the disk limit since the last check
                 return "stopped" if stopping else self.excess()
@@ -203,11 +204,11 @@ class Keeper:
     def _is_over(self) -> bool:
         """Whether the app's link is gone, and nobody waits for its answer any more."""
         if not self.spec["link"] or os.path.lexists(self.spec["link"]):
-            self._drained_at = float("inf")
+            self._drain_ends = float("inf")
             return False
         now = time.monotonic()
-        self._drained_at = min(self._drained_at, now + DRAIN_SECONDS)
-        return now >= self._drained_at or not _is_connected(self.spec["socket"])
+        self._drain_ends = min(self._drain_ends, now + DRAIN_SECONDS)
+        return now >= self._drain_ends or not _is_connected(self.spec["socket"])
 
     def first(self) -> int:
         """The first process of the command's namespace. Raises ProcessLookupError until bubblewrap has started it."""
@@ -251,30 +252,29 @@ class Keeper:
     def _take_output(self) -> None:
         loop = asyncio.get_running_loop()
         if not self._read_output():
-            loop.remove_reader(self._said)
+            loop.remove_reader(self._pipe)
         elif self._output.full:
-            loop.remove_reader(self._said)
-            loop.call_later(PAUSE, loop.add_reader, self._said, self._take_output)
+            loop.remove_reader(self._pipe)
+            loop.call_later(PAUSE, loop.add_reader, self._pipe, self._take_output)
 
     def _read_output(self) -> bytes:
         """Writes what the command has said to its output, by lines. Raises BlockingIOError."""
-        data = os.read(self._said, CHUNK)
+        data = os.read(self._pipe, CHUNK)
         if self._output.full:
             self._output.drop(data.count(b"\n"))
             return data
         for line in self._splitter.split(data):
             self._output.write_line(line)
-        if isinstance(self._output, Passed):
-            self._output.flush()
+        self._output.flush()
         return data
 
     def read_rest(self) -> None:
         """What the command said before it ended: no more than a pipe holds, although something may still write."""
         with contextlib.suppress(OSError):
             for _ in range(PIPE_READS):
-                self._read_output()
-        if isinstance(self._output, Passed):
-            self._output.flush(FLUSH_SECONDS)
+                if not self._read_output():
+                    break
+        self._output.flush(FLUSH_SECONDS)
 
     # -- limits ----------------------------------------------------------------------------------------------
 
@@ -297,11 +297,11 @@ class Keeper:
         if free < self.limits["free"]:
             return "full"
         self._most_free = max(self._most_free, free)
-        hides = self._most_free - free > limit and any(map(_files_in_sockets, _tasks(living)))
-        self._hidden = self._hidden + 1 if hides else 0
-        if self._hidden > HIDDEN_CHECKS:
+        hides = self._most_free - free > limit and _files_in_sockets(living)
+        self._hidden_checks = self._hidden_checks + 1 if hides else 0
+        if self._hidden_checks > HIDDEN_CHECKS:
             return "disk"
-        if now > self._disk_at or (now > self._scanned_at and self._free_then - free > limit - self._used):
+        if now > self._disk_at or (now > self._scanned_at and self._free_at_scan - free > limit - self._used):
             self._used, entries = _measure(self.spec["write"], limit)
             self._used += self._held(living, on_disk=True)
             if self._used > limit:
@@ -310,19 +310,15 @@ class Keeper:
                 return "inodes"
             # Adding up many files takes long. It takes at most a twentieth of the time, or a half while the disk fills.
             taken = time.monotonic() - now
-            self._scanned_at, self._disk_at, self._free_then = now + 2 * taken, now + max(1.0, 20 * taken), free
+            self._scanned_at, self._disk_at, self._free_at_scan = now + 2 * taken, now + max(1.0, 20 * taken), free
         return ""
 
     def _held(self, living: list[int], *, on_disk: bool) -> int:
         """Bytes of files without a name, which open descriptors and mappings keep: on the disk, or in memory."""
         found: dict[tuple[int, int], int] = {}  # by device and inode
-        for task in _tasks(living):
-            with contextlib.suppress(OSError):
-                for fd in os.listdir(f"{task}/fd"):
-                    with contextlib.suppress(OSError):
-                        status = os.stat(f"{task}/fd/{fd}")
-                        if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
-                            found[status.st_dev, status.st_ino] = status.st_blocks * 512
+        for _, _, status in _open_files(living):
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                found[status.st_dev, status.st_ino] = status.st_blocks * 512
         for pid in living if on_disk else ():
             thread, maps = _read_first(pid, "maps")
             for line in maps.splitlines():
@@ -367,15 +363,23 @@ def _read_first(pid: int, name: str) -> tuple[int, str]:
     return pid, ""
 
 
-def _files_in_sockets(task: str) -> bool:
-    """Whether files wait in a Unix socket of this thread to be received, where nobody sees how large they are."""
-    with contextlib.suppress(OSError):
-        for fd in os.listdir(f"{task}/fd"):
-            with contextlib.suppress(OSError):
-                if stat.S_ISSOCK(os.stat(f"{task}/fd/{fd}").st_mode):
-                    found = re.search(r"^scm_fds:\s*(\d+)", Path(task, "fdinfo", fd).read_text(), re.M)
-                    if found and int(found[1]):
-                        return True
+def _open_files(living: list[int]) -> Iterator[tuple[str, str, os.stat_result]]:
+    """The folder of a thread, the number of one of its descriptors, and what that refers to."""
+    for task in _tasks(living):
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"{task}/fd"):
+                with contextlib.suppress(OSError):
+                    yield task, fd, os.stat(f"{task}/fd/{fd}")
+
+
+def _files_in_sockets(living: list[int]) -> bool:
+    """Whether files wait in a Unix socket to be received, where nobody sees how large they are."""
+    for task, fd, status in _open_files(living):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(status.st_mode):
+                found = re.search(r"^scm_fds:\s*(\d+)", Path(task, "fdinfo", fd).read_text(), re.M)
+                if found and int(found[1]):
+                    return True
     return False
 
 

@@ -84,6 +84,9 @@ class Output:
     def drop(self, lines: int) -> None:
         self._dropped += lines
 
+    def flush(self, seconds: float = 0) -> None:
+        pass  # each line is written at once
+
     def write_line(self, line: str) -> None:
         now = time.monotonic()
         if now - self._second >= 1:
@@ -109,7 +112,7 @@ class Output:
             self._dropped += 1
 
 
-class Passed:
+class BuildOutput:
     """The output of a build, on its way to the worker."""
 
     def __init__(self, fd: int, conceal: Callable[[str], str]) -> None:

@@ -99,14 +99,14 @@ class Forwarder:
             lines = [f"{name}: {value}" for name, value in self._answer_headers(request, headers).items()]
             head = ["HTTP/1.1 101 Switching Protocols", "Connection: Upgrade", "Upgrade: websocket", *lines, "", ""]
             await splice.run("\r\n".join(head).encode("utf-8", "surrogateescape"))
-            return _Switched()
+            return _SwitchResponse()
         except (OSError, TimeoutError, ValueError):
             return _unavailable()
         finally:  # aiohttp cancels this when the visitor disconnects
             splice.close()
 
 
-class _Switched(web.StreamResponse):
+class _SwitchResponse(web.StreamResponse):
     """What aiohttp takes for the answer, after all has been sent past it."""
 
     def __init__(self) -> None:

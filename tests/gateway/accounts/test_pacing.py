@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.accounts import pacing
-from gateway.accounts.pacing import LANE, Metered, Pacing, leave
+from gateway.accounts.pacing import LANE, Pacing, RequestMeter, leave
 from gateway.errors import RateLimited
 
 
@@ -46,7 +46,7 @@ async def test_who_has_used_its_time_waits(monkeypatch: pytest.MonkeyPatch) -> N
         await paces.admit("ana", state)
         state[LANE].charge(pacing.SAVED_SECONDS + 0.01)
 
-    await Metered(work(), state)
+    await RequestMeter(work(), state)
     await asyncio.wait_for(paces.admit("ben", {}), 1)
     began = asyncio.get_running_loop().time()
     await paces.admit("ana", state)
@@ -83,7 +83,7 @@ async def test_a_request_is_metered_step_by_step_and_its_turn_ends() -> None:
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        await Metered(fails(), state)
+        await RequestMeter(fails(), state)
     assert state[LANE]._spent < 0.05
 
     async def hangs() -> None:
@@ -91,7 +91,7 @@ async def test_a_request_is_metered_step_by_step_and_its_turn_ends() -> None:
         await asyncio.sleep(60)
 
     async def run() -> None:
-        await Metered(hangs(), state)
+        await RequestMeter(hangs(), state)
 
     task = asyncio.create_task(run())
     await asyncio.sleep(0.01)

@@ -8,7 +8,7 @@ import pytest
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.states import LOG_BYTES
 from workers.sandbox import output
-from workers.sandbox.output import CONCEALED, PASSED_BYTES, LineSplitter, Output, Passed, concealer
+from workers.sandbox.output import CONCEALED, PASSED_BYTES, BuildOutput, LineSplitter, Output, concealer
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_output_is_cut_into_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_build_passes_on_as_much_as_a_log_holds() -> None:
     assert PASSED_BYTES == LOG_BYTES
     read, write = os.pipe()
-    passed = Passed(write, concealer({"A": "a long secret"}))
+    passed = BuildOutput(write, concealer({"A": "a long secret"}))
     for _ in range(100_000):
         passed.write_line("a long secret!")
     passed.flush()
