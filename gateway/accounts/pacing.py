@@ -2,7 +2,7 @@
 time.
 
 Requests beyond that wait for a moment, in order, and are refused if it lasts. Nobody notices who does not ask hundreds
-of times in a second: time that an account has not used is saved, up to a second.
+of times in a second: time that an account has not used is saved, up to 0.3 s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.errors import RateLimited
 
 AT_ONCE = 2  # requests of an account whose answers have not begun
 WAITING, WAIT_SECONDS = 500, 10.0
-SHARE, SAVED_SECONDS = 0.2, 1.0  # of the process's time
+SHARE, SAVED_SECONDS = 0.2, 0.3  # of the process's time
 OVERHEAD = 0.001  # seconds of each request that no step of its own takes: HTTP, the answers of Redis
 ACCOUNTS = 10_000  # remembered
 LANE, LEAVE, UNPACED = "lane", "leave_lane", "unpaced"  # in a request's state, and an option of routes

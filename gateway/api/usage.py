@@ -10,6 +10,7 @@ import msgspec
 from litestar import MediaType, Request, Response, Router, get
 from litestar.datastructures import State
 from litestar.params import FromQuery, QueryParameter
+from litestar.response import Stream
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
@@ -68,17 +69,17 @@ async def show_usage(
         now: int = (await gateway.store.client.time())[0]
     wants_csv = "text/csv" in request.headers.get("accept", "")
     if not wants_csv and (since, until, by, group) == (None, None, None, None):
-        rows = await read_usage(gateway.store, account.id, "hour", "none", start=now - SPANS["hour"], end=now, now=now)
-        return Response(_last_day(rows, now))
+        usage = read_usage(gateway.store, account.id, "hour", "none", start=now - SPANS["hour"], end=now, now=now)
+        return Response(_last_day([row async for rows in usage for row in rows], now))
     period, grouping = by or "hour", group or "none"
     end = now if until is None else _parse_time("to", until)
     start = end - SPANS[period] if since is None else _parse_time("from", since)
     if start >= end:
         raise RequestMalformed("from: must be before to.")
-    rows = await read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
+    usage = read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
     if wants_csv:
-        return _csv(await as_csv(rows, grouping), f"usage-by-{period}.csv")
-    return Response(await as_json(rows), media_type=MediaType.JSON)  # type: ignore[arg-type]
+        return _csv(await as_csv(usage, grouping), f"usage-by-{period}.csv")
+    return Stream(await as_json(usage), media_type=MediaType.JSON)  # type: ignore[return-value]
 
 
 def _csv(text: str, name: str) -> Response[Any]:

@@ -6,7 +6,7 @@ import asyncio
 import csv
 import io
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -72,21 +72,21 @@ class RequestFilter(msgspec.Struct, frozen=True):
 
 async def read_usage(
     store: Store, account: str, period: Period, group: Group, *, start: int, end: int, now: int
-) -> list[UsageRow]:
-    """The hours or days that begin in [start, end), oldest first, without those that had no request.
+) -> AsyncIterator[list[UsageRow]]:
+    """The rows of each hour or day that begins in [start, end), oldest first, without those that had no request.
 
-    Times are seconds since the epoch. Raises BackboneUnavailable.
+    Times are seconds since the epoch. Raises BackboneUnavailable. Whoever reads them should keep none: with many apps
+    there are so many that it takes a while even to free them.
     """
     size = SECONDS[period]
     first = -(-max(start, now - KEPT[period]) // size) * size
     begins = range(first, min(end, now + size), size)
-    rows: list[UsageRow] = []
     for n in range(0, len(begins), PAGE):
         page = begins[n : n + PAGE]
         for begin, counted in zip(page, await _read_hashes(store, account, period, page), strict=True):
-            rows += _sum_up(now_iso(begin), counted, group)
+            if rows := _sum_up(now_iso(begin), counted, group):
+                yield rows
             await asyncio.sleep(0)
-    return rows
 
 
 async def _read_hashes(store: Store, account: str, period: Period, begins: Sequence[int]) -> list[dict[str, str]]:
@@ -114,24 +114,22 @@ def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageR
     return [rows[key] for key in sorted(rows)]
 
 
-async def as_json(rows: Sequence[UsageRow]) -> bytes:
-    """What `{"rows": rows}` is, encoded in slices: with many apps it has megabytes."""
-    pieces: list[bytes] = []
-    for n in range(0, len(rows), SLICE):
-        pieces.append(_ENCODER.encode(rows[n : n + SLICE])[1:-1])
-        await asyncio.sleep(0)
-    return b'{"rows":[' + b",".join(pieces) + b"]}"
+async def as_json(usage: AsyncIterator[list[UsageRow]]) -> list[bytes]:
+    """What `{"rows": […]}` is, in pieces; with many apps it has megabytes."""
+    pieces = [b'{"rows":[']
+    async for rows in usage:
+        pieces += [_ENCODER.encode(rows)[1:-1], b","]
+    return [*pieces[: -1 if len(pieces) > 1 else 1], b"]}"]
 
 
-async def as_csv(rows: Sequence[UsageRow], group: Group) -> str:
+async def as_csv(usage: AsyncIterator[list[UsageRow]], group: Group) -> str:
     """No value begins with a character that a spreadsheet takes for a formula: apps and models are names."""
     columns = ["start", *([] if group == "none" else [group]), *COUNTS]
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow(columns)
-    for n in range(0, len(rows), SLICE):
-        table.writerows([getattr(row, column) for column in columns] for row in rows[n : n + SLICE])
-        await asyncio.sleep(0)
+    async for rows in usage:
+        table.writerows([getattr(row, column) for column in columns] for row in rows)
     return text.getvalue()
 
 

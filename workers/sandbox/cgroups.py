@@ -1,6 +1,7 @@
 """Control groups: bounds on memory (shared memory included), processes and CPU for everything in a sandbox.
 
-Version 2 where the machine has it, otherwise version 1. The keeper stays outside, so a full group cannot stop it.
+Version 2 where the machine has it, otherwise version 1. The keeper stays outside, so a full group cannot stop it; a
+group of its own bounds the CPU that it spends on the command's connections and output.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ MEMORY_INFO = Path("/proc/meminfo")
 CONTROLLERS = ("memory", "pids", "cpu")
 PREFIX = "capsule-"
 WORKERS = "capsule-worker"  # version 2 does not allow processes in a group that bounds other groups
+KEEPER = "-keeper"  # ends the name of a keeper's own group
+KEEPER_CPUS = 0.5
 PERIOD = 100_000  # microseconds
 REMOVAL_SECONDS = 2.0
 
@@ -71,35 +74,52 @@ def _prepare(group: Path) -> bool:
     return False
 
 
+def enter_keepers_group(parents: Sequence[str]) -> None:
+    """Moves this process, a keeper, into a group that bounds its CPU. Raises OSError when that is not possible.
+
+    The next keeper removes the group, because no process can remove its own.
+    """
+    folder = Path(parents[-1], f"{PREFIX}{os.getpid()}{KEEPER}")
+    folder.mkdir(exist_ok=True)
+    _bound_cpu(folder, KEEPER_CPUS)
+    (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _bound_cpu(folder: Path, cpus: float) -> None:
+    quota = int(cpus * PERIOD)
+    if (MOUNT / "cgroup.controllers").exists():
+        (folder / "cpu.max").write_text(f"{quota} {PERIOD}")
+    else:
+        (folder / "cpu.cfs_quota_us").write_text(str(quota))
+
+
 class Cgroup:
     """Raises OSError when it cannot be created."""
 
     def __init__(self, parents: Sequence[str], *, memory: int, processes: int, cpus: float) -> None:
         for parent in map(Path, parents):
             for left in parent.glob(f"{PREFIX}[0-9]*"):  # of keepers that were killed
-                if not os.path.exists(f"/proc/{left.name.removeprefix(PREFIX)}"):
+                if not os.path.exists(f"/proc/{left.name.removeprefix(PREFIX).removesuffix(KEEPER)}"):
                     with contextlib.suppress(OSError):
                         left.rmdir()
         self._folders = [Path(parent, f"{PREFIX}{os.getpid()}") for parent in parents]
         for folder in self._folders:
             folder.mkdir(exist_ok=True)
-        quota = int(cpus * PERIOD)
         if len(parents) == 1:
             self._memory = self._pids = folder = self._folders[0]
             (folder / "memory.max").write_text(str(memory))
             with contextlib.suppress(FileNotFoundError):
                 (folder / "memory.swap.max").write_text("0")
             (folder / "pids.max").write_text(str(processes))
-            (folder / "cpu.max").write_text(f"{quota} {PERIOD}")
             self._oom_file = folder / "memory.events"
         else:
-            self._memory, self._pids, cpu = self._folders
+            self._memory, self._pids, _ = self._folders
             (self._memory / "memory.limit_in_bytes").write_text(str(memory))
             with contextlib.suppress(FileNotFoundError):  # without swap accounting
                 (self._memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
             (self._pids / "pids.max").write_text(str(processes))
-            (cpu / "cpu.cfs_quota_us").write_text(str(quota))
             self._oom_file = self._memory / "memory.oom_control"
+        _bound_cpu(self._folders[-1], cpus)
 
     def attach(self, pid: int) -> None:
         for folder in self._folders:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from workers.sandbox import bwrap, network
-from workers.sandbox.cgroups import Cgroup
+from workers.sandbox.cgroups import Cgroup, enter_keepers_group
 from workers.sandbox.output import FLUSH_SECONDS, BuildOutput, LineSplitter, Output, concealer
 
 NOT_ENTERED = "the sandbox could not be entered: "
@@ -117,6 +117,7 @@ class Keeper:
         self._listener: socket.socket | None = None
         self._splitter, self._output = LineSplitter(), self._open_output()
         if spec["cgroups"]:
+            enter_keepers_group(spec["cgroups"])
             bounds = {name: self.limits[name] for name in ("memory", "processes", "cpus")}
             self.cgroup = Cgroup(spec["cgroups"], **bounds)
 

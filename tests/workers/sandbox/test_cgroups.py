@@ -33,10 +33,12 @@ def test_one_group_bounds_everything(parent: Path) -> None:
 
 def test_groups_of_killed_keepers_are_removed(parent: Path) -> None:
     (parent / "capsule-4999999").mkdir()
+    (parent / "capsule-4999999-keeper").mkdir()
     (parent / f"capsule-{os.getppid()}").mkdir()
+    (parent / f"capsule-{os.getppid()}-keeper").mkdir()
     Cgroup([str(parent)], memory=1, processes=1, cpus=1)
     assert sorted(path.name for path in parent.glob("capsule-*")) == sorted(
-        [f"capsule-{os.getppid()}", f"capsule-{os.getpid()}"]
+        [f"capsule-{os.getppid()}", f"capsule-{os.getppid()}-keeper", f"capsule-{os.getpid()}"]
     )
 
 

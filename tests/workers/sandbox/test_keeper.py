@@ -129,6 +129,23 @@ async def test_the_processor_is_bounded(room: Room) -> None:
     assert int(room.lines[-1]) < 65, "four loops of half a second, in hundredths"
 
 
+async def test_the_processor_of_its_keeper_is_bounded(room: Room) -> None:
+    """Look-ups and output, which the keeper handles, are no way around the command's own bound."""
+    if WAYS == ["measured"]:
+        return
+    running = asyncio.create_task(room.run("echo there; sleep $MARK"))
+    await wait_until(lambda: room.lines == ["there"], 20)
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    groups = [Path(f"/proc/{pid}/cgroup").read_text() for pid in children]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert any(f"capsule-{pid}-keeper\n" in group for pid, group in zip(children, groups, strict=True))
+    spin = "import os, time; from workers.sandbox.cgroups import *; enter_keepers_group(find_parents())\n"
+    spin += "ends = time.monotonic() + 1.5\nwhile time.monotonic() < ends: pass\nprint(sum(os.times()[:2]))"
+    spun = await asyncio.to_thread(subprocess.check_output, [sys.executable, "-c", spin], text=True, timeout=20)
+    assert float(spun) < 1.1, "half of 1.5 s, and Python's start"
+
+
 @pytest.mark.parametrize(
     ("script", "ended", "said"),
     [
