@@ -179,6 +179,7 @@ class Gateway:
                 self.inference.end_vain_waits(),
                 self.provider.sweep(self.metrics.open_streams.set),
                 self.admission.repeat_settlements(),
+                self.admission.repeat_recent(),
                 self.availability.keep_probing(),
                 self.counters.keep_flushing(),
                 self.registry.api_keys.keep_writing_uses(),

@@ -3,7 +3,8 @@
 Each is one script and one round trip. A settlement is idempotent by its reservation's id, so whatever makes it fail
 (Redis is away, the request was cancelled, an answer was lost) hands it to a queue that repeats it until it is written.
 One that is never written stays reserved at its bound until its lease ends; then the monitors worker settles it in full.
-A settlement carries the reservation's record, so that one that a failover lost is booked too.
+A settlement carries the reservation's record, so that one that a failover lost is booked too. A former primary may
+confirm settlements for a while and lose them: when another server takes its place, the last ones are repeated.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 import msgspec
 import structlog
@@ -32,7 +33,7 @@ from gateway.ids import request_id
 from gateway.inference.limits import Limits, limits_of
 from gateway.settings import Settings
 from gateway.store import keys, scripts
-from gateway.store.client import Store
+from gateway.store.client import Store, until_redis_answers
 from gateway.store.faults import code_of
 from gateway.store.reservations import Decision, ReservationRecord, Settlement, Window
 from gateway.telemetry.metrics import Metrics
@@ -50,6 +51,9 @@ MINUTE = 60.0  # seconds
 IN_TIME = 2.0  # seconds in which an admission must reach Redis; after that its caller has given up
 MARGIN = 1.0  # seconds by which this process may misjudge Redis's clock
 PAUSE = 0.5  # seconds between two passes over the settlements that wait for Redis
+RECENT = 30.0  # seconds in which a server that is replaced may have confirmed what its successor lacks
+RECENT_COUNT = 10_000
+REPEATS = 50  # at once, so that Redis serves others meanwhile
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -102,6 +106,9 @@ class Admission:
         self._store, self._metrics = store, metrics
         self._unwritten: OrderedDict[str, Unwritten] = OrderedDict()
         self._waiting = asyncio.Event()
+        self._recent: deque[tuple[float, Unwritten]] = deque(maxlen=RECENT_COUNT)  # by monotonic time, confirmed
+        self._replaced = asyncio.Event()
+        store.on_change(self._replaced.set)
         self._clock = RedisClock()
 
     async def admit(self, app: App, account: Account, user: str, bound: int) -> Admitted:
@@ -173,16 +180,40 @@ class Admission:
             self._settle_later(Unwritten(reservation, cost))
             raise
 
-    async def _write(self, reservation: Reservation, cost: int) -> Settlement:
-        tag = keys.tag(reservation.account)
-        settlement = await scripts.settle(self._store, tag, reservation.id, cost, reservation.record)
+    async def _write(self, reservation: Reservation, cost: int) -> None:
+        settlement = await self._send(reservation, cost)
         self._metrics.settled(settlement.nano_euro)
+        self._remember(Unwritten(reservation, cost))
         # Without a record the admission was not answered: most likely it never arrived.
         if reservation.record is not None and settlement.outcome in ("recovered", "unknown"):
             self._metrics.lost_reservations.inc()
             event = "settlement.recovered" if settlement.outcome == "recovered" else "settlement.lost"
             logger.error(event, reservation=reservation.id, nano_euro=cost)
-        return settlement
+
+    async def _send(self, reservation: Reservation, cost: int) -> Settlement:
+        tag = keys.tag(reservation.account)
+        return await scripts.settle(self._store, tag, reservation.id, cost, reservation.record)
+
+    def _remember(self, settled: Unwritten) -> None:
+        now = time.monotonic()
+        while self._recent and self._recent[0][0] < now - RECENT:
+            self._recent.popleft()
+        self._recent.append((now, settled))
+
+    async def repeat_recent(self) -> None:
+        """Repeats what a replaced server confirmed. Runs as long as the process."""
+        while True:
+            await self._replaced.wait()
+            self._replaced.clear()
+            again = [settled for at, settled in self._recent if at > time.monotonic() - RECENT]
+            for n in range(0, len(again), REPEATS):
+                await asyncio.gather(*map(self._repeat, again[n : n + REPEATS]))
+
+    async def _repeat(self, settled: Unwritten) -> None:
+        reservation, cost = settled.reservation, settled.cost
+        settlement = await until_redis_answers(lambda: self._send(reservation, cost))
+        if settlement.outcome in ("settled", "recovered"):
+            logger.warning("settlement.repeated", reservation=reservation.id, nano_euro=cost)
 
     def _settle_later(self, unwritten: Unwritten) -> None:
         # The first settlement of a reservation counts, as it does in Redis.

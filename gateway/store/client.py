@@ -7,9 +7,10 @@ import hashlib
 import re
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import structlog
 from redis.asyncio.client import PubSub
@@ -21,7 +22,8 @@ from gateway.ids import day_of
 from gateway.store import keys, servers
 from gateway.store.cluster import BlockingReads, ClusterClient, ClusterPipeline
 from gateway.store.faults import code_of, describe
-from gateway.store.pipeline import Pipeline
+from gateway.store.pipeline import Pipeline, run_of
+from gateway.store.primary import PrimaryWatch
 from gateway.store.replication import Replicated, make_pipeline
 
 logger = structlog.get_logger()
@@ -92,7 +94,11 @@ class Store:
         self.url, self.replicas = url, replicas
         self._servers = servers.parse(url, ca_file)
         self.cluster = self._servers.kind == "cluster"
-        self._sentinel = self._servers.sentinel(ATTEMPT)
+        self._sentinels = self._servers.sentinels(ATTEMPT)
+        self._listeners: list[Callable[[], None]] = []
+        self._clients: WeakSet[Any] = WeakSet()  # redis-py's, whose connections move with the primary
+        self._primary: object = None  # as `_find_primary` told it last
+        self._watch = PrimaryWatch(self._look, self._sentinels.sentinels if self._sentinels else ())
         # For scripts. In a cluster, other commands have connections of their own too: long answers delay no script.
         self._pipeline = self._make_pipeline()
         self._replicated = self._make_pipeline(replicas) if replicas else self._pipeline
@@ -101,24 +107,73 @@ class Store:
         if self._commands is not None:
             self.client = ClusterClient(self._commands)
         else:
-            self.client = self._servers.client(ATTEMPT, ATTEMPT, 1024, self._sentinel)
+            self.client = self._new_client(ATTEMPT, 1024)
+        self._pipeline.changed = self._tell_change
 
     def _make_pipeline(self, replicas: int = 0) -> Pipeline | ClusterPipeline:
-        url, sentinel = self._servers.url, self._sentinel
         if self.cluster:
             return self._make_cluster_pipeline(replicas)
-        if sentinel is None:
-            return make_pipeline(url, ATTEMPT, None, replicas)
-
-        async def find() -> tuple[str, int]:
-            with backbone():
-                address: tuple[str, int] = await sentinel.discover_master(self._servers.service)
-                return address
-
-        return make_pipeline(url, ATTEMPT, find, replicas)
+        find = None if self._sentinels is None else self._ask_sentinels
+        pipeline = make_pipeline(self._servers.url, ATTEMPT, find, replicas)
+        pipeline.doubt = self._watch.doubt
+        return pipeline
 
     def _make_cluster_pipeline(self, replicas: int = 0) -> ClusterPipeline:
         return ClusterPipeline(self._servers.url, self._servers.nodes, ATTEMPT, replicas=replicas)
+
+    def _new_client(self, timeout: float | None, connections: int) -> Any:
+        client = self._servers.client(timeout, ATTEMPT, connections, self._sentinels)
+        self._clients.add(client)
+        return client
+
+    # -- which server is the primary -------------------------------------------------------------------------
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls it whenever a primary is another server than before, or was restarted.
+
+        The last writes of the former one may be lost.
+        """
+        self._listeners.append(listener)
+
+    def _tell_change(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    async def _ask_sentinels(self) -> tuple[str, int]:
+        assert self._sentinels is not None
+        with backbone():
+            return await self._sentinels.discover_master(self._servers.service)
+
+    async def _look(self) -> None:
+        """Moves the connections that lead to another server than the primary."""
+        try:
+            primary = await self._find_primary()
+        except BackboneUnavailable:  # whoever needs Redis says so
+            return
+        for pipeline in (self._pipeline, self._replicated):
+            if isinstance(pipeline, Pipeline):
+                leads_to = pipeline.run if self._sentinels is None else pipeline.address
+                if leads_to not in ("", primary):
+                    pipeline.leave()
+        if self._primary not in (None, primary):
+            logger.warning("redis.primary_changed")
+            for client in list(self._clients):
+                await client.connection_pool.disconnect()
+        self._primary = primary
+        if isinstance(self._pipeline, Pipeline):  # whether it is another server shows when it is connected
+            with suppress(*_FAULTS):
+                await self._pipeline.connect()
+
+    async def _find_primary(self) -> object:
+        """What tells the primary from its predecessor: its address, or behind one address the id of its run."""
+        if self._sentinels is not None:
+            return await self._ask_sentinels()
+        probe = Pipeline(self._servers.url, ATTEMPT)
+        try:
+            with backbone():
+                return run_of(await probe.call("INFO", "server"))
+        finally:
+            await probe.close()
 
     async def run_script(
         self, script: Script, script_keys: Sequence[str], *args: str | int, replicated: bool = False
@@ -144,7 +199,7 @@ class Store:
         """A client for reads that block: it has no deadline for commands. The caller closes it."""
         if self._commands is not None:
             return BlockingReads(self._commands, lambda node: self._servers.node_client(*node, ATTEMPT))
-        return self._servers.client(None, ATTEMPT, 64, self._sentinel)
+        return self._new_client(None, 64)
 
     async def get(self, key: str) -> str | None:
         with backbone():
@@ -218,7 +273,7 @@ class Store:
             node = await self._commands.find_any_address()
             client = self._servers.node_client(*node, ATTEMPT)
         else:
-            client = self._servers.client(None, ATTEMPT, 1, self._sentinel)
+            client = self._new_client(None, 1)
         try:
             async with client.pubsub() as subscription:
                 await subscription.subscribe(*channels)
@@ -231,11 +286,11 @@ class Store:
             await client.aclose()
 
     async def close(self) -> None:
+        await self._watch.close()
         await self._pipeline.close()
         await self._replicated.close()
         if self._commands is not None:
             await self._commands.close()
         await self.client.aclose()
-        if self._sentinel is not None:
-            for sentinel in self._sentinel.sentinels:
-                await sentinel.aclose()
+        if self._sentinels is not None:
+            await self._sentinels.aclose()

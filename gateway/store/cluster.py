@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Self
 
 from redis.asyncio import Redis
@@ -26,12 +27,13 @@ from redis.crc import key_slot
 from redis.event import EventDispatcher
 from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError
 
-from gateway.store.pipeline import NOT_PRIMARY, Pipeline
+from gateway.store.pipeline import NOT_PRIMARY, Notice, Pipeline
 from gateway.store.replication import make_pipeline
 
 SLOTS = 16_384
 ATTEMPTS = 40  # at one call
 TRY_AGAIN_PAUSE = 0.05  # seconds, so that a call waits for a slot up to two
+DOUBT_PAUSE = 0.5  # seconds between two questions for the owners because an answer makes one doubtful
 FIRST_KEY = 3  # EVALSHA <sha> <number of keys> <first key>
 FAULTS = (TimeoutError, RedisError, OSError)
 LOST = ("CLUSTERDOWN", *NOT_PRIMARY)  # codes of a node that is no primary at the moment
@@ -51,6 +53,9 @@ class ClusterPipeline:
         self._retired: set[Pipeline] = set()  # of nodes that own nothing any more, while their calls are answered
         self._owners: list[Pipeline | None] = [None] * SLOTS
         self._refreshing: asyncio.Task[None] | None = None
+        self._doubted = 0.0  # monotonic seconds
+        self._layout: Sequence[Any] = ()  # of the slots, as it was learnt last
+        self.changed: Notice = lambda: None  # called when slots have another primary, or a primary was restarted
 
     def call(self, *command: str | int | bytes) -> Awaitable[Any]:
         """Calls a script at the primary of its first key."""
@@ -100,6 +105,7 @@ class ClusterPipeline:
         return await asyncio.gather(*(pipeline.call(*command) for pipeline in await self._primaries()))
 
     async def close(self) -> None:
+        self._owners = [None] * SLOTS
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
@@ -198,6 +204,16 @@ class ClusterPipeline:
             raise ClusterDownError("the node knows no slots")
         return address, slots
 
+    def _doubt(self, pipeline: Pipeline) -> None:
+        """Another node may have the pipeline's slots by now."""
+        now = time.monotonic()
+        if pipeline in self._owners and now > self._doubted + DOUBT_PAUSE:
+            self._doubted = now
+            self._refresh_soon()
+
+    def _note_change(self) -> None:
+        self.changed()
+
     def _learn(self, asked: Address, slots: Sequence[Any]) -> None:
         owners: list[Pipeline | None] = [None] * SLOTS
         self._replicas = set()
@@ -206,6 +222,10 @@ class ClusterPipeline:
             owners[first : last + 1] = [self._pipeline_to(primary)] * (last + 1 - first)
             self._replicas.update(replicas)
         self._owners = owners
+        layout = [(first, last, owners[first].address) for first, last, *_ in sorted(slots)]
+        if self._layout not in ((), layout):
+            self.changed()
+        self._layout = layout
         in_use = set(owners)
         for address in [address for address, pipeline in self._pipelines.items() if pipeline not in in_use]:
             self._retired.add(self._pipelines.pop(address))
@@ -227,6 +247,7 @@ class ClusterPipeline:
 
             pipeline = self._pipelines[address] = make_pipeline(self._url, self._timeout, find, self._wait)
             pipeline.address = address
+            pipeline.doubt, pipeline.changed = partial(self._doubt, pipeline), self._note_change
         return pipeline
 
 

@@ -38,12 +38,19 @@ ERRORS: dict[str, type[RedisError]] = {
     "READONLY": ReadOnlyError,
 }
 NOT_PRIMARY = ("READONLY", "MASTERDOWN", "LOADING")  # codes of a server that cannot take writes now
+DOUBTFUL = ("NOREPLICAS", *NOT_PRIMARY)  # codes of a server that another one may have replaced
+
+Notice = Callable[[], None]
+
+
+def _ignore() -> None:
+    pass
 
 
 class _Connection(asyncio.Protocol):
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, doubt: Notice) -> None:
         self._loop = asyncio.get_running_loop()
-        self._timeout = timeout
+        self._timeout, self._doubt = timeout, doubt
         self._reader = hiredis.Reader(encoding="utf-8", errors="replace")
         self._out: list[bytes] = []
         self._pending: deque[asyncio.Future[Any]] = deque()
@@ -103,6 +110,8 @@ class _Connection(asyncio.Protocol):
                 if isinstance(reply, hiredis.ReplyError):
                     code = str(reply).partition(" ")[0]
                     answer.set_exception(ERRORS.get(code, ResponseError)(str(reply).removeprefix("ERR ")))
+                    if code in DOUBTFUL:
+                        self._doubt()
                     if code in NOT_PRIMARY:
                         self.close()  # the address may lead to the new primary by now
                 else:
@@ -112,6 +121,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self._doubt()
         if self._check is not None:
             self._check.cancel()
         while self._pending:
@@ -124,7 +134,9 @@ Find = Callable[[], Awaitable[tuple[str, int]]]
 
 
 class Pipeline:
-    address: tuple[str, int]  # of a node of a cluster
+    """`doubt` is called when the server may be no primary any more, `changed` when it is another than before."""
+
+    address: tuple[str, int] = ("", 0)  # of the server, if `find` told it
 
     def __init__(self, url: str, timeout: float, find: Find | None = None) -> None:
         """`timeout`: seconds to connect, and seconds without any answer while calls are pending.
@@ -137,6 +149,9 @@ class Pipeline:
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[_Connection] | None = None
         self._retired = False
+        self.run = self._last_run = ""  # of the server: another after a restart; '' while it is not known
+        self.doubt: Notice = _ignore
+        self.changed: Notice = _ignore
 
     def call(self, *command: str | int | bytes) -> Awaitable[Any]:
         """Awaiting it raises redis's ConnectionError or ResponseError, OSError, or TimeoutError."""
@@ -186,6 +201,7 @@ class Pipeline:
         else:
             connection.retired = self._retired
             self._connection = connection
+            self.doubt()
             return connection
         finally:
             self._connecting = None
@@ -194,14 +210,14 @@ class Pipeline:
         options, loop = self._options, asyncio.get_running_loop()
 
         def protocol() -> _Connection:
-            return _Connection(self._timeout)
+            return _Connection(self._timeout, self.doubt)
 
         if path := options.get("path"):
             _, connection = await loop.create_unix_connection(protocol, path)
         else:
             host, port = options.get("host", "localhost"), options.get("port", 6379)
             if self._find is not None:
-                host, port = await self._find()
+                host, port = self.address = await self._find()
             _, connection = await loop.create_connection(protocol, host, port, ssl=_tls(options))
         return connection
 
@@ -212,6 +228,21 @@ class Pipeline:
             await connection.call(pack(("AUTH", user, password)))
         if database := self._options.get("db"):
             await connection.call(pack(("SELECT", str(database))))
+        self.run = ""
+        connection.call(pack(("INFO", "server"))).add_done_callback(self._learn_run)
+
+    def _learn_run(self, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled() or answer.exception() is not None:  # the user may not ask, or the connection is lost
+            return
+        before, self._last_run = self._last_run, run_of(answer.result())
+        self.run = self._last_run
+        if before not in ("", self.run):
+            self.changed()
+
+    def leave(self) -> None:
+        """Breaks the connection off. The next call makes another one."""
+        if self._connection is not None:
+            self._connection.close()
 
     async def close(self) -> None:
         if self._connecting is not None:
@@ -229,6 +260,11 @@ class Pipeline:
 
     def is_open(self) -> bool:
         return self._connecting is not None or self.is_connected()
+
+
+def run_of(info: str) -> str:
+    """From the answer to INFO: an id that a server has from its start to its end."""
+    return info.partition("run_id:")[2].partition("\r")[0]
 
 
 def pack(command: tuple[str | int | bytes, ...]) -> bytes:

@@ -28,6 +28,7 @@ class ReplicatedPipeline(Pipeline):
 
     def __init__(self, url: str, timeout: float, find: Find | None, replicas: int) -> None:
         super().__init__(url, timeout, find)
+        self._wanted = replicas
         self._wait = pack(("WAIT", replicas, int(PATIENCE * 1000)))
         self._group: list[tuple[bytes, asyncio.Future[Replicated]]] = []  # the next one
         self._sending: asyncio.Task[None] | None = None
@@ -59,6 +60,8 @@ class ReplicatedPipeline(Pipeline):
                 connection = await self._connected()
                 calls = [connection.call(command) for command, _ in group]
                 *replies, replicas = await asyncio.gather(*calls, connection.call(self._wait), return_exceptions=True)
+                if isinstance(replicas, int) and replicas < self._wanted:
+                    self.doubt()
             except Exception as error:  # no connection
                 replicas = error
             finally:

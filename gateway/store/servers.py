@@ -17,12 +17,12 @@ import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.settings import split_hosts
+from gateway.store.primary import Sentinels
 
 CLUSTER_PORT, SENTINEL_PORT = 6379, 26379
 
@@ -58,11 +58,11 @@ class RedisServers(msgspec.Struct, frozen=True):
         return options
 
     def client(
-        self, timeout: float | None, connect_timeout: float, connections: int, sentinel: Sentinel | None = None
+        self, timeout: float | None, connect_timeout: float, connections: int, sentinels: Sentinels | None = None
     ) -> Any:
         """A client of the server, or of the primary that the Sentinels name.
 
-        `sentinel` is what `sentinel()` returned, for several clients to share. The client has no retries: a command
+        `sentinels` is what `sentinels()` returned, for several clients to share. The client has no retries: a command
         whose answer was lost may have run, and its caller must know.
         """
         options: dict[str, Any] = {
@@ -75,8 +75,8 @@ class RedisServers(msgspec.Struct, frozen=True):
             "max_connections": connections,
             "retry_on_error": NOT_PRIMARY,
         }
-        if sentinel is not None:
-            return sentinel.master_for(self.service, **self.options, **options)
+        if sentinels is not None:
+            return sentinels.master_for(self.service, **self.options, **options)
         return Redis.from_url(self.url, **options)
 
     def node_client(self, host: str, port: int, connect_timeout: float) -> Any:
@@ -93,7 +93,7 @@ class RedisServers(msgspec.Struct, frozen=True):
             **_without_db(self.options),
         )
 
-    def sentinel(self, timeout: float) -> Sentinel | None:
+    def sentinels(self, timeout: float) -> Sentinels | None:
         """What asks the Sentinels for the primary, if there are any."""
         if self.kind != "sentinel":
             return None
@@ -106,7 +106,7 @@ class RedisServers(msgspec.Struct, frozen=True):
             "decode_responses": True,
         }
         tls = {name: value for name, value in self.options.items() if name.startswith("ssl")}
-        return Sentinel(  # type: ignore[no-untyped-call]
+        return Sentinels(  # type: ignore[no-untyped-call]
             self.nodes, sentinel_kwargs={**tls, **login}
         )
 
