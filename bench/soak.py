@@ -163,7 +163,7 @@ class Soak:
 
     def _spend(self) -> tuple[int, int]:
         """Nano-euro settled and reserved by all accounts."""
-        days = [self.redis.hmget(key, "settled", "reserved") for key in self.redis.scan_iter("{p??}:spend:*", 1000)]
+        days = [self.redis.hmget(key, "settled", "reserved") for key in self.redis.scan_iter("{p*}:spend:*", 1000)]
         return sum(int(settled or 0) for settled, _ in days), sum(int(reserved or 0) for _, reserved in days)
 
     def _open_streams(self) -> float:

@@ -84,7 +84,7 @@ class Consumer:
         self._name_valid_until = 0.0
         self._name_confirmed = asyncio.Event()
         self._last_fault = float("-inf")  # when it was, of all partitions
-        self._held: dict[str, set[str]] = {tag: set() for tag in keys.partition_tags()}
+        self._held: dict[str, set[str]] = {tag: set() for tag in keys.TAGS}
         self._positions: dict[str, str] = {}  # partition → where to read on; ">" once no old entry is left
 
     def key(self, tag: str) -> str:
@@ -100,7 +100,7 @@ class Consumer:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._repeat(HEARTBEAT, self._send_heartbeat))
                 # One task per partition: the cluster node of one partition may be away while the others are not.
-                for tag in keys.partition_tags():
+                for tag in keys.TAGS:
                     group.create_task(self._until_done(self._read, tag))
                     group.create_task(self._until_done(self._claim, tag))
                     group.create_task(self._repeat(self._idle / 3000, self._renew_entries, tag))
@@ -109,7 +109,7 @@ class Consumer:
 
     async def release(self) -> None:
         """Lets other workers claim the unfinished entries at once. Call it after a drain."""
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             # Not only the entries in memory: a cancelled read may already have been answered.
             pending = await self._store.client.xpending_range(self.key(tag), self.group, "-", "+", PENDING, self.name)
             await self._set_idle(tag, [entry["message_id"] for entry in pending], self._idle * 10)
@@ -184,7 +184,7 @@ class Consumer:
             return False
 
     async def _make_groups(self) -> bool:
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             try:
                 await self._store.client.xgroup_create(self.key(tag), self.group, "0", mkstream=True)
             except ResponseError as exists:
@@ -226,7 +226,7 @@ class Consumer:
             self._name_valid_until = 0.0
             await self._until_done(self._reserve_name)
         # Redis before 7.2 lists a consumer only after its first entry, but operators expect to see it at once.
-        await self._store.client.xgroup_createconsumer(self.key(keys.partition_tags()[0]), self.group, self.name)
+        await self._store.client.xgroup_createconsumer(self.key(keys.TAGS[0]), self.group, self.name)
 
     async def confirm_name(self) -> None:
         """Waits while another worker may have this name and its pending entries: both would process them."""

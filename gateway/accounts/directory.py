@@ -93,7 +93,7 @@ class Directory:
             begin = start if last is None else f"({last}"
             with backbone():
                 async with self._store.client.pipeline(transaction=False) as pipe:
-                    for tag in keys.partition_tags():
+                    for tag in keys.TAGS:
                         pipe.zrange(key_of(tag), begin, end, desc=newest_first, bylex=True, offset=0, num=count)
                     pages = await pipe.execute()
             found = sorted((each for page in pages for each in page), reverse=newest_first)[:count]
@@ -125,10 +125,10 @@ class Directory:
     async def _complete_all(self) -> None:
         with backbone():
             async with self._store.client.pipeline(transaction=False) as pipe:
-                for tag in keys.partition_tags():
+                for tag in keys.TAGS:
                     pipe.zcard(keys.accounts_key(tag))
                 listed = await pipe.execute()
-        for tag, count in zip(keys.partition_tags(), listed, strict=True):
+        for tag, count in zip(keys.TAGS, listed, strict=True):
             if not count:
                 await self._complete(tag)
 

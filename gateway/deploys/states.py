@@ -264,7 +264,7 @@ class Deploys:
 
     async def find(self, deploy_id: str) -> Deploy | None:
         """Any account's deploy. The id does not name the account, so this asks every partition."""
-        found = await self._get_all([keys.tagged_deploy_key(tag, deploy_id) for tag in keys.partition_tags()])
+        found = await self._get_all([keys.tagged_deploy_key(tag, deploy_id) for tag in keys.TAGS])
         return found[0] if found else None
 
     async def live_id(self, app: App) -> str | None:
@@ -317,7 +317,7 @@ class Deploys:
     async def _list_in_streams(self) -> Sequence[Deploy]:
         """All deploys that are queued or in progress."""
         records = []
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             with backbone():
                 entries = await self._store.client.xrange(keys.stream_key(tag, STREAM), count=SCAN_LIMIT)
             # An entry without an id is poison: a worker buries it.

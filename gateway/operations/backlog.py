@@ -58,7 +58,7 @@ class Backlog(msgspec.Struct):
 
 async def read_backlog(store: Store, now: int) -> Backlog:
     """`now`: Redis's clock, ms. Raises the Redis client's errors."""
-    tags = keys.partition_tags()
+    tags = keys.TAGS
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in tags:
             pipe.hgetall(keys.outcomes_key(tag))

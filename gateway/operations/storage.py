@@ -44,7 +44,7 @@ class StorageByAccount(msgspec.Struct):
 async def count_dead_letters(store: Store) -> int:
     """Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             pipe.xlen(keys.dead_letters_key(tag))
         return sum(await pipe.execute())
 
@@ -52,7 +52,7 @@ async def count_dead_letters(store: Store) -> int:
 async def read_dead_letters(store: Store) -> DeadLetters:
     """Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             pipe.xrevrange(keys.dead_letters_key(tag), count=NEWEST)
         letters = [letter for page in await pipe.execute() for letter in page]
     letters.sort(key=lambda letter: -int(letter[0].partition("-")[0]))
@@ -71,7 +71,7 @@ def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
 async def read_storage(store: Store, registry: Registry) -> StorageByAccount:
     """Raises the Redis client's errors, or BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             pipe.zrevrange(keys.stored_key(tag), 0, TOP - 1, withscores=True)
         stored = [(account, int(count)) for page in await pipe.execute() for account, count in page]
     top = []

@@ -25,10 +25,10 @@ async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
     client = registry.store.client
     with backbone():
         async with client.pipeline(transaction=False) as pipe:
-            for tag in keys.partition_tags():
+            for tag in keys.TAGS:
                 pipe.zrange(keys.unhealthy_key(tag), 0, limit - 1, withscores=True)
             pages = await pipe.execute()
-    tagged = zip(keys.partition_tags(), pages, strict=True)
+    tagged = zip(keys.TAGS, pages, strict=True)
     listed = sorted((since, app_id, tag) for tag, page in tagged for app_id, since in page)[:limit]
     if not listed:
         return []
@@ -52,7 +52,7 @@ async def count_unhealthy_apps(registry: Registry) -> int:
 
 async def count_expiring_certificates(store: Store, now: int) -> int:
     """Those that end within `EXPIRING`, at most `COUNTED` per partition. `now` is in ms. Raises BackboneUnavailable."""
-    client, tags = store.client, keys.partition_tags()
+    client, tags = store.client, keys.TAGS
     with backbone():
         async with client.pipeline(transaction=False) as pipe:
             for tag in tags:
@@ -71,7 +71,7 @@ async def count_expiring_certificates(store: Store, now: int) -> int:
 async def count_failed_deploys(store: Store, now: int) -> int:
     """Of the last 24 hours, at most 100 per partition. `now` is in ms. Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             pipe.zcount(keys.failed_deploys_key(tag), now - DAY, "+inf")
         return sum(await pipe.execute())
 
@@ -79,7 +79,7 @@ async def count_failed_deploys(store: Store, now: int) -> int:
 async def count_ended_deploys(store: Store) -> dict[str, int]:
     """All deploys that ended, by their final state. Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             pipe.hgetall(keys.ended_deploys_key(tag))
         counts: dict[str, int] = {}
         for page in await pipe.execute():
@@ -94,7 +94,7 @@ async def list_failed_deploys(store: Store, limit: int) -> list[Deploy]:
         seconds, _ = await store.client.time()
         oldest = seconds * 1000 - DAY
         async with store.client.pipeline(transaction=False) as pipe:
-            for tag in keys.partition_tags():
+            for tag in keys.TAGS:
                 pipe.zrevrangebyscore(keys.failed_deploys_key(tag), "+inf", oldest, 0, limit, withscores=True)
             failed = sorted((entry for page in await pipe.execute() for entry in page), key=lambda entry: -entry[1])
             for member, _ in failed[:limit]:

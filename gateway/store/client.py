@@ -238,7 +238,7 @@ class Store:
 
         Returns their number, and the faults.
         """
-        names = [keys.write_check_key(tag) for tag in keys.partition_tags()][: None if self.cluster else 1]
+        names = [keys.write_check_key(tag) for tag in keys.TAGS][: None if self.cluster else 1]
         results = await asyncio.gather(*map(self._check_write, names))
         return len(names), [fault for fault in results if fault is not None]
 

@@ -122,8 +122,8 @@ async def test_dead_letters_and_storage(inside: Page, gw: Gateway, backend: Fake
         await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
     with gw.redis.client() as client:
         letter = {"stream": "events", "entry": "1-1", "reason": "KeyError: 'id'", "fields": '{"garbage": "<b>x</b>"}'}
-        client.xadd("{p05}:dead", letter)
-        client.expire("{p05}:dead", 600)
+        client.xadd("{p32}:dead", letter)
+        client.expire("{p32}:dead", 600)
     await expect(inside.get_by_role("heading", name="Dead letters")).to_be_visible(timeout=15_000)
     await expect(inside.locator("#dead-letters")).to_contain_text("1 entry that no worker could process")
     row = inside.get_by_role("row").filter(has_text="KeyError: 'id'")

@@ -184,7 +184,7 @@ class Checker:
     async def backlog(self) -> int:
         """Events and deploys that have not ended; at least 1 if Redis cannot say."""
         try:
-            streams = [keys.stream_key(tag, name) for tag in keys.partition_tags() for name in ("events", "builds")]
+            streams = [keys.stream_key(tag, name) for tag in keys.TAGS for name in ("events", "builds")]
             return sum([int(await self._cluster.ask("XLEN", stream)) for stream in streams])
         except redis.RedisError:
             return 1

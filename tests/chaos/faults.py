@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import redis
 
+from gateway.store import keys
 from tests.chaos.books import Disturbance
 from tests.chaos.nodes import FAKETIME, Cluster, Node
 from tests.chaos.plan import Fault
@@ -148,7 +149,7 @@ class Faults:
     @contextlib.asynccontextmanager
     async def _moved(self, fault: Fault) -> AsyncIterator[None]:
         yield
-        await self._cluster.move_slot("{p%02d}" % (fault.chance % 16), fault.chance // 16)
+        await self._cluster.move_slot(keys.TAGS[fault.chance % 16], fault.chance // 16)
 
     @contextlib.asynccontextmanager
     async def _clients(self, fault: Fault) -> AsyncIterator[None]:

@@ -180,15 +180,15 @@ class Cluster:
                 if "cluster_state:ok" not in _text(info):
                     return False
                 pipe = node.connection.pipeline(transaction=False)
-                for tag in keys.partition_tags():
+                for tag in keys.TAGS:
                     pipe.set(f"{tag}:chaos", 1, ex=60)
                 pipe.wait(1, 300)
                 *answers, replicas = await pipe.execute(raise_on_error=False)
                 if replicas == 1:
-                    written |= {tag for tag, ok in zip(keys.partition_tags(), answers, strict=True) if ok is True}
+                    written |= {tag for tag, ok in zip(keys.TAGS, answers, strict=True) if ok is True}
         except (redis.RedisError, OSError):
             return False
-        return len(written) == keys.PARTITIONS
+        return len(written) == len(keys.TAGS)
 
     async def is_whole(self) -> bool:
         """All six nodes run, and each replica is in step with its primary."""

@@ -18,7 +18,7 @@ READING = "redis.call('TIME')"
 SECOND = 1_000_000  # the clock counts microseconds
 MINUTE = 60 * SECOND
 DAY = 86_400 * SECOND
-TAG = "{p07}"
+TAG = "{p38}"
 
 
 def source(name: str, **bounds: int) -> str:

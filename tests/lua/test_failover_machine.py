@@ -59,7 +59,7 @@ class Failovers(RuleBasedStateMachine):
         self.set_clock(self.clock + step)
         for reservation in self.reservations:
             if self.clock // 1000 >= reservation.record.lease_end + GRACE + 60_000:
-                self.client.delete(f"{{p07}}:settled:{reservation.id}")
+                self.client.delete(f"{{p38}}:settled:{reservation.id}")
 
     @rule(capped=st.booleans())
     def change_cap_of_users(self, capped: bool) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.lua.scripts import source
 
-SPEND = "{p00}:spend:acc:2026-11-21"
+SPEND = "{p09}:spend:acc:2026-11-21"
 
 
 @pytest.mark.parametrize(

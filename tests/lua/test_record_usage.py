@@ -7,7 +7,7 @@ import pytest
 
 from tests.lua.scripts import source
 
-KEYS = ["{p07}:usage:acc:2026-07-02T12", "{p07}:usage:acc:2026-07-02", "{p07}:requests:acc"]
+KEYS = ["{p38}:usage:acc:2026-07-02T12", "{p38}:usage:acc:2026-07-02", "{p38}:requests:acc"]
 HOUR, DAY, REQUESTS = KEYS
 
 Record = Callable[..., int]

@@ -32,12 +32,12 @@ class Queue:
         for deploy in waiting:
             account, app = deploy[0], deploy.partition("/")[2] or deploy
             reuse = deploy.startswith(f"{account}r")
-            record = {"account": account, "app": app, "reuse": reuse, "tag": "{p01}", "entry": f"1-{deploy}"}
+            record = {"account": account, "app": app, "reuse": reuse, "tag": "{p13}", "entry": f"1-{deploy}"}
             args += [deploy, json.dumps(record)]
         for deploy, builds in running.items():
             args += [deploy, "1" if builds else ""]
         granted, elsewhere = self.script(KEYS, args)
-        assert [part.decode() for part in granted[1::3]] == ["{p01}"] * (len(granted) // 3)
+        assert [part.decode() for part in granted[1::3]] == ["{p13}"] * (len(granted) // 3)
         turns = [deploy.decode() for deploy in granted[::3]]
         assert [entry.decode() for entry in granted[2::3]] == [f"1-{deploy}" for deploy in turns]
         for deploy in turns:

@@ -13,7 +13,7 @@ import pytest_asyncio
 import redis
 
 from gateway.accounts.records import App as Record
-from gateway.store.keys import partition_tags, tag
+from gateway.store.keys import TAGS, tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.server import answer
 from tests.support.accounts import App
@@ -73,7 +73,7 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
         worker = await Worker(gw.redis.url, gw.folder).start()
         queue = Queue(gw.redis.url, gw.folder)
         await queue.webhooks.emit(Record(id=app.name, name=app.name, account=app.account.id, createdAt=""), CRASH)
-        missing = set(partition_tags())
+        missing = set(TAGS)
         while missing:
             account = queue.unset_account()
             await account.emit()

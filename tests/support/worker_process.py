@@ -173,13 +173,13 @@ class Queue:
 
     async def waiting(self) -> int:
         """Events without an outcome."""
-        lengths = [await self.store.client.xlen(f"{tag}:events") for tag in keys.partition_tags()]
+        lengths = [await self.store.client.xlen(f"{tag}:events") for tag in keys.TAGS]
         return sum(lengths)
 
     async def outcomes(self) -> dict[str, int]:
         """How often each, with its reasons."""
         found: dict[str, int] = {}
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             for name, count in (await self.store.client.hgetall(f"{tag}:outcomes")).items():
                 found[name] = found.get(name, 0) + int(count)
         return found

@@ -20,7 +20,7 @@ from workers import stream
 from workers.stream import Consumer, Entry
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-TAG = "{p03}"
+TAG = "{p19}"
 KEY = f"{TAG}:events"
 IDLE = 1.0  # seconds; production has at least 10
 
@@ -192,7 +192,7 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
     assert await events.pending(first) == 1, "and what is pending for it"
     entry = one.entries[0].id
-    ownership = await scripts.begin(one.store, "{p03}", "x", "e", group="webhooks", consumer=one.name, entry=entry)
+    ownership = await scripts.begin(one.store, "{p19}", "x", "e", group="webhooks", consumer=one.name, entry=entry)
     assert ownership == Ownership(False, "", "", "")
     (number,) = await events.add()
     await wait_until(lambda: number in one.taken, 10)

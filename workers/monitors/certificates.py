@@ -79,7 +79,7 @@ class Certificates:
         """
         soon = int(min(AFTER_START, self._settings.certificate_interval) * 1000)
         client, waiting = self._store.client, False
-        for tag in keys.partition_tags():
+        for tag in keys.TAGS:
             while True:
                 end_if_cancelled()
                 try:

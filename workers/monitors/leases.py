@@ -31,7 +31,7 @@ async def keep_settling_leases(store: Store) -> None:
 async def settle_overdue(store: Store) -> int:
     """Settles what is overdue in every partition. Returns the number of reservations that it ended."""
     ended, postponed = 0, False
-    for tag in keys.partition_tags():
+    for tag in keys.TAGS:
         try:
             for reservation in await scripts.overdue(store, tag, BATCH):
                 ended += await _settle(store, tag, reservation)

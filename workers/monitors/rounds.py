@@ -79,7 +79,7 @@ class Rounds:
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        tags, postponed = keys.partition_tags(), False
+        tags, postponed = keys.TAGS, False
         first = random.randrange(len(tags))  # noqa: S311 -- workers start at different partitions
         try:
             while True:

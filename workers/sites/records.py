@@ -99,7 +99,7 @@ class Records:
 
     async def changes(self, seen: dict[str, float]) -> AsyncIterator[list[Wanted]]:
         """What changed in any partition since `seen`, which it updates: versions by the partitions' tags."""
-        tags = keys.partition_tags()
+        tags = keys.TAGS
         with backbone():
             async with self._store.client.pipeline(transaction=False) as pipeline:
                 for tag in tags:

@@ -87,7 +87,7 @@ async def test_what_an_earlier_version_made_is_listed_too(registry: Registry) ->
     account, api_key = await registry.create_account("Vreni", "max")
     lonely, lonely_key = await registry.create_account("Ueli", "max")
     await registry.put_app(app("shop", account.id), None)
-    for tag in keys.partition_tags():
+    for tag in keys.TAGS:
         await registry.store.client.delete(keys.accounts_key(tag), keys.apps_key(tag))
     assert await all_ids(registry, "accounts", 10) == await all_ids(registry, "apps", 10) == []
     await Directory(registry).complete()

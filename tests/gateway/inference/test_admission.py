@@ -62,7 +62,7 @@ async def test_exactly_the_limit_passes_when_all_come_at_once(redis_url: str) ->
         assert all(isinstance(each, Admitted | AppRateLimited | UserRateLimited) for each in answers)
 
 
-@pytest.mark.parametrize("user", ["é" * 400, "a b\r\nc", "{p00}:window", "\0", "*"])
+@pytest.mark.parametrize("user", ["é" * 400, "a b\r\nc", "{p09}:window", "\0", "*"])
 async def test_a_users_id_never_reaches_redis(here: Desk, books: Books, user: str) -> None:
     await here.admit(0, user)
     names = await books.client.keys("*")

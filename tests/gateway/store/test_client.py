@@ -1,6 +1,7 @@
 """The store against single servers and a cluster of three."""
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,7 +20,7 @@ from gateway.settings import Settings
 from gateway.store import client as store_module
 from gateway.store import scripts
 from gateway.store.client import LUA, Store, backbone
-from gateway.store.keys import CHANGES, PARTITIONS, account_apps_key, account_key, partition_tags, spend_key, tag
+from gateway.store.keys import CHANGES, TAGS, account_apps_key, account_key, spend_key, tag
 from gateway.store.scripts import change
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until
@@ -34,14 +35,24 @@ from workers.monitors.leases import settle_overdue
 @pytest.mark.parametrize("account", ["acc_1", "acc_01kad0e5q3f8", "é", "", "a" * 200])
 def test_a_partition_is_the_crc_16_of_the_account(account: str) -> None:
     # Redis's own sum: its slots are CRC-16 mod 16384, of which 16 is a divisor.
-    assert tag(account) == "{p%02d}" % (redis.crc.key_slot(account.encode()) % 16)
+    assert tag(account) == TAGS[redis.crc.key_slot(account.encode()) % 16]
+
+
+@pytest.mark.parametrize("primaries", range(3, 17))
+def test_partitions_spread_evenly_over_the_default_slots_of_a_cluster(primaries: int) -> None:
+    begins = [
+        round(n * 16_384 / primaries) for n in range(primaries + 1)
+    ]  # as `redis-cli --cluster create` shares them
+    slots = [redis.crc.key_slot(each.strip("{}").encode()) for each in TAGS]
+    held = [sum(begin <= slot < end for slot in slots) for begin, end in itertools.pairwise(begins)]
+    assert max(held) - min(held) <= 1, held
 
 
 def test_partitions_are_even_and_all_known() -> None:
     tags = [tag(f"acc_{n}") for n in range(16_000)]
-    assert set(tags) == set(partition_tags())
-    assert len(partition_tags()) == PARTITIONS == 16
-    assert all(800 < tags.count(each) < 1200 for each in partition_tags())
+    assert set(tags) == set(TAGS)
+    assert len(TAGS) == 16
+    assert all(800 < tags.count(each) < 1200 for each in TAGS)
 
 
 def test_keys_of_an_account_share_its_slot() -> None:
@@ -85,7 +96,7 @@ async def test_a_script_the_server_forgot_is_sent_again(server_url: str) -> None
     async with opened(server_url) as store:
         for _ in range(2):
             await store.client.script_flush()
-            assert await scripts.overdue(store, "{p00}", 1) == []
+            assert await scripts.overdue(store, "{p09}", 1) == []
 
 
 async def test_of_many_writers_over_one_record_one_wins(server_url: str) -> None:
@@ -129,7 +140,7 @@ async def test_every_way_in_uses_the_password_and_the_database(
         assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
         await change(store, "app:shop", "{}")
         assert (await subscription.get_message(timeout=1))["data"] == "app:shop"
-        assert await scripts.overdue(store, "{p00}", 1) == []
+        assert await scripts.overdue(store, "{p09}", 1) == []
         assert await store.client.dbsize() == 1
         assert store.client.get_connection_kwargs()["db"] == 2
 
@@ -137,7 +148,7 @@ async def test_every_way_in_uses_the_password_and_the_database(
 async def test_a_password_that_nobody_asks_for(valkey: RedisServer) -> None:
     async with opened(f"redis://:needless@127.0.0.1:{valkey.port}/0") as store:
         assert await store.get("app:shop") is None
-        assert await scripts.overdue(store, "{p00}", 1) == []
+        assert await scripts.overdue(store, "{p09}", 1) == []
 
 
 async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
@@ -145,7 +156,7 @@ async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
         with pytest.raises(BackboneUnavailable):
             await store.get("app:shop")
         with pytest.raises(BackboneUnavailable):
-            await scripts.overdue(store, "{p00}", 1)
+            await scripts.overdue(store, "{p09}", 1)
 
 
 async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServer) -> None:
@@ -199,15 +210,15 @@ async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
     try:
         async with opened(server.url) as store:
             await change(store, "app:shop", "{}")
-            await scripts.overdue(store, "{p00}", 1)
+            await scripts.overdue(store, "{p09}", 1)
             server.kill()
             with pytest.raises(BackboneUnavailable):
                 await store.get("app:shop")
             with pytest.raises(BackboneUnavailable):
-                await scripts.overdue(store, "{p00}", 1)
+                await scripts.overdue(store, "{p09}", 1)
             server.start()
             assert await store.get("app:shop") == "{}"
-            assert await scripts.overdue(store, "{p00}", 1) == []
+            assert await scripts.overdue(store, "{p09}", 1) == []
     finally:
         server.stop()
 
@@ -238,7 +249,7 @@ async def following(url: str) -> AsyncIterator[Registry]:
 
 def of_every_partition() -> list[Account]:
     by_tag = {tag(f"acc_{n}"): f"acc_{n}" for n in range(500)}
-    return [Account(id=by_tag[each], name="", plan="free", createdAt="") for each in partition_tags()]
+    return [Account(id=by_tag[each], name="", plan="free", createdAt="") for each in TAGS]
 
 
 async def test_admission_in_a_cluster(nodes: str) -> None:
@@ -297,7 +308,7 @@ async def test_leases_are_found_on_every_node(nodes: str) -> None:
                 deadline=0,
             )
             assert decision.verdict == "ok"
-        assert await settle_overdue(store) == PARTITIONS
+        assert await settle_overdue(store) == len(TAGS)
         assert await settle_overdue(store) == 0
 
 

@@ -14,7 +14,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.store import keys, scripts
 from gateway.store.client import Store, backbone
 from gateway.store.event_records import QueuedEvent
-from gateway.store.keys import partition_tags
+from gateway.store.keys import TAGS
 from tests.support.polling import wait_until
 from tests.support.redis_servers import (
     BINARIES,
@@ -53,15 +53,15 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
 
 async def count_everywhere(store: Store) -> None:
     """Runs a script in each partition at once."""
-    await asyncio.gather(*(scripts.count(store, f"{tag}:tests", "hash", 60, {"calls": 1}) for tag in partition_tags()))
+    await asyncio.gather(*(scripts.count(store, f"{tag}:tests", "hash", 60, {"calls": 1}) for tag in TAGS))
 
 
 async def counted(store: Store) -> list[int]:
-    return [int(await store.client.hget(f"{tag}:tests", "calls") or 0) for tag in partition_tags()]
+    return [int(await store.client.hget(f"{tag}:tests", "calls") or 0) for tag in TAGS]
 
 
 def tag_on(servers: ReplicatedCluster, index: int) -> str:
-    return next(tag for tag in partition_tags() if servers.owner(slot_of(tag)) == index)
+    return next(tag for tag in TAGS if servers.owner(slot_of(tag)) == index)
 
 
 def slot_of(tag: str) -> int:
@@ -96,7 +96,7 @@ async def test_a_node_that_knows_few_slots_is_not_believed(whole: ReplicatedClus
     stranger = RedisServer("valkey", *CLUSTER_OPTIONS).start()
     try:
         with stranger.client() as client:
-            client.execute_command("CLUSTER ADDSLOTS", slot_of("{p00}"))
+            client.execute_command("CLUSTER ADDSLOTS", slot_of("{p09}"))
         for _ in range(10):  # either node may be the first to answer
             async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{whole.url.rpartition(',')[2]}") as store:
                 await count_everywhere(store)
@@ -106,7 +106,7 @@ async def test_a_node_that_knows_few_slots_is_not_believed(whole: ReplicatedClus
 
 async def test_no_seed_answers() -> None:
     async with opened(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as store:
-        assert not await passes(store, "{p00}")
+        assert not await passes(store, "{p09}")
 
 
 def move_begins(source: RedisServer, target: RedisServer, slot: int) -> None:
@@ -130,7 +130,7 @@ def move_ends(source: RedisServer, target: RedisServer, slot: int) -> None:
 
 async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
     """ASK while its keys leave, MOVED afterwards; no call fails, and each runs once."""
-    slot = slot_of("{p00}")
+    slot = slot_of("{p09}")
     source = whole.primaries[whole.owner(slot)]
     target = whole.primaries[(whole.owner(slot) + 1) % 3]
     async with opened(whole.url) as store:
@@ -138,7 +138,7 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
 
         async def call() -> None:
             nonlocal calls
-            await scripts.count(store, "{p00}:tests", "hash", 60, {"calls": 1})
+            await scripts.count(store, "{p09}:tests", "hash", 60, {"calls": 1})
             calls += 1
 
         await call()
@@ -147,27 +147,27 @@ async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
             await asyncio.gather(*(call() for _ in range(20)))
         await call()
         with target.client() as client:
-            assert int(client.hget("{p00}:tests", "calls")) == calls == 62
+            assert int(client.hget("{p09}:tests", "calls")) == calls == 62
     for step in (move_begins, move_keys, move_ends):
         await asyncio.to_thread(step, target, source, slot)
 
 
 async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -> None:
     """Where a key has left, a script would make it anew: a limit would be forgotten, and the move could not go on."""
-    account = next(id for id in map("acc_{}".format, range(1000)) if keys.tag(id) == "{p00}")
+    account = next(id for id in map("acc_{}".format, range(1000)) if keys.tag(id) == "{p09}")
     first, second = (QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
     fails = scripts.Advance(account, "app", "dep_1", "live", {"state": "failed", "id": "dep_1", "account": account})
     registrations = f"{keys.REGISTRATIONS}:{time.strftime('%Y-%m-%d', time.gmtime())}"
     async with opened(whole.url) as store:
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             keys.bodies_key(account): lambda: scripts.emit(store, second),
-            keys.ended_deploys_key("{p00}"): lambda: scripts.advance(store, fails),
+            keys.ended_deploys_key("{p09}"): lambda: scripts.advance(store, fails),
             registrations: lambda: scripts.register(store, 1),
         }
         await store.client.hset(keys.deploy_key(account, "dep_1"), mapping={"state": "live"})
-        for hash in (keys.site_key(account, "app"), keys.outcomes_key("{p00}"), keys.ended_deploys_key("{p00}")):
+        for hash in (keys.site_key(account, "app"), keys.outcomes_key("{p09}"), keys.ended_deploys_key("{p09}")):
             await store.client.hset(hash, "live", 1)
-        for stream in (keys.stream_key("{p00}", "builds"), keys.deliveries_key(account)):
+        for stream in (keys.stream_key("{p09}", "builds"), keys.deliveries_key(account)):
             await store.client.xadd(stream, {"id": "x"})
         await scripts.emit(store, first)
         assert (await scripts.register(store, 1)).accepted
@@ -187,11 +187,11 @@ async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -
         assert await scripts.advance(store, fails)
         assert not (await scripts.register(store, 1)).accepted
         assert set(await store.client.hgetall(keys.bodies_key(account))) == {"evt_1", "evt_2"}
-        assert await store.client.hgetall(keys.ended_deploys_key("{p00}")) == {"live": "1", "failed": "1"}
+        assert await store.client.hgetall(keys.ended_deploys_key("{p09}")) == {"live": "1", "failed": "1"}
 
 
 async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -> None:
-    stream, slot = "{p00}:events", slot_of("{p00}")
+    stream, slot = "{p09}:events", slot_of("{p09}")
     source = whole.primaries[whole.owner(slot)]
     target = whole.primaries[(whole.owner(slot) + 1) % 3]
     async with opened(whole.url) as store:
@@ -222,16 +222,16 @@ async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -
 
 async def test_a_slot_that_no_node_serves_for_a_while(whole: ReplicatedCluster) -> None:
     """CLUSTERDOWN."""
-    slot = slot_of("{p00}")
+    slot = slot_of("{p09}")
     async with opened(whole.url) as store:
         await count_everywhere(store)
         with whole.primaries[whole.owner(slot)].client() as client:
             client.execute_command("CLUSTER DELSLOTS", slot)
-            assert not await passes(store, "{p00}")
+            assert not await passes(store, "{p09}")
             client.execute_command("CLUSTER ADDSLOTS", slot)
 
         async def recovered() -> bool:
-            return await passes(store, "{p00}")
+            return await passes(store, "{p09}")
 
         await wait_until(recovered)
 

@@ -18,7 +18,10 @@ async def faults_of(url: str) -> list[tuple[str, str]]:
     """Code and reason, met by a script and by another command."""
     store, met = Store(url), []
     try:
-        for attempt in (lambda: scripts.count(store, "{p00}:n", "hash", 60, {"n": 1}), lambda: store.get("secret-key")):
+        for attempt in (
+            lambda: scripts.count(store, "{p09}:n", "hash", 60, {"n": 1}),
+            lambda: store.get("secret-key"),
+        ):
             with pytest.raises(BackboneUnavailable) as raised, backbone():
                 await attempt()
             cause = raised.value.__cause__
@@ -59,7 +62,7 @@ async def test_a_certificate_that_is_not_trusted(tls: tuple[ssl.SSLContext, str]
             client.config_set("requirepass", "secret")
         store = Store(url, ca_file=file)
         assert await store.check_writes() == (1, [])
-        await scripts.count(store, "{p00}:n", "hash", 60, {"n": 1})
+        await scripts.count(store, "{p09}:n", "hash", 60, {"n": 1})
         await store.close()
     finally:
         server.stop()

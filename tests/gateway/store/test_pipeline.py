@@ -131,9 +131,9 @@ async def test_it_connects_again(tmp_path: Path) -> None:
 
 async def test_a_script_the_server_forgot_is_sent_again(redis_url: str) -> None:
     store = Store(redis_url)
-    assert await scripts.overdue(store, "{p00}", 5) == []
+    assert await scripts.overdue(store, "{p09}", 5) == []
     await store.client.script_flush()
-    assert await scripts.overdue(store, "{p00}", 5) == []
+    assert await scripts.overdue(store, "{p09}", 5) == []
     await store.close()
 
 

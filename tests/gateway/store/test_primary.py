@@ -29,14 +29,14 @@ async def test_one_address_whose_server_changes() -> None:
             changes: list[float] = []
             store.on_change(lambda: changes.append(time.monotonic()))
             try:
-                await scripts.count(store, "{p00}:tests", "hash", 60, {"calls": 1})
+                await scripts.count(store, "{p09}:tests", "hash", 60, {"calls": 1})
                 await store.client.set("a", "1", ex=60)
                 address.target = successor.port
                 await wait_until(lambda: changes, 5)
-                await scripts.count(store, "{p00}:tests", "hash", 60, {"calls": 1})
+                await scripts.count(store, "{p09}:tests", "hash", 60, {"calls": 1})
                 await store.client.set("b", "1", ex=60)
                 with successor.client() as client:
-                    assert client.hget("{p00}:tests", "calls") == b"1"
+                    assert client.hget("{p09}:tests", "calls") == b"1"
                     assert client.exists("b")
                 assert len(changes) == 1
             finally:

@@ -14,11 +14,9 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, acknowledges, replicated_cluster, sentinels
 from tests.support.stores import opened
 
-ACCOUNTS = [
-    next(name for name in (f"acc_{n}" for n in range(999)) if keys.tag(name) == tag) for tag in keys.partition_tags()
-]
+ACCOUNTS = [next(name for name in (f"acc_{n}" for n in range(999)) if keys.tag(name) == tag) for tag in keys.TAGS]
 
-SLOTS = [key_slot(tag.strip("{}").encode()) for tag in keys.partition_tags()]
+SLOTS = [key_slot(tag.strip("{}").encode()) for tag in keys.TAGS]
 
 
 async def reserve(store: Store, account: str) -> None:

@@ -43,7 +43,7 @@ async def test_sentinel_names_the_new_primary(name: str) -> None:
 
             async def passes() -> bool:
                 try:
-                    await scripts.count(store, "{p00}:tests", "hash", 60, {"calls": 1})
+                    await scripts.count(store, "{p09}:tests", "hash", 60, {"calls": 1})
                 except BackboneUnavailable:
                     return False
                 return await store.check_writes() == (1, [])
@@ -53,6 +53,6 @@ async def test_sentinel_names_the_new_primary(name: str) -> None:
             assert not await passes()
             await wait_until(passes, 20, 0.1)
             with replica.client() as client:
-                assert int(client.hget("{p00}:tests", "calls") or 0) >= 1  # it was replicated, or written since
+                assert int(client.hget("{p09}:tests", "calls") or 0) >= 1  # it was replicated, or written since
         finally:
             await store.close()

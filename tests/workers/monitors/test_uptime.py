@@ -355,7 +355,7 @@ async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
                     await app.until("unhealthy")
                 for app in apps[6:]:
                     await app.until("healthy")
-                waiting = [await store.client.xlen(f"{tag}:events") for tag in keys.partition_tags()]
+                waiting = [await store.client.xlen(f"{tag}:events") for tag in keys.TAGS]
                 assert sum(waiting) == 6
             finally:
                 running.cancel()

@@ -17,7 +17,7 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.store.client import Store
-from gateway.store.keys import bodies_key, partition_tags
+from gateway.store.keys import TAGS, bodies_key
 from tests.support.folders import passable_folder
 from tests.support.gateway_process import ENCRYPTION_KEY
 from tests.support.hosted_apps import HOST, SERVERS, Hosting, needs_nginx
@@ -137,7 +137,7 @@ async def test_it_serves_tells_crashes_and_stops_cleanly(
     await hosting.ask("/exit", host="live.apps.test")
 
     async def told() -> list[dict[str, str]]:
-        entries = [entry for tag in partition_tags() for entry in await store.client.xrange(f"{tag}:events")]
+        entries = [entry for tag in TAGS for entry in await store.client.xrange(f"{tag}:events")]
         return [fields for _, fields in entries]
 
     [event] = await wait_until(told, 30)

@@ -30,7 +30,7 @@ def lanes(clock: Clock) -> Lanes:
 
 
 def entry(account: str) -> Entry:
-    return Entry("{p00}", str(next(_ids)), {"account": account})
+    return Entry("{p09}", str(next(_ids)), {"account": account})
 
 
 def add(lanes: Lanes, account: str, count: int = 1) -> list[Entry]:
