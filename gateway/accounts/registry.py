@@ -1,8 +1,9 @@
 """Accounts and apps: their records in Redis, and this process's copies of them.
 
 A copy is used only while the subscription to changes is alive, and is dropped when its record changes, so that every
-process feels a change at once. When the subscription is lost, or silent for a second, all copies are dropped, and each
-look-up reads Redis until the subscription is back.
+process feels a change at once. When the subscription is lost, or silent for a second, each look-up reads Redis until it
+is back. Only while a record's node of a cluster is away, its copy is used for another minute: nobody can
+change the record meanwhile, and an app whose account is on another node is served.
 
 Other parts subscribe to records of their own. A record that cannot be read, because its node of a cluster is away, is
 read again until it can be, and concerns nothing else.
@@ -33,6 +34,8 @@ logger = structlog.get_logger()
 
 COPIES = 20_000  # records
 MAX_AGE = 300.0  # seconds after which a copy is read again, in case a cluster lost a message
+KEPT = 60.0  # seconds that a copy serves while its record cannot be read
+RETRY = 1.0  # seconds between two attempts to read it
 HEARTBEAT = 0.3  # seconds between checks that the subscription still answers
 REREAD = 30.0  # seconds after which subscribers read their records again, for the same reason
 RELOAD_PAUSE = 0.3  # seconds before a record that could not be read is read again
@@ -42,6 +45,13 @@ CONTENDED = "The app is being changed from several places at once; try again."
 CLAIM_SECONDS = 60.0  # after which a claim to a domain must be in its app's record
 
 R = TypeVar("R")
+
+
+class _Copy(msgspec.Struct):
+    record: Any
+    current_until: float  # monotonic seconds
+    kept_until: float  # if the record cannot be read
+    away: bool = False  # it could not be read
 
 
 class _Subscriber(msgspec.Struct):
@@ -59,7 +69,7 @@ class Registry:
         self.store, self.vault = store, vault
         self.api_keys = ApiKeys(store)
         self.live = False  # the subscription answers, so copies may be used
-        self._copies: dict[str, tuple[Any, float]] = {}
+        self._copies: dict[str, _Copy] = {}
         self._changes = 0
         self._subscribed = False
         self._subscribers: dict[str, _Subscriber] = {}
@@ -78,19 +88,30 @@ class Registry:
         return await self._read(app.account_key, Account)
 
     async def _read(self, key: str, kind: type[R]) -> R | None:
-        if (copy := self._copies.get(key)) is not None and copy[1] > time.monotonic():
-            record: R = copy[0]
-            return record
+        copy, now = self._copies.get(key), time.monotonic()
+        if copy is not None and copy.current_until > now:
+            return cast(R, copy.record)
+        if copy is not None and copy.away and copy.kept_until > now:
+            copy.current_until = now + RETRY  # one reads, and nobody waits with it
         before = self._changes
-        text = await self.store.get(key)
+        try:
+            text = await self.store.get(key)
+        except BackboneUnavailable:
+            if copy is None or copy is not self._copies.get(key) or copy.kept_until <= now or not self.store.cluster:
+                raise
+            copy.away, copy.current_until = True, now + RETRY
+            return cast(R, copy.record)
         if text is None:
+            self._copies.pop(key, None)
             return None  # not cached: names that do not exist must not push out those that do
         record = cast(R, read_app(text)) if kind is App else msgspec.json.decode(text, type=kind)
         # A change announced during the read may concern what was read.
-        if self.live and before == self._changes:
+        if before == self._changes:
+            self._copies.pop(key, None)
             while len(self._copies) >= COPIES:
                 del self._copies[next(iter(self._copies))]
-            self._copies[key] = (record, time.monotonic() + MAX_AGE)
+            age = MAX_AGE if self.live else 0.0
+            self._copies[key] = _Copy(record, now + age, now + age + KEPT)
         return record
 
     async def find(self, app: str) -> App | None:
@@ -344,10 +365,13 @@ class Registry:
         self._changes += 1
         self._copies.pop(key, None)
 
-    def _forget_all(self) -> None:
+    def _doubt_all(self) -> None:
         self.live = self._subscribed = False
         self._changes += 1
-        self._copies.clear()
+        now = time.monotonic()
+        for copy in self._copies.values():
+            if copy.current_until > now and not copy.away:
+                copy.current_until, copy.kept_until = 0.0, now + KEPT
 
     async def follow_changes(self) -> None:
         """Runs as long as the process."""
@@ -368,7 +392,7 @@ class Registry:
                     logger.warning("registry.lost", error=code_of(error.__cause__))
                     pause = 0.05
             finally:
-                self._forget_all()
+                self._doubt_all()
             await asyncio.sleep(pause)
             pause = min(pause * 2, 1.0)
 

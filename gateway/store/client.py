@@ -77,9 +77,13 @@ async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: s
 
 
 class Script:
-    """A file of `lua/`, behind the shared files that its lines `-- uses …` name."""
+    """A file of `lua/`, behind the shared files that its lines `-- uses …` name.
 
-    def __init__(self, name: str) -> None:
+    What a `durable` one writes must be on as many replicas as reservations must.
+    """
+
+    def __init__(self, name: str, *, durable: bool = False) -> None:
+        self.durable = durable
         own = (LUA / f"{name}.lua").read_text()
         shared = re.findall(r"^-- uses (\w+)$", own, re.MULTILINE)
         self.source = "\n".join([*((LUA / f"{file}.lua").read_text() for file in shared), own])
@@ -150,15 +154,16 @@ class Store:
             primary = await self._find_primary()
         except BackboneUnavailable:  # whoever needs Redis says so
             return
+        left = False
         for pipeline in (self._pipeline, self._replicated):
             if isinstance(pipeline, Pipeline):
                 leads_to = pipeline.run if self._sentinels is None else pipeline.address
-                if leads_to not in ("", primary):
-                    pipeline.leave()
+                left |= leads_to not in ("", primary) and pipeline.leave()
         if self._primary not in (None, primary):
             logger.warning("redis.primary_changed")
-            for client in list(self._clients):
-                await client.connection_pool.disconnect()
+            if left or self._sentinels is not None:  # otherwise the server was restarted, which ended all connections
+                for client in list(self._clients):
+                    await client.connection_pool.disconnect()
         self._primary = primary
         if isinstance(self._pipeline, Pipeline):  # whether it is another server shows when it is connected
             with suppress(*_FAULTS):
@@ -180,8 +185,14 @@ class Store:
     ) -> Any:
         """Only `gateway.store.scripts` calls this. Raises BackboneUnavailable, or BackboneRefused.
 
-        With `replicated`, returns `Replicated`, after `replicas` have what was written, or after half a second.
+        With `replicated`, returns `Replicated`, after `replicas` have what was written, or after half a second. A
+        durable script raises NotReplicated then.
         """
+        if script.durable and self.replicas and not replicated:
+            answer, replicas = await self.run_script(script, script_keys, *args, replicated=True)
+            if replicas < self.replicas:
+                raise NotReplicated
+            return answer
         rest = (len(script_keys), *script_keys, *args)
         pipeline = self._replicated if replicated else self._pipeline
         try:  # what `backbone` does, without its cost: each request to a model runs two scripts

@@ -239,10 +239,12 @@ class Pipeline:
         if before not in ("", self.run):
             self.changed()
 
-    def leave(self) -> None:
-        """Breaks the connection off. The next call makes another one."""
-        if self._connection is not None:
-            self._connection.close()
+    def leave(self) -> bool:
+        """Breaks the connection off, if there is one. The next call makes another one."""
+        if self._connection is None or self._connection.closed:
+            return False
+        self._connection.close()
+        return True
 
     async def close(self) -> None:
         if self._connecting is not None:

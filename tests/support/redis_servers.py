@@ -287,4 +287,5 @@ def _whole(node: RedisServer, size: int) -> bool:
     with node.client() as client:
         info, links = client.execute_command("CLUSTER INFO"), client.execute_command("CLUSTER LINKS")
     # Without a link in each direction, what is published on one node is lost for another.
-    return (info["cluster_state"], info["cluster_known_nodes"], len(links)) == ("ok", str(size), 2 * (size - 1))
+    known = (info["cluster_state"], info["cluster_known_nodes"], info["cluster_slots_assigned"], len(links))
+    return known == ("ok", str(size), str(SLOTS[-1]), 2 * (size - 1))
