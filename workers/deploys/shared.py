@@ -88,13 +88,13 @@ class SharedEngine(LocalEngine):
 
     async def check_health(self, job: Job) -> None:
         wanted = await self._direct(job.deploy, "check", state="checking")
-        await self._until_answered(wanted, job)
+        await self._until_answered(wanted, job, STEP_SECONDS)
 
     async def swap(self, job: Job) -> None:
         step: Step = "canary" if job.deploy.kind == "live" else "live"
         wanted = await self._direct(job.deploy, step, state="checking")
         self._canaries[job.deploy.id] = wanted
-        answers = await self._until_answered(wanted, job)
+        answers = await self._until_answered(wanted, job, STEP_SECONDS)
         job.write_line(f"Served by {len(answers)} host{'' if len(answers) == 1 else 's'}")
 
     async def watch_canary(self, job: Job) -> None:
@@ -144,9 +144,7 @@ class SharedEngine(LocalEngine):
         hosts = await until_redis_answers(self._records.attend)
         return hosts, await until_redis_answers(lambda: self._records.answers(wanted))
 
-    async def _until_answered(
-        self, wanted: Wanted, job: Job | None = None, seconds: float = STEP_SECONDS
-    ) -> dict[str, Answer]:
+    async def _until_answered(self, wanted: Wanted, job: Job | None, seconds: float) -> dict[str, Answer]:
         """Raises DeployError."""
         began = seen = time.monotonic()
         while True:
@@ -190,7 +188,7 @@ class SharedEngine(LocalEngine):
             except StaleDeploy:
                 return
             with suppress(DeployError):
-                await self._until_answered(wanted, seconds=UNDO_SECONDS)
+                await self._until_answered(wanted, None, UNDO_SECONDS)
         else:
             await run_in_thread(remove_folder, self._releases.site(deploy).release(deploy.id))
         with suppress(StorageUnavailable):

@@ -32,6 +32,8 @@ FAULTS: dict[str, Any] = {
     "key_ops holds a number": EC | {"key_ops": ["verify", 5]},
     "use is null": EC | {"use": None},
     "use is a list": EC | {"use": ["sig"]},
+    "use is encryption": EC | {"use": "enc"},
+    "use is for something else": EC | {"use": "SIG"},
     "kid is a number": EC | {"kid": 5},
     "alg is a list": EC | {"alg": ["ES256"]},
     "crv is a list": EC | {"crv": ["P-256"]},

@@ -103,12 +103,14 @@ async def test_leaving_gives_the_turn_back(narrow: Gateway, backend: FakeAppBack
     prompt = provider.plays(tokens("never"))
     async with busy(narrow, app, provider):
         ask = await waiting(narrow, other, prompt)
+        left = time.monotonic()
         ask.cancel()
 
         async def gone() -> bool:
             return await metric(narrow, "gateway_provider_waiting") == 0
 
         await wait_until(gone)
+        assert time.monotonic() - left < 1.5, "before its patience of two seconds ends"
     assert await other.account.settled() == 0
     assert not provider.asked(prompt)
 

@@ -185,6 +185,18 @@ async def test_a_token_of_one_app_at_another(gw: Gateway, app: App) -> None:
             refused(await other.ask("x", token=ours_token), 401, "TOKEN_INVALID")
 
 
+async def test_a_token_for_one_audience_at_an_app_with_another(gw: Gateway, backend: FakeAppBackend) -> None:
+    """Both apps have the same backend and so the same key set; the token is cached for the first."""
+    first, second = [
+        await gw.app(backend, auth={"kind": "jwks", "url": backend.jwks_url, "audience": audience})
+        for audience in ("web", "ai")
+    ]
+    token = first.token(aud="web")
+    for _ in range(2):
+        assert (await first.ask("x", token=token)).status_code == 200
+        refused(await second.ask("x", token=token), 401, "TOKEN_INVALID")
+
+
 async def test_header_bombs_do_not_kill(app: App) -> None:
     """Whether the parser or the gateway refuses them, the next request is served."""
     for size in (60_000, 200_000, 2_000_000):

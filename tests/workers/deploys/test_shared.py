@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.store import keys
+from gateway.store.client import Store
 from tests.fakes import FakeProvider
 from tests.fakes.receiver import FakeReceiver
 from tests.support.accounts import DOMAIN
@@ -23,6 +24,7 @@ from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
 from tests.support.s3_server import SECRET, S3Server
 from tests.support.worker_process import Worker
+from workers.sites.records import Answer, Records
 
 PAGE = {"command": "sh build.sh", "output": "dist"}
 START = {"start": "exec node server.js"}
@@ -188,6 +190,52 @@ async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
     assert pages <= {"503", "second"}, "it answers nobody before it has caught up"
     await dies.start("sites")
     assert await dies.page(app) == "second"
+
+
+@contextlib.asynccontextmanager
+async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
+    """A host that answers these steps and nothing else, and in a canary has no good answer yet."""
+    store = Store(host.gateway.environment["GATEWAY_REDIS_URL"])
+    records = Records(store)
+
+    async def haunt() -> None:
+        while True:
+            await records.attend("phantom")
+            for _, wanted in (await records.read(host.account.id, app)).values():
+                if wanted.step in (*steps, "undo"):
+                    await records.answer(wanted, "phantom", Answer(wanted.token, True))
+            await asyncio.sleep(0.05)
+
+    haunting = asyncio.create_task(haunt())
+    try:
+        yield
+    finally:
+        haunting.cancel()
+        await asyncio.gather(haunting, return_exceptions=True)
+        await records.leave("phantom")
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        ([], "not every host that serves the apps could fetch and check the release in time"),
+        (["check"], "not every host that serves the apps could fetch and check the release in time"),
+        (["check", "canary"], "not every host that serves the apps has answered for the release"),
+    ],
+)
+async def test_each_step_waits_for_every_host(
+    host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str], error: str
+) -> None:
+    monkeypatch.setitem(QUICK, "workers.deploys.shared.STEP_SECONDS", 4.0)
+    monkeypatch.setitem(QUICK, "workers.deploys.shared.NO_HOST_SECONDS", 3.0)
+    (one,) = await start(host, "one")
+    app = await host.app(build=PAGE)
+    await live(host, app, page("good"))
+    async with phantom(host, app, *steps):
+        failed = await host.over(await host.publish(app, page("bad")))
+    assert (failed["state"], failed["error"].partition(": ")[2]) == ("failed", error), failed
+    await until_served([one], app, "good")
 
 
 async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host) -> None:
