@@ -72,10 +72,10 @@ class Load:
 def three() -> Iterator[list[RedisServer]]:
     """A primary that takes no writes without a replica, and two replicas."""
     options = (*AT_ONCE, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "10")
-    primary = RedisServer("valkey", *options)
+    primary = RedisServer("valkey", *options).start()
     servers = [primary, *(RedisServer("valkey", *options, "--replicaof", f"127.0.0.1 {primary.port}") for _ in "ab")]
     try:
-        for server in servers:
+        for server in servers[1:]:
             server.start()
         deadline = time.monotonic() + 20
         while not all(map(is_in_sync, servers[1:])) and time.monotonic() < deadline:

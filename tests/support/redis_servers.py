@@ -5,6 +5,7 @@ A server keeps its data only if it is given a folder.
 """
 
 import contextlib
+import fcntl
 import itertools
 import os
 import random
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.support.programs import require
 
@@ -44,6 +47,8 @@ def _ports() -> Iterator[int]:
 
 
 PORTS = _ports()
+# Byte by byte, a lock for each port: of all test processes of this user on this machine, one has it until it ends.
+RESERVED = (Path(tempfile.gettempdir()) / f"capsule-test-ports-{os.getuid()}").open("wb")
 
 
 def free_port() -> int:
@@ -51,6 +56,7 @@ def free_port() -> int:
     while True:
         with socket.socket() as probe, socket.socket() as bus, contextlib.suppress(OSError):
             port = next(PORTS)
+            fcntl.lockf(RESERVED, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             probe.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + 10_000))  # Redis Cluster talks on this one as well
             return port
@@ -74,6 +80,7 @@ class RedisServer:
         self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch: str | None = None
+        self._known = False  # it has run, and others may know its port
 
     @property
     def url(self) -> str:
@@ -86,20 +93,28 @@ class RedisServer:
         keep = "yes" if self.folder else "no"
         if not self.folder and not self._scratch:
             self._scratch = tempfile.mkdtemp(prefix="redis-test-")
-        command = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        command += ["--appendonly", keep, "--dir", str(self.folder or self._scratch), *self.options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 10
-        while not self._answers():
-            if time.monotonic() > deadline or self._process.poll() is not None:
-                self.stop()
-                raise RuntimeError(f"{self.binary} did not start")
-            time.sleep(0.02)
-        return self
+        while time.monotonic() < deadline:
+            command = [self.binary, "--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+            command += ["--appendonly", keep, "--dir", str(self.folder or self._scratch), *self.options]
+            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            while self._process.poll() is None and time.monotonic() < deadline:
+                if self._answers():
+                    self._known = True
+                    return self
+                time.sleep(0.02)
+            self.kill()
+            if not self._known:  # another program may have taken the port
+                self.port = free_port()
+        self.stop()
+        raise RuntimeError(f"{self.binary} did not start")
 
     def _answers(self) -> bool:
-        with contextlib.suppress(redis.exceptions.ConnectionError), self.client() as client:
-            return bool(client.ping())
+        """Itself, and not another program at its port."""
+        assert self._process
+        patience = {"socket_timeout": 0.5, "retry": Retry(NoBackoff(), 0)}
+        with contextlib.suppress(redis.exceptions.RedisError), redis.Redis(port=self.port, **patience) as client:
+            return bool(client.info("server")["process_id"] == self._process.pid)
         return False
 
     @property
@@ -244,10 +259,9 @@ def replicated_cluster(name: str = "valkey"):
 @contextlib.contextmanager
 def replicated(name: str = "valkey") -> Iterator[tuple[RedisServer, RedisServer]]:
     """A primary, and a replica that has its copy."""
-    primary = RedisServer(name, *AT_ONCE)
+    primary = RedisServer(name, *AT_ONCE).start()
     replica = RedisServer(name, *AT_ONCE, "--replicaof", f"127.0.0.1 {primary.port}")
     try:
-        primary.start()
         replica.start()
         _wait_for(lambda: is_in_sync(replica))
         yield primary, replica
