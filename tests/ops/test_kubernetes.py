@@ -13,8 +13,10 @@ from kubernetes_validate.utils import ValidationError
 
 from gateway import supervisor
 from gateway.cli.main import main
+from gateway.inference.prices import PRICES
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.server import END_SECONDS
+from gateway.telemetry.metrics import Metrics
 from tests.docs.test_documents import table
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import provider as provider
@@ -69,21 +71,87 @@ def test_every_document_fits_its_schema(folder: Path) -> None:
     documents = build(folder)
     assert documents
     for document in documents:
-        if document["kind"] == "ServiceMonitor":
-            check_service_monitor(document)
+        if document["kind"] in CUSTOM:
+            check_custom(document)
         else:
             kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-def check_service_monitor(document: Document) -> None:
-    """The operator's resource has no schema here: these are the fields that are used, as its API describes them."""
-    assert document["apiVersion"] == "monitoring.coreos.com/v1"
-    assert set(document["spec"]) == {"selector", "endpoints"}
-    assert set(document["spec"]["selector"]) == {"matchLabels"}
-    for endpoint in document["spec"]["endpoints"]:
-        assert set(endpoint) == {"port", "path", "interval", "scrapeTimeout"}
-        assert all(re.fullmatch(r"\d+s", endpoint[name]) for name in ("interval", "scrapeTimeout"))
-        assert int(endpoint["scrapeTimeout"][:-1]) <= int(endpoint["interval"][:-1])
+# Resources of operators, which have no schema here: the fields that are used, as their APIs describe them.
+CUSTOM: dict[str, tuple[str, Any]] = {
+    "ServiceMonitor": (
+        "monitoring.coreos.com/v1",
+        {
+            "selector": {"matchLabels": dict},
+            "endpoints": [{"port": str, "path": str, "interval": str, "scrapeTimeout": str}],
+        },
+    ),
+    "GatewayClass": (
+        "gateway.networking.k8s.io/v1",
+        {"controllerName": str, "parametersRef": {"group": str, "kind": str, "name": str, "namespace": str}},
+    ),
+    "EnvoyProxy": ("gateway.envoyproxy.io/v1alpha1", {"telemetry": {"accessLog": {"disable": bool}}}),
+    "Gateway": (
+        "gateway.networking.k8s.io/v1",
+        {
+            "gatewayClassName": str,
+            "listeners": [
+                {
+                    "name": str,
+                    "hostname": str,
+                    "port": int,
+                    "protocol": str,
+                    "tls": {"mode": str, "certificateRefs": [{"name": str}]},
+                    "allowedRoutes": {"namespaces": {"from": str, "selector": {"matchLabels": dict}}},
+                }
+            ],
+        },
+    ),
+    "HTTPRoute": (
+        "gateway.networking.k8s.io/v1",
+        {
+            "parentRefs": [{"name": str, "namespace": str, "sectionName": str}],
+            "hostnames": [str],
+            "rules": [
+                {
+                    "matches": [{"path": {"type": str, "value": str}}],
+                    "backendRefs": [{"name": str, "port": int}],
+                    "timeouts": {"request": str},
+                }
+            ],
+        },
+    ),
+    "ScaledObject": (
+        "keda.sh/v1alpha1",
+        {
+            "scaleTargetRef": {"name": str},
+            "minReplicaCount": int,
+            "maxReplicaCount": int,
+            "cooldownPeriod": int,
+            "fallback": {"failureThreshold": int, "replicas": int},
+            "triggers": [{"type": str, "metadata": {"serverAddress": str, "query": str, "threshold": str}}],
+        },
+    ),
+}
+
+
+def check_custom(document: Document) -> None:
+    version, schema = CUSTOM[document["kind"]]
+    assert document["apiVersion"] == version
+    check_fields(document["spec"], schema)
+
+
+def check_fields(value: Any, schema: Any) -> None:
+    if isinstance(schema, dict):
+        assert value.keys() <= schema.keys(), value.keys() - schema.keys()
+        for name, field in value.items():
+            check_fields(field, schema[name])
+    elif isinstance(schema, list):
+        assert value
+        for entry in value:
+            check_fields(entry, schema[0])
+    else:
+        assert isinstance(value, schema), value
 
 
 @pytest.mark.parametrize(("path", "value"), [("replicas", "three"), ("replcas", 3)])
@@ -255,21 +323,46 @@ def test_selectors_find_their_pods() -> None:
     assert autoscaler()["minReplicas"] > 1
 
 
-def test_the_ingress_reaches_the_services_and_hides_the_internal_paths() -> None:
-    closed = set()
-    for ingress in of("Ingress"):
-        assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
-        for path in ingress["spec"]["rules"][0]["http"]["paths"]:
-            service = the("Service", ingress["metadata"]["namespace"], path["backend"]["service"]["name"])
-            ports = {port.get("name", port["port"]) for port in service["spec"]["ports"]}
-            assert set(path["backend"]["service"]["port"].values()) <= ports
+def test_the_routes_reach_the_services_and_hide_the_internal_paths() -> None:
+    closed, hosts = set(), {}
+    listeners = {listener["name"]: listener for listener in the("Gateway", "capsule", "capsule")["spec"]["listeners"]}
+    for route in of("HTTPRoute"):
+        namespace = route["metadata"]["namespace"]
+        for parent in route["spec"]["parentRefs"]:
+            listener = listeners[parent["sectionName"]]
+            allowed = listener["allowedRoutes"]["namespaces"]
+            names = {"kubernetes.io/metadata.name": namespace}
+            assert allowed in ({"from": "Same"}, {"from": "Selector", "selector": {"matchLabels": names}})
+            assert (allowed["from"] == "Same") == (namespace == "capsule")
+            hosts[parent["sectionName"]] = listener["hostname"]
+        for rule in route["spec"]["rules"]:
+            (backend,) = rule["backendRefs"]
+            service = the("Service", namespace, backend["name"])
+            assert backend["port"] in {port["port"] for port in service["spec"]["ports"]}
             if service["metadata"]["name"] == "nothing":
-                assert path["pathType"] == "Prefix", "the gateway answers with a slash at the end, too"
-                closed.add(path["path"])
+                closed |= {match["path"]["value"] for match in rule["matches"]}
+            else:
+                assert rule["timeouts"] == {"request": "0s"}, "streams may be long"
     assert closed == {"/health", "/ready", "/metrics"}
-    hosts = {ingress["metadata"]["name"]: ingress["spec"]["rules"][0]["host"] for ingress in of("Ingress")}
+    assert the("EnvoyProxy", "capsule", "capsule")["spec"]["telemetry"]["accessLog"]["disable"] is True
     data = the("ConfigMap", "capsule", "capsule")["data"]
-    assert hosts == {
-        "gateway": data["GATEWAY_BASE_URL"].removeprefix("https://"),
-        "sites": f"*.{data['GATEWAY_APPS_DOMAIN']}",
-    }
+    assert hosts.pop("api") == data["GATEWAY_BASE_URL"].removeprefix("https://")
+    assert hosts.pop("apps") == f"*.{data['GATEWAY_APPS_DOMAIN']}"
+    assert all(tuple(listener["tls"]) == ("mode", "certificateRefs") for listener in listeners.values())
+    assert len(hosts) == len(listeners) - 2
+
+
+def test_what_an_autoscaler_decides_is_not_written_down() -> None:
+    """`kubectl apply` would undo the decision: with 60 pods, 57 would end and cut their streams."""
+    assert "replicas" not in the("Deployment", "capsule", "gateway")["spec"]
+    scaled = build(FOLDER / "keda")
+    targets = [d for d in scaled if d["kind"] == "ScaledObject"]
+    assert {d["metadata"]["name"] for d in targets} == {"webhooks", "deploys"}
+    metrics = Metrics(PRICES).registry
+    known = {metric.name for metric in metrics.collect()}
+    for target in targets:
+        namespace, name = target["metadata"]["namespace"], target["spec"]["scaleTargetRef"]["name"]
+        (deployment,) = [d for d in scaled if identity(d) == ("Deployment", namespace, name)]
+        assert "replicas" not in deployment["spec"]
+        (trigger,) = target["spec"]["triggers"]
+        assert re.fullmatch(r"max\((\w+)\)", trigger["metadata"]["query"])[1] in known  # type: ignore[index]

@@ -9,7 +9,7 @@ import yaml
 Document = dict[str, Any]
 
 FIELDS = {"apiVersion", "kind", "namespace", "resources", "images", "patches"}
-CLUSTER_WIDE = {"Namespace", "RuntimeClass"}
+CLUSTER_WIDE = {"Namespace", "RuntimeClass", "GatewayClass"}
 # Lists whose entries are merged by this field; other lists are replaced.
 MERGED_BY = {"containers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath", "ports": "port"}
 
@@ -50,7 +50,9 @@ def containers(document: Document) -> Iterator[Document]:
 def merge(into: Document, change: Document) -> None:
     for key, value in change.items():
         present = into.get(key)
-        if isinstance(value, dict) and isinstance(present, dict):
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict) and isinstance(present, dict):
             merge(present, value)
         elif isinstance(value, list) and isinstance(present, list) and key in MERGED_BY and isinstance(value[0], dict):
             for entry in value:
