@@ -11,11 +11,15 @@
 -- leases, Redis may have been away: the leases then last for GRACE more, so that the living renew theirs first. If a
 -- process called before and Redis knows of none, Redis has lost its data: nothing is granted for GRACE.
 --
+-- A call reads the records of its own process and of those that are granted something or have ended, however many there
+-- are: what all of them hold and wait for is kept as two sums.
+--
 -- KEYS[1]  hash    state: last (ms), cut (the bound at the cut), cut_at (ms), quiet (no grants until, ms), tight, number,
---                  weight
+--                  weight, held (permits of all processes), waiting (requests of all processes)
 -- KEYS[2]  hash    permits: process -> `<epoch> <call> <granted> <returned> <lease end, ms> <in use> <waiting> <account>…`;
 --                  the accounts are those of the last grants, of which the process has not yet said that it knows them
 -- KEYS[3]  hash    waiting      KEYS[4]  zset  turns      KEYS[5]  zset  past: see turns.lua
+-- KEYS[6]  zset    leases: process -> its end, ms      KEYS[7]  zset  the same of the processes in which requests wait
 -- ARGV     1 process, 2 epoch, 3 number of the call, 4 grants it knows of, 5 permits it has returned, 6 in use,
 --          7 waiting requests, 8 spare permits wanted, 9 '1' for a cut, 10 '1' when it leaves, 11 bound, 12 lease (ms),
 --          13 channel; then account, weight, waiting requests, permits in use: absolute, for each account of which one
@@ -60,42 +64,62 @@ local function write_process(name, p)
   redis.call('HSET', KEYS[2], name, table.concat(numbers, ' ') .. ' ' .. table.concat(p.labels, ' '))
 end
 
-local fields = redis.call('HMGET', KEYS[1], 'last', 'cut', 'cut_at', 'quiet', 'tight', 'number', 'weight')
+local processes = {}  -- those that were read; false for those that do not exist
+local function process(name)
+  if processes[name] == nil then
+    local text = redis.call('HGET', KEYS[2], name)
+    processes[name] = text and read_process(text)
+  end
+  return processes[name]
+end
+
+local NAMES = {'last', 'cut', 'cut_at', 'quiet', 'tight', 'number', 'weight', 'held', 'waiting'}
+local fields = redis.call('HMGET', KEYS[1], unpack(NAMES))
 local last, cut, cut_at = tonumber(fields[1]), tonumber(fields[2]), tonumber(fields[3])
 local quiet, was_tight = tonumber(fields[4] or 0), fields[5] == '1'
+local held, waiting = tonumber(fields[8] or 0), tonumber(fields[9] or 0)
 turns.open(KEYS[3], KEYS[4], KEYS[5], tonumber(fields[6] or 0), tonumber(fields[7] or 0))
 
+local me = process(me_name)
+if me and (call <= me.call or epoch < me.epoch) then return {'late'} end
+
 -- The processes. One whose lease has ended is dead: its permits are free and nobody waits in it.
-local processes, changed, gone, count = {}, {}, {}, 0
-local records = redis.call('HGETALL', KEYS[2])
-local away = last and now - last > AWAY
-for n = 1, #records, 2 do
-  local name, p = records[n], read_process(records[n + 1])
-  if away and p.ends < now + GRACE then
-    p.ends, changed[name] = math.floor(now + GRACE), true
+local changed, gone = {}, {}
+local function discount(p) held, waiting = held - (p.granted - p.returned), waiting - math.max(0, p.waiting) end
+
+if last and now - last > AWAY then
+  for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', int(now + GRACE))) do
+    redis.call('ZADD', KEYS[6], int(now + GRACE), name)
+    redis.call('ZADD', KEYS[7], 'XX', int(now + GRACE), name)
   end
-  if p.ends <= now and name ~= me_name then
-    gone[name] = true
-  else
-    processes[name], count = p, count + 1
-    if p.waiting > 0 and p.ends - lease + SILENT < now and name ~= me_name then
-      p.waiting, changed[name], gone[name] = FORGOTTEN, true, true
-    end
+end
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', int(now))) do
+  local p = process(name)
+  if name ~= me_name then
+    if p then discount(p) end
+    redis.call('HDEL', KEYS[2], name)
+    redis.call('ZREM', KEYS[6], name)
+    redis.call('ZREM', KEYS[7], name)
+    processes[name], gone[name] = false, true
+  end
+end
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', '(' .. int(now + lease - SILENT))) do
+  local p = process(name)
+  if p and name ~= me_name then
+    waiting = waiting - math.max(0, p.waiting)
+    p.waiting, changed[name], gone[name] = FORGOTTEN, true, true
+    redis.call('ZREM', KEYS[7], name)
   end
 end
 if not last and call > 1 then quiet = math.floor(now + GRACE) end
 
 -- The caller.
-local me = processes[me_name]
-if me and (call <= me.call or epoch < me.epoch) then return {'late'} end
-local known = me ~= nil and me.epoch == epoch and me.waiting ~= FORGOTTEN
+local known = me and me.epoch == epoch and me.waiting ~= FORGOTTEN
+if me then discount(me) end
 if not me or me.epoch ~= epoch then
-  if me then gone[me_name] = true else count = count + 1 end
+  if me then gone[me_name] = true end
   me = {epoch = epoch, granted = 0, returned = 0, labels = {}}
   processes[me_name] = me
-end
-for name in pairs(gone) do
-  if not processes[name] then redis.call('HDEL', KEYS[2], name) end
 end
 if next(gone) then turns.forget(gone) end
 local seen = tonumber(ARGV[4])
@@ -112,8 +136,18 @@ for n = 14, #ARGV, 4 do
 end
 if ARGV[10] == '1' then
   redis.call('HDEL', KEYS[2], me_name)
+  redis.call('ZREM', KEYS[6], me_name)
+  redis.call('ZREM', KEYS[7], me_name)
   turns.forget({[me_name] = true})
-  processes[me_name] = nil
+  processes[me_name] = false
+else
+  held, waiting = held + me.granted - me.returned, waiting + me.waiting
+  redis.call('ZADD', KEYS[6], int(me.ends), me_name)
+  if me.waiting > 0 then
+    redis.call('ZADD', KEYS[7], int(me.ends), me_name)
+  else
+    redis.call('ZREM', KEYS[7], me_name)
+  end
 end
 
 -- The bound in force.
@@ -129,27 +163,28 @@ end
 
 -- Grants: to the accounts that wait, in turn; when none does, the caller's spare ones. A process takes half of its
 -- part of what is free, so that the next to ask finds some.
-local free, waiting, soonest = in_force, 0, nil
-for name, p in pairs(processes) do
-  free, waiting = free - (p.granted - p.returned), waiting + math.max(0, p.waiting)
-  if name ~= me_name and (not soonest or p.ends < soonest) then soonest = p.ends end
+local free, soonest = in_force - held, nil
+local first = redis.call('ZRANGE', KEYS[6], 0, 1, 'WITHSCORES')
+for n = #first - 1, 1, -2 do
+  if first[n] ~= me_name then soonest = tonumber(first[n + 1]) end
 end
 local function grant(name, account)
   local p = processes[name]
   p.granted, p.labels[#p.labels + 1] = p.granted + 1, account
   changed[name] = true
-  free = free - 1
+  free, held = free - 1, held + 1
 end
 if now >= quiet then
   while free > 0 do
     local account, name = turns.take(in_force)
     if not account then break end
-    if processes[name] then
+    if process(name) then
       grant(name, account)
       processes[name].publish = name ~= me_name
     end
   end
   if processes[me_name] and free > 0 then
+    local count = redis.call('ZCARD', KEYS[6])
     for _ = 1, math.min(tonumber(ARGV[8]), math.ceil(free / (2 * count))) do grant(me_name, '-') end
   end
 else
@@ -170,9 +205,10 @@ end
 
 -- What has changed is written, and said to those whom it concerns.
 changed[me_name] = true
-for name, p in pairs(processes) do
-  if changed[name] then write_process(name, p) end
-  if p.publish then
+for name in pairs(changed) do
+  local p = processes[name]
+  if p then write_process(name, p) end
+  if p and p.publish then
     local before = int(p.granted - #p.labels)
     redis.call('PUBLISH', channel .. ':' .. name, int(p.epoch) .. ' ' .. before .. ' ' .. table.concat(p.labels, ' '))
   end
@@ -188,8 +224,8 @@ if cut and in_force < bound then
 elseif cut then
   redis.call('HDEL', KEYS[1], 'cut', 'cut_at')
 end
-redis.call('HSET', KEYS[1], 'last', int(now), 'quiet', int(quiet), 'tight', tight and '1' or '0',
-  'number', int(turns.number), 'weight', string.format('%.17g', turns.weight))
+redis.call('HSET', KEYS[1], 'last', int(now), 'quiet', int(quiet), 'tight', tight and '1' or '0', 'held', int(held),
+  'waiting', int(waiting), 'number', int(turns.number), 'weight', string.format('%.17g', turns.weight))
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(KEPT)) end
 
 return {

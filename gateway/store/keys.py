@@ -30,6 +30,8 @@
 | `{provider}:waiting` | hash | account → its weight, and by process what waits and what is in use | when none waits |
 | `{provider}:turns` | zset | waiting accounts by their virtual counter | when none waits |
 | `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
+| `{provider}:leases` | zset | processes by the end of their lease, ms | each with its lease, 28 s |
+| `{provider}:waiters` | zset | the same of the processes in which requests wait | each with its lease, 28 s |
 | `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
 | `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
 | `{pNN}:spend:<account>:<day>` | hash | nano-euro of the day: `settled`, `reserved`; `…:<app>`, `…:deleted` | 35 days |
@@ -108,10 +110,8 @@ from functools import lru_cache
 # of 3 to 16 primaries of Redis Cluster hold equally many partitions, but for one.
 TAGS = tuple("{p%02d}" % n for n in (9, 13, 18, 19, 26, 32, 37, 38, 43, 44, 46, 49, 84, 86, 87, 96))
 CACHE_SIZE = 4_096  # tags of accounts, and hashes of users
-CHANGES = "changes"
-INFERENCE = "inference"
-PROVIDER = "provider"
-PROBE = "probe"
+CHANGES, INFERENCE, PROVIDER, PROBE = "changes", "inference", "provider", "probe"
+LEASE_NAMES = ("state", "permits", "waiting", "turns", "past", "leases", "waiters")
 PERMITS = "permits"  # channel; `permits:<process>` is one process's
 BUILDER = "builder"
 BUILD_POSITIONS = "build-positions"
@@ -297,8 +297,8 @@ def waiting_key() -> str:
 
 
 def lease_keys() -> list[str]:
-    """What `lease.lua` needs: state, permits, waiting, turns, past."""
-    return ["{provider}:state", permits_key(), waiting_key(), "{provider}:turns", "{provider}:past"]
+    """What `lease.lua` needs, in its order."""
+    return [f"{{provider}}:{name}" for name in LEASE_NAMES]
 
 
 def worker_key(group: str, name: str) -> str:
