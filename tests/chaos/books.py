@@ -14,6 +14,7 @@ The gateways' own word counts for nothing here. A request's cost is judged by wh
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from tests.chaos.prompts import bound, cost
 KILLED = "kill gateway"
 NOT_CONNECTED = "ClientConnectorError"  # no byte of the request was sent
 WINDOW = 60.0  # seconds of a rate's window
+CLAIMED_AFTER = 3.0  # seconds that an event is one worker's own, at least, because it renews its hold in time
 ALLOWED = {
     (200, ""),
     (400, "REQUEST_MALFORMED"),
@@ -86,6 +88,8 @@ def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
     at_redis = any(fault.redis for fault in met)
     at_provider = any(fault.target == "provider" for fault in met)
     who = f"request {answer.number} of {answer.app}"
+    if not answer.faithful:
+        return [f"{who} ended as {answer.ending!r} with another text than the provider gave"]
     outcome = (answer.status, answer.code)
     if answer.ending in ("none", "cut"):
         verb = "got no answer" if answer.ending == "none" else "was cut off without done or error"
@@ -114,9 +118,9 @@ def settled_at(
     met = during(faults, answer.start, answer.end + 1)
     killed = [fault for fault in faults if fault.kind == KILLED and fault.target == f"gateway-{answer.gateway + 1}"]
     waits = linger if any(fault.redis for fault in met) else 0.0
-    # A settlement that Redis lost, or that died with the gateway in which it waited, is repeated at the bound when the
-    # lease ends; and so is one whose lease ended early, by a step of the clock.
-    unsure = bool(during(killed, answer.start, answer.end + waits)) or any(f.lossy or f.clock for f in met)
+    # A settlement that died with the gateway in which it waited is repeated at the bound when the lease ends; and so is
+    # one whose lease ended early, by a step of the clock. One that Redis lost, the gateway repeats at its cost.
+    unsure = bool(during(killed, answer.start, answer.end + waits)) or any(f.clock for f in met)
     if paid is None:
         return 0, 0 if answer.ending == "refused" and not unsure else bound()
     if paid.whole and answer.ending in ("done", "whole"):
@@ -222,6 +226,10 @@ def check_events(
             continue
         found.append(f"event {event} was {'given up' if event in failed else 'lost'}")
     for event, several in times.items():
+        soon = min((later - earlier for earlier, later in itertools.pairwise(sorted(several))), default=CLAIMED_AFTER)
+        if soon < CLAIMED_AFTER:
+            found.append(f"event {event} came twice within {soon:.1f} s, before another worker may claim it")
+            continue
         explained = [
             fault
             for fault in during(faults, min(several) - claim, max(several))
@@ -250,8 +258,18 @@ def check_deploy(
     expected = Counter([EVENT_OF[state]] if state in EVENT_OF else [])
     if kinds - expected:
         return [f"deploy {deploy} ended as {state}, and sent {dict(kinds)}"]
-    if state == "failed" and not during(faults, at - 60, at + 120):
-        return [f"deploy {deploy} failed, and nothing had failed"]
+    causes = [
+        fault for fault in during(faults, at, at + 60) if fault.redis or fault.target.startswith(("deploys", "sites"))
+    ]
+    if state == "failed" and not causes:
+        return [f"deploy {deploy} failed, and neither Redis nor a worker that builds or serves had failed"]
+    undelivered = [
+        fault
+        for fault in during(faults, at, at + 180)
+        if fault.lossy or fault.target == "receiver" or fault.target.startswith("webhooks")
+    ]
+    if expected - kinds and not undelivered:
+        return [f"deploy {deploy} ended as {state}, and sent no event"]
     return []
 
 

@@ -70,6 +70,10 @@ class Checker:
         self.violations: list[str] = []
         self.exact = self.blurred = self.exact_accounts = self.paid_total = self.lost_events = 0
 
+    @property
+    def judged_accounts(self) -> int:
+        return len(self._bounds)
+
     def add(self, violations: Iterable[str]) -> None:
         for violation in violations:
             if len(self.violations) < MOST and violation not in self.violations:
@@ -178,6 +182,11 @@ class Checker:
             total += settled
             self.exact_accounts += least == most
         return total
+
+    def check_exactness(self) -> None:
+        """Books that allow nearly everything find nothing."""
+        if 2 * self.exact_accounts < self.judged_accounts:
+            self.add([f"the spend of only {self.exact_accounts} of {self.judged_accounts} accounts is known exactly"])
 
     # -- events and deploys ----------------------------------------------------------------------------------
 

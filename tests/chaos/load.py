@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from gateway.errors import NotReplicated
-from tests.chaos.prompts import MAX_TOKENS, is_left, prompt
+from tests.chaos.prompts import MAX_TOKENS, is_faithful, is_left, prompt
 
 SECONDS = 45  # that a request may take; a gateway may be stopped for 20 of them
 NOT_REPLICATED = "BACKBONE_UNAVAILABLE (too few replicas)"
@@ -62,6 +62,7 @@ class Answer:
     code: str = ""
     ending: str = "none"
     tokens: int = 0
+    faithful: bool = True  # what came is the beginning of what was asked for, and whole if the ending says so
 
 
 class Load:
@@ -120,27 +121,32 @@ class Load:
             error = await response.json(content_type=None)
             answer.code, answer.ending = _code(error), "refused"
         elif response.content_type != "text/event-stream":
-            await response.json()
+            text = (await response.json())["text"]
             answer.tokens, answer.ending = 1, "whole"
+            answer.faithful = is_faithful(answer.number, text, whole=True)
         else:
             await self._read_stream(response, answer, leave)
 
     async def _read_stream(self, response: aiohttp.ClientResponse, answer: Answer, leave: bool) -> None:
-        event = b""
-        async for line in response.content:
-            if line.startswith(b"event:"):
-                event = line[6:].strip()
-            elif line.startswith(b"data:"):
-                if event == b"done":
-                    answer.ending = "done"
-                elif event == b"error":
-                    answer.code, answer.ending = _code(json.loads(line[5:])), "error"
-                else:
-                    answer.tokens += 1
-                    if leave:
-                        answer.ending = "left"
-                        response.close()
-                        return
+        event, text = b"", ""
+        try:
+            async for line in response.content:
+                if line.startswith(b"event:"):
+                    event = line[6:].strip()
+                elif line.startswith(b"data:"):
+                    if event == b"done":
+                        answer.ending = "done"
+                    elif event == b"error":
+                        answer.code, answer.ending = _code(json.loads(line[5:])), "error"
+                    else:
+                        answer.tokens += 1
+                        text += json.loads(line[5:])["token"]
+                        if leave:
+                            answer.ending = "left"
+                            response.close()
+                            return
+        finally:
+            answer.faithful = is_faithful(answer.number, text, whole=answer.ending == "done")
 
 
 def _code(error: Any) -> str:

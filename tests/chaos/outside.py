@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import sys
 import time
 from pathlib import Path
@@ -25,10 +24,11 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from tests.chaos.prompts import COMPLETION, is_left, prompt_number
+from tests.chaos.prompts import is_left, pieces, prompt_number, word
 from tests.fakes.provider import DONE, MODEL, ROLE, chunk
 
 INPUT_TOKENS = 12
+RECEIVER_SECONDS = 0.3  # until an event is answered, so that a worker that is killed has some under way
 SIGNED = ("webhook-id", "webhook-timestamp", "webhook-signature")
 
 
@@ -85,6 +85,7 @@ class Outside:
         link = self.links["receiver"]
         transport = await link.enter(request)
         body = await request.text()
+        await asyncio.sleep(RECEIVER_SECONDS)
         signed = {name: request.headers.get(name, "") for name in SIGNED}
         self.record("received", request.match_info["account"], signed["webhook-id"], time.monotonic(), signed, body)
         link.open.discard(transport)
@@ -104,22 +105,15 @@ class Outside:
             await response.write(ROLE)
             for count in pieces(number):
                 await asyncio.sleep((0.2 if is_left(number) else 0.05) + link.delay)
+                words = [word(number, place) for place in range(output, output + count)]
                 output += count  # before the write: what may have arrived is paid for
-                await response.write(chunk(f"{COMPLETION} ") * count)
+                await response.write(b"".join(map(chunk, words)))
             whole = True
             await response.write(chunk(finish="stop") + chunk(usage=(INPUT_TOKENS, output)) + DONE)
         finally:
             link.open.discard(transport)
             self.record("paid", number, INPUT_TOKENS, output, whole, link.is_cut)
         return response
-
-
-def pieces(number: int) -> list[int]:
-    """How many tokens arrive together, for each piece of the answer to a prompt. At most 60 in all."""
-    if is_left(number):
-        return [2] * 10
-    chance = random.Random(number)
-    return [chance.randint(1, 12) for _ in range(chance.randint(1, 5))]
 
 
 async def listen(outside: Outside) -> None:

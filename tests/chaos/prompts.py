@@ -1,5 +1,7 @@
 """Prompts that carry a number, and words that stand nowhere else, so that leaked content is found."""
 
+import random
+
 PROMPT = "Zwetschgenroester"
 COMPLETION = "Marillenknoedel"
 MAX_TOKENS = 64
@@ -12,6 +14,25 @@ def prompt(number: int) -> str:
 
 def prompt_number(text: str) -> int:
     return int(text.removeprefix(PROMPT))
+
+
+def pieces(number: int) -> list[int]:
+    """How many tokens arrive together, for each piece of the answer to a prompt. At most 60 in all."""
+    if is_left(number):
+        return [2] * 10
+    chance = random.Random(number)
+    return [chance.randint(1, 12) for _ in range(chance.randint(1, 5))]
+
+
+def word(number: int, place: int) -> str:
+    """A token of the answer to a prompt. No two are alike, so text that is lost, moved or another's shows."""
+    return f"{COMPLETION} {number}.{place} "
+
+
+def is_faithful(number: int, text: str, *, whole: bool) -> bool:
+    """Whether that is the answer to the prompt, or the beginning of it."""
+    expected = "".join(word(number, place) for place in range(sum(pieces(number))))
+    return text == expected if whole else expected.startswith(text)
 
 
 def is_left(number: int) -> bool:

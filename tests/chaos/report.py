@@ -36,7 +36,7 @@ def table(run: Run) -> str:
         "settled, nano-euro": f"{getattr(run, 'settled', 0):,}",
         "requests whose cost was known exactly": f"{checker.exact:,}",
         "requests whose cost was known within bounds": f"{checker.blurred:,}",
-        "accounts whose spend was known exactly": f"{checker.exact_accounts:,} of {len(population.accounts):,}",
+        "accounts whose spend was known exactly": f"{checker.exact_accounts:,} of {checker.judged_accounts:,}",
         "events accepted, received": f"{len(population.events):,}, {len(checker.received):,}",
         "events that were lost": f"{checker.lost_events:,}",
         "deploys": f"{len(population.deploys):,}",

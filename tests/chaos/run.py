@@ -12,13 +12,14 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
 from tests.chaos.faults import CannotHappen, Faults, Injection
@@ -50,6 +51,7 @@ class Options(msgspec.Struct, frozen=True):
     recovery: float = 5  # seconds from the cluster's recovery to everybody else's
     start: float = 10  # seconds that a killed process may take to start, beside them
     steps: int | None = None  # of the plan, if fewer fit into the minutes
+    plant: str = ""  # a bug of `planted.py` that the run must find
     small: bool = False  # fewer processes, shorter faults, and no wait for leases and for deploys of the last minutes
 
     @property
@@ -128,15 +130,21 @@ class Run:
 
     def _start_service(self, cluster: Cluster) -> None:
         environment, logs = self._environment(cluster), self.folder / "logs"
+        if self.options.plant:
+            environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         for name, port in self._ports.items():
-            self.fleet.add(name, [*python("gateway.cli"), "serve", "--port", str(port)], environment, logs)
+            command = [*self._module_command("gateway.cli"), "serve", "--port", str(port)]
+            self.fleet.add(name, command, environment, logs)
         for kind in (*WORKERS, "sites"):
             constants = {**SMALL, **(SMALL_DEPLOYS if kind == "deploys" else {})} if self.options.small else {}
-            command = [*python("workers", constants), kind]
+            command = [*self._module_command("workers", constants), kind]
             for number in range(1, self.options.workers + 1):
                 self.fleet.add(f"{kind}-{number}", command, {**environment, **self._host(number)}, logs)
         for process in self.fleet.processes.values():
             process.start()
+
+    def _module_command(self, module: str, constants: Mapping[str, float] = {}) -> list[str]:
+        return planted.command(self.options.plant, module) if self.options.plant else python(module, constants)
 
     @contextlib.contextmanager
     def _module(self, module: str, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -357,6 +365,8 @@ class Run:
         checker.read()
         checker.judge(everything=True)
         self.settled = await checker.check_money(released=not self.options.small)
+        if not self.options.small:
+            checker.check_exactness()
         await checker.check_events()
         await checker.check_deploys(self._apps, patience=120 if self.options.small else 0)
         for process in self.fleet.processes.values():

@@ -5,7 +5,7 @@ import pytest
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Paid, Received
 from tests.chaos.load import Answer
-from tests.chaos.prompts import PROMPT, bound
+from tests.chaos.prompts import PROMPT, bound, is_faithful, pieces, word
 
 PAID = Paid(1, 12, 20, whole=True, cut=False)
 KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
@@ -47,9 +47,24 @@ def test_refusal_costs_nothing_and_a_caller_who_leaves_the_bound() -> None:
     assert books.settled_at(answer("left", tokens=3), half, []) == (bound(), bound())
 
 
-@pytest.mark.parametrize("fault", [KILL, PRIMARY, CLOCK])
+@pytest.mark.parametrize("fault", [KILL, CLOCK])
 def test_fault_widens_the_bounds_and_never_below_what_was_paid(fault: Disturbance) -> None:
     assert books.settled_at(answer(start=105.0), PAID, [fault]) == (PAID.cost, bound())
+
+
+def test_a_lost_primary_widens_nothing_because_settlements_are_repeated() -> None:
+    assert books.settled_at(answer(start=105.0), PAID, [PRIMARY]) == (PAID.cost, PAID.cost)
+
+
+def test_another_text_than_the_provider_s_is_seen() -> None:
+    (found,) = books.check_answer(answer(faithful=False), [KILL, PRIMARY, CLOCK])
+    assert "with another text" in found
+    whole = "".join(word(7, place) for place in range(sum(pieces(7))))
+    assert is_faithful(7, whole, whole=True)
+    assert is_faithful(7, whole[:-5], whole=False)
+    assert not is_faithful(7, whole[:-5], whole=True)
+    for wrong in (whole[1:], whole.replace("7.1 ", ""), whole + word(7, 99), word(8, 0)):
+        assert not is_faithful(7, wrong, whole=False)
 
 
 def test_fault_of_another_gateway_widens_nothing() -> None:

@@ -1,0 +1,200 @@
+"""Bugs of our own making: `--plant NAME` starts the service with one, and a run of three minutes must turn red.
+
+A bug is a patch that the process applies before it runs its module.
+"""
+
+from __future__ import annotations
+
+import random
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plant:
+    apply: Callable[[], None]
+    expected: str  # words of the violation that it must cause
+
+
+def _drop_text() -> None:
+    """2 % of what is read together reaches nobody."""
+    from gateway.inference.native import Native
+
+    texts = Native.texts
+    Native.texts = lambda self, some: b"" if random.random() < 0.02 else texts(self, some)
+
+
+def _mix_streams() -> None:
+    """2 % of what is read together reaches the next stream that reads something."""
+    from gateway.inference.native import Native
+
+    texts, kept = Native.texts, list[bytes]()
+
+    def mixed(self: Native, some: list[bytes]) -> bytes:
+        other = kept.pop() if kept else b""
+        if random.random() < 0.02:
+            kept.append(texts(self, some))
+            return other
+        return other + texts(self, some)
+
+    Native.texts = mixed
+
+
+def _forget_settlements() -> None:
+    """A settlement that Redis refused is not repeated."""
+    from gateway.inference.admission import Admission, Unwritten
+
+    later = Admission._settle_later
+
+    def forgetful(self: Admission, unwritten: Unwritten) -> None:
+        if not unwritten.cost:
+            later(self, unwritten)
+
+    Admission._settle_later = forgetful
+
+
+def _undercharge() -> None:
+    """One request in fifty costs a nano-euro less."""
+    from gateway.inference.admission import Admission
+
+    settle = Admission.settle
+
+    async def settle_less(self: Admission, reservation: Any, cost: int) -> None:
+        await settle(self, reservation, cost - (cost > 0 and random.random() < 0.02))
+
+    Admission.settle = settle_less
+
+
+def _free_leases() -> None:
+    """What a dead gateway had reserved is settled at nothing."""
+    from gateway.store import scripts
+
+    settle = scripts.settle
+
+    async def settle_free(store: Any, tag: str, reservation: str, cost: int | None, record: Any = None) -> Any:
+        return await settle(store, tag, reservation, cost or 0, record)
+
+    scripts.settle = settle_free
+
+
+def _raise_rates() -> None:
+    """The windows of apps and users let half as many more pass."""
+    from gateway.store import scripts
+
+    admit = scripts.admit
+
+    async def admit_more(*some: Any, app_limit: int, user_limit: int, **more: Any) -> Any:
+        return await admit(*some, app_limit=app_limit * 3 // 2, user_limit=user_limit * 3 // 2, **more)
+
+    scripts.admit = admit_more
+
+
+def _record_first() -> None:
+    """An event counts as delivered before it is sent."""
+    from workers.webhooks.sender import Result, Sender
+
+    send = Sender._send
+
+    async def record_and_send(self: Sender, entry: Any, *some: Any) -> Result:
+        await self._log(entry, Result("delivered", 200), some[-1])
+        return await send(self, entry, *some)
+
+    Sender._send = record_and_send
+
+
+def _send_twice() -> None:
+    """Every fifth event is sent twice."""
+    from workers.webhooks.sender import Result, Sender
+
+    send, count = Sender._send, 0
+
+    async def send_again(self: Sender, *some: Any) -> Result:
+        nonlocal count
+        count += 1
+        if count % 5 == 0:
+            await send(self, *some)
+        return await send(self, *some)
+
+    Sender._send = send_again
+
+
+def _sign_wrongly() -> None:
+    """One event in twenty has another's signature."""
+    from workers.webhooks import sender
+
+    sign = sender.sign_event
+
+    def sign_other(secrets: Any, event: str, kind: str, data: str, now: float) -> Any:
+        return sign(secrets, event, kind, data, now - (600 if random.random() < 0.05 else 0))
+
+    sender.sign_event = sign_other
+
+
+def _fail_health() -> None:
+    """One check of a release's health in ten fails."""
+    from workers.sites.serving import DeployError, Serving
+
+    check = Serving.check_health
+
+    async def check_or_fail(self: Serving, job: Any) -> None:
+        if random.random() < 0.1:
+            raise DeployError("GET / was answered with 500")
+        await check(self, job)
+
+    Serving.check_health = check_or_fail
+
+
+def _serve_nothing_new() -> None:
+    """A swap that is told as done, and not done, in one deploy of ten."""
+    from workers.sites.releases import Site
+
+    swap = Site.swap
+
+    def forget(self: Site, deploy_id: str, *, canary: bool = False) -> None:
+        if self.current is None or random.random() >= 0.1:
+            swap(self, deploy_id, canary=canary)
+
+    Site.swap = forget
+
+
+def _log_content() -> None:
+    """A token of a user is logged."""
+    from gateway.inference import users
+
+    verify = users.Users.verify
+
+    async def verify_and_tell(self: Any, app: Any, token: bytes) -> str:
+        if random.random() < 0.01:
+            print(f"verifying {token.decode()}", flush=True)
+        return await verify(self, app, token)
+
+    users.Users.verify = verify_and_tell
+
+
+PLANTS = {
+    "drop text": Plant(_drop_text, "with another text"),
+    "mix streams": Plant(_mix_streams, "with another text"),
+    "forget settlements": Plant(_forget_settlements, "more than the most possible"),
+    "undercharge": Plant(_undercharge, "less than the least possible"),
+    "free leases": Plant(_free_leases, "less than the least possible"),
+    "raise rates": Plant(_raise_rates, "passed"),
+    "record first": Plant(_record_first, "was lost"),
+    "send twice": Plant(_send_twice, "came twice within"),
+    "sign wrongly": Plant(_sign_wrongly, "with a wrong signature"),
+    "fail health": Plant(_fail_health, "failed, and neither"),
+    "serve nothing new": Plant(_serve_nothing_new, "is live, and host"),
+    "log content": Plant(_log_content, "a user's token"),
+}
+
+
+def plant(name: str, module: str) -> None:
+    """Runs a module with the bug, as `python -m` does."""
+    PLANTS[name].apply()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def command(name: str, module: str) -> list[str]:
+    return [sys.executable, "-c", f"from tests.chaos.planted import plant; plant({name!r}, {module!r})"]
