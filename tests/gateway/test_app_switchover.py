@@ -147,11 +147,9 @@ async def test_the_books_are_exact(
             streams = sum(load.whole.values())
             print(f"{fault.__name__}: all apps are served {took:.2f} s after the store; {streams} streams")
             assert took < LATE
-            wrong = {
-                app.name: (await app.account.settled(), load.whole[app.name] * cost(70, 30))
-                for app in apps
-                if await app.account.settled() != load.whole[app.name] * cost(70, 30)
-            }
+            settled = {app.name: (await wait_until(app.account._at_rest, 30))["settled"] for app in apps}
+            expected = {name: count * cost(70, 30) for name, count in load.whole.items()}
+            wrong = {name: (settled[name], expected[name]) for name in settled if settled[name] != expected[name]}
             assert not wrong, (wrong, load.broken)
             if fault is plan:
                 assert late <= 5

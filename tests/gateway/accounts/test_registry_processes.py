@@ -96,11 +96,12 @@ async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
     await app.ask("x")
     await app.account.settled()
     await asyncio.sleep(0.1)
-    # What runs in the background beside them: heartbeats, counters, a look at the queues and at caps, pub/sub.
+    # What runs in the background beside them: heartbeats, counters, a look at the queues and at caps, pub/sub, and whether
+    # the server is still the same.
     keys = r"{ops}|{p\d\d}:(events|builds|outcomes|write-check|accounts)|worker:|CONSUMERS"
     counts = "|".join(Script(name).sha for name in ("count", "record_usage", "use_keys"))
     beside = re.compile(
-        rf"EVALSHA ({counts})|EVAL -- use_keys|TIME|PING|MULTI|EXEC|HMGET {{p\d\d}}:spend:|\w+ ({keys})"
+        rf"EVALSHA ({counts})|EVAL -- use_keys|INFO server|TIME|PING|MULTI|EXEC|HMGET {{p\d\d}}:spend:|\w+ ({keys})"
     )
     for _ in range(5):  # the look comes every ten seconds, and asks for more than can be told from the path here
         before = tap.position
