@@ -107,20 +107,25 @@ def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
 
 
 def settled_at(
-    answer: Answer, paid: Paid | None, faults: Sequence[Disturbance], *, linger: float = 30
+    answer: Answer, paid: Paid | None, faults: Sequence[Disturbance], *, linger: float = 3
 ) -> tuple[int, int]:
     """The least and the most nano-euro that the request may be settled at.
 
-    `linger`: seconds after its end in which a settlement may still wait in its gateway for Redis.
+    `linger`: seconds after the end of a fault of Redis in which its settlement may still wait in its gateway.
     """
     if not answer.body or answer.code == NOT_CONNECTED:
         return 0, 0
     met = during(faults, answer.start, answer.end + 1)
-    killed = [fault for fault in faults if fault.kind == KILLED and fault.target == f"gateway-{answer.gateway + 1}"]
-    waits = linger if any(fault.redis for fault in met) else 0.0
+    last = max([answer.end + 0.5, *(fault.end + linger for fault in met if fault.redis)])
+    killed = any(
+        fault.kind == KILLED
+        and fault.target == f"gateway-{answer.gateway + 1}"
+        and answer.start - 0.5 <= fault.begin <= last
+        for fault in faults
+    )
     # A settlement that died with the gateway in which it waited is repeated at the bound when the lease ends; and so is
     # one whose lease ended early, by a step of the clock. One that Redis lost, the gateway repeats at its cost.
-    unsure = bool(during(killed, answer.start, answer.end + waits)) or any(f.clock for f in met)
+    unsure = killed or any(fault.clock for fault in met)
     if paid is None:
         return 0, 0 if answer.ending == "refused" and not unsure else bound()
     if paid.whole and answer.ending in ("done", "whole"):

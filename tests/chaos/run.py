@@ -85,7 +85,7 @@ class Run:
         self._outside_port = free_port()
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(options.gateways)}
         self._apps = [f"127.0.0.1:{free_port()}" for _ in range(options.workers)]
-        self._generation = 20.0 if options.short else 60.0  # seconds
+        self._generation = 20.0 if options.short else 30.0  # seconds
         # Such that the hot apps of a generation meet their rates, and its capped accounts their cap.
         requests = options.rate * self._generation
         self.limits = max(round(0.05 * requests), 60), max(round(0.03 * requests), 50)  # of an app, and of a user

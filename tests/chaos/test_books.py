@@ -49,7 +49,7 @@ def test_refusal_costs_nothing_and_a_caller_who_leaves_the_bound() -> None:
 
 @pytest.mark.parametrize("fault", [KILL, CLOCK])
 def test_fault_widens_the_bounds_and_never_below_what_was_paid(fault: Disturbance) -> None:
-    assert books.settled_at(answer(start=105.0), PAID, [fault]) == (PAID.cost, bound())
+    assert books.settled_at(answer(start=99.5), PAID, [fault]) == (PAID.cost, bound())
 
 
 def test_a_lost_primary_widens_nothing_because_settlements_are_repeated() -> None:

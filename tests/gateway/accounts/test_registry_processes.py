@@ -96,8 +96,8 @@ async def test_the_hot_path_takes_two_round_trips(app: App) -> None:
     await app.ask("x")
     await app.account.settled()
     await asyncio.sleep(0.1)
-    # What runs in the background beside them: heartbeats, counters, a look at the queues and at caps, pub/sub, and whether
-    # the server is still the same.
+    # What runs in the background beside them: heartbeats, counters, pub/sub, a look at the queues, at caps and at the
+    # server.
     keys = r"{ops}|{p\d\d}:(events|builds|outcomes|write-check|accounts)|worker:|CONSUMERS"
     counts = "|".join(Script(name).sha for name in ("count", "record_usage", "use_keys"))
     beside = re.compile(
