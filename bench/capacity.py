@@ -29,6 +29,7 @@ USER_BYTES = 300  # in Redis, per user who was active in the last minute
 DELIVERIES = 4904  # per CPU second of a webhook worker
 DESCRIPTORS = 32_512  # client connections of a process
 PARTITIONS = 16  # Redis nodes that share the accounts
+PROVIDER_RATE = 600  # requests per minute and model, of the provider's usual quota
 
 # -- assumed -------------------------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ class Needs:
 
 
 LOADS = [
-    Load(100, 10, 3_000, 1),
+    Load(100, 20, 3_000, 1),
     Load(1_000, 200, 30_000, 10),
     Load(5_000, 1_000, 150_000, 50),
     Load(20_000, 4_000, 600_000, 200),
@@ -112,6 +113,11 @@ def walls() -> str:
     largest = LOADS[-1]
     per_account = 1e6 * REDIS_USED / REDIS_US
     rows = [
+        (
+            f"the provider's quota of {PROVIDER_RATE} requests per minute and model",
+            f"{PROVIDER_RATE // 60} requests/s",
+            "ask the provider for more",
+        ),
         ("the provider's quota of 100 concurrent requests", "100 open streams", "ask the provider for more"),
         ("one gateway process", f"{USED * 1e6 / TOKEN_US:,.0f} tokens/s", "more processes"),
         ("one Redis server", f"{per_account:,.0f} requests/s", "Redis Cluster"),

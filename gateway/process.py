@@ -73,7 +73,7 @@ class Gateway:
             ca_file=settings.ca_file or None,
             own_domain=settings.apps_domain,
         )
-        self.users = Users(settings, self.vault, self.http)
+        self.users = Users(settings, self.vault, self.http, self.store)
         self.admission = Admission(settings, self.store, self.metrics)
         self.webhooks = Webhooks(self.store, self.vault, allow_private=settings.allow_private_addresses)
         self.hooks = Hooks(settings, self.registry)
@@ -88,6 +88,7 @@ class Gateway:
             self.store,
             bound=settings.provider_concurrency,
             patience=settings.provider_wait,
+            rate=settings.provider_rate,
             observe_wait=self.metrics.provider_wait.observe,
         )
         self.counters = Counters(self.store, lambda: len(self.provider.streams), self.metrics.unlogged_requests.inc)

@@ -43,6 +43,13 @@ class ProviderTimeouts(msgspec.Struct, frozen=True):
     total: float = 300
 
 
+class ProviderRate(msgspec.Struct, frozen=True):
+    """A quota of any minute, of all gateways together; 0: none."""
+
+    requests: int = 0
+    tokens: int = 0
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str = "redis://localhost:6379/0"
     redis_wait: int = 0  # replicas that must have a reservation before its request goes on
@@ -64,6 +71,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     provider_weights: dict[str, float] = msgspec.field(  # shares of accounts by plan while requests wait
         default_factory=lambda: dict.fromkeys(PLANS, 1.0)
     )
+    provider_rate: ProviderRate | None = None  # the provider's quota of requests and tokens in any minute
 
     operator_token: str = ""  # shared by operators; without this and the next, the platform surface is closed
     operator_tokens: dict[str, str] = msgspec.field(default_factory=dict)  # by the operator's name
@@ -432,6 +440,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "provider_concurrency": _zero_or(_whole, 0),
     "provider_wait": _zero_or(_seconds, 0.0),
     "provider_weights": _by_plan(Settings().provider_weights, _weight),
+    "provider_rate": lambda text: ProviderRate(**_pairs(text, ("requests", "tokens"), _whole)),
     "rate_limits": lambda text: RateLimits(**_pairs(text, ("app", "user"), _whole)),
     "deploy_quotas": _by_plan(Settings().deploy_quotas, _whole),
     "app_limits": _by_plan(Settings().app_limits, _whole),

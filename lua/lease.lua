@@ -1,10 +1,14 @@
 -- lease.lua: a process renews its lease of permits, gives permits back and says who waits; free permits are granted.
 -- uses turns
+-- uses rate
 --
 -- A permit is the right to one request at the provider. The sum of the permits that processes hold never passes the
 -- bound in force by a grant. What a process holds is `granted - returned`, two numbers that only grow: a call that comes
 -- late or twice, and an answer or a message that is lost, can therefore not free a permit that is in use. Free permits
 -- go to the waiting accounts in turn (turns.lua), and only when no account waits to a process as spare ones.
+--
+-- The provider may also have a quota of requests and tokens in any minute (rate.lua). A waiting request is granted its
+-- permit and its budget together; a process gets spare budget only while nobody waits.
 --
 -- The bound in force is the configured one, or after a cut half of what it was and one more for each second since.
 -- A process that did not call until its lease ended loses its permits. If nobody has called for AWAY although there are
@@ -17,13 +21,19 @@
 -- KEYS[1]  hash    state: last (ms), cut (the bound at the cut), cut_at (ms), quiet (no grants until, ms), tight, number,
 --                  weight, held (permits of all processes), waiting (requests of all processes)
 -- KEYS[2]  hash    permits: process -> `<epoch> <call> <granted> <returned> <lease end, ms> <in use> <waiting> <account>…`;
---                  the accounts are those of the last grants, of which the process has not yet said that it knows them
+--                  the lease end is that of its last call, and KEYS[6] decides; the accounts are those of the last
+--                  grants, of which the process has not yet said that it knows them
 -- KEYS[3]  hash    waiting      KEYS[4]  zset  turns      KEYS[5]  zset  past: see turns.lua
 -- KEYS[6]  zset    leases: process -> its end, ms      KEYS[7]  zset  the same of the processes in which requests wait
+-- KEYS[8]  hash    rate         KEYS[9]  list  spent: see rate.lua; without a quota they are left out
 -- ARGV     1 process, 2 epoch, 3 number of the call, 4 grants it knows of, 5 permits it has returned, 6 in use,
 --          7 waiting requests, 8 spare permits wanted, 9 '1' for a cut, 10 '1' when it leaves, 11 bound, 12 lease (ms),
 --          13 channel; then account, weight, waiting requests, permits in use: absolute, for each account of which one
 --          has changed. What is in use is said while permits are scarce.
+--          With a quota, before the accounts: 14 requests in a window, 15 tokens (0: no quota), 16 window (ms), 17 '1' if
+--          the process has started a request within one; 18 requests that it knows were granted, 19 returned, 20 spent,
+--          21 wanted as spare ones, 22 to 25 the same of tokens; and for each account a fifth field, the tokens that the
+--          next of its requests needs.
 --
 -- Publishes  to `<channel>:<process>`: `<epoch> <grants before these> <account>…` for grants to another process;
 --            to `<channel>`: the process that called, when permits become scarce and idle ones shall be returned
@@ -31,16 +41,21 @@
 -- Returns  {'late'} for a call that a later one has overtaken, or {'ok', known (0: it was forgotten and shall say again
 --          who waits), tight (1: permits are scarce), bound in force, waiting requests of all, accounts that wait,
 --          ms until a permit may become free by itself (0: never), grants before these, {account or '-' for spare, …},
---          {account, waiting requests beyond its limit, which the process shall refuse, …}}
+--          {account, waiting requests beyond its limit, which the process shall refuse, …}}; with a quota also
+--          {requests granted, tokens granted, requests free of all (-1: no quota), tokens, permits, the time a window ago,
+--          and if requests of the process wait what is spent since then}
 
 local me_name, epoch, call = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local bound, lease, channel = tonumber(ARGV[11]), tonumber(ARGV[12]), ARGV[13]
 local AWAY = lease / 3           -- ms
 local GRACE = lease / 6          -- ms
 local SILENT = 1000              -- ms
-local KEPT = 3 * lease           -- ms that the keys outlive the last call
+local rated = #KEYS > 7
+local window = rated and tonumber(ARGV[16]) or 0
+local KEPT = 3 * lease + window  -- ms that the keys outlive the last call
 local ACCOUNT_LIMIT = 60         -- waiting requests of an account, over all processes
 local FORGOTTEN = -1             -- waiting requests of a process that was silent
+local FIRST, STEP = rated and 26 or 14, rated and 5 or 4  -- where the accounts begin, and the fields of each
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -82,6 +97,7 @@ turns.open(KEYS[3], KEYS[4], KEYS[5], tonumber(fields[6] or 0), tonumber(fields[
 
 local me = process(me_name)
 if me and (call <= me.call or epoch < me.epoch) then return {'late'} end
+if rated then rate.open(KEYS[8], KEYS[9], tonumber(ARGV[14]), tonumber(ARGV[15]), window, now) end
 
 -- The processes. One whose lease has ended is dead: its permits are free and nobody waits in it.
 local changed, gone = {}, {}
@@ -97,6 +113,7 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[6], '-inf', int(now))) do
   local p = process(name)
   if name ~= me_name then
     if p then discount(p) end
+    if rated then rate.end_lease(name) end
     redis.call('HDEL', KEYS[2], name)
     redis.call('ZREM', KEYS[6], name)
     redis.call('ZREM', KEYS[7], name)
@@ -112,6 +129,7 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[7], '-inf', '(' .. int(no
   end
 end
 if not last and call > 1 then quiet = math.floor(now + GRACE) end
+if not last and rated and ARGV[17] == '1' then rate.fill() end
 
 -- The caller.
 local known = me and me.epoch == epoch and me.waiting ~= FORGOTTEN
@@ -128,13 +146,20 @@ me.granted, me.returned = math.max(me.granted, seen), math.max(me.returned, tonu
 while #me.labels > me.granted - seen do table.remove(me.labels, 1) end
 local outstanding = {}
 for _, account in ipairs(me.labels) do outstanding[account] = (outstanding[account] or 0) + 1 end
-for n = 14, #ARGV, 4 do
+for n = FIRST, #ARGV, STEP do
   -- The process has counted requests as waiting that were granted a permit of which it did not know.
   local granted = outstanding[ARGV[n]] or 0
   local waiting = math.max(0, tonumber(ARGV[n + 2]) - granted)
-  turns.set(ARGV[n], ARGV[n + 1], me_name, waiting, tonumber(ARGV[n + 3]) + granted)
+  turns.set(ARGV[n], ARGV[n + 1], me_name, waiting, tonumber(ARGV[n + 3]) + granted, rated and tonumber(ARGV[n + 4]))
+end
+if rated then
+  local function says(n)
+    return {granted = tonumber(ARGV[n]), returned = tonumber(ARGV[n + 1]), spent = tonumber(ARGV[n + 2])}
+  end
+  rate.report(me_name, epoch, {says(18), says(22)})
 end
 if ARGV[10] == '1' then
+  if rated then rate.end_lease(me_name) end
   redis.call('HDEL', KEYS[2], me_name)
   redis.call('ZREM', KEYS[6], me_name)
   redis.call('ZREM', KEYS[7], me_name)
@@ -176,16 +201,21 @@ local function grant(name, account)
 end
 if now >= quiet then
   while free > 0 do
-    local account, name = turns.take(in_force)
+    local account, name, tokens = turns.take(in_force, rated and rate.fits)
     if not account then break end
     if process(name) then
       grant(name, account)
+      if rated then rate.grant(name, 1, tokens) end
       processes[name].publish = name ~= me_name
     end
   end
-  if processes[me_name] and free > 0 then
+  local idle = turns.accounts() == 0
+  if processes[me_name] and free > 0 and (idle or not rated) then
     local count = redis.call('ZCARD', KEYS[6])
     for _ = 1, math.min(tonumber(ARGV[8]), math.ceil(free / (2 * count))) do grant(me_name, '-') end
+    if rated then
+      rate.grant(me_name, rate.part(1, tonumber(ARGV[21]), count), rate.part(2, tonumber(ARGV[25]), count))
+    end
   end
 else
   soonest = math.min(soonest or quiet, quiet)
@@ -193,7 +223,7 @@ end
 
 -- An account has its limit of waiting requests only now: who waits for nothing but this answer does not count.
 local excess = {}
-for n = 14, processes[me_name] and #ARGV or 0, 4 do
+for n = FIRST, processes[me_name] and #ARGV or 0, STEP do
   local own, elsewhere = turns.count(ARGV[n], me_name)
   local over = own - math.max(0, ACCOUNT_LIMIT - elsewhere)
   if over > 0 then
@@ -226,9 +256,17 @@ elseif cut then
 end
 redis.call('HSET', KEYS[1], 'last', int(now), 'quiet', int(quiet), 'tight', tight and '1' or '0', 'held', int(held),
   'waiting', int(waiting), 'number', int(turns.number), 'weight', string.format('%.17g', turns.weight))
+local budget
+if rated then
+  rate.close()
+  local frees = accounts > 0 and rate.next_free()
+  if frees then soonest = math.min(soonest or frees, frees) end
+  budget = rate.answer(me_name)
+  budget[5], budget[6], budget[7] = free, int(now - window), me.waiting > 0 and redis.call('LRANGE', KEYS[9], 0, -1) or {}
+end
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, int(KEPT)) end
 
 return {
   'ok', known and 1 or 0, tight and 1 or 0, in_force, waiting, accounts, soonest and math.max(1, soonest - now) or 0,
-  me.granted - #me.labels, me.labels, excess,
+  me.granted - #me.labels, me.labels, excess, budget,
 }

@@ -7,7 +7,8 @@
 -- An account that holds its share of the permits already, the bound by the weights of those that wait, lets the others
 -- go first: an account whose requests last long would hold nearly all else. It gets no credit for the turns it let pass.
 --
---   waiting  hash  account -> `<weight> <process>=<waiting requests>/<permits in use> …`, the next process first
+--   waiting  hash  account -> `<weight> <process>=<waiting requests>/<permits in use> …`, the next process first; with a
+--                  quota of tokens `…=<waiting requests>/<permits in use>/<tokens of the next request>`
 --   turns    zset  the accounts that wait, by their counter
 --   past     zset  accounts that waited before, by their counter, until nobody waits
 
@@ -25,9 +26,10 @@ end
 local function parse(record)
   local weight, rest = string.match(record or '', '^(%S+)(.*)$')
   local account = {weight = tonumber(weight or 1), processes = {}, waiting = 0, used = 0}
-  for name, waiting, used in string.gmatch(rest or '', '(%S+)=(%d+)/?(%d*)') do  -- before 2.1 without what is in use
-    waiting, used = tonumber(waiting), tonumber(used) or 0
-    account.processes[#account.processes + 1] = {name = name, waiting = waiting, used = used}
+  -- Before 2.1 without what is in use.
+  for name, waiting, used, tokens in string.gmatch(rest or '', '(%S+)=(%d+)/?(%d*)/?(%d*)') do
+    waiting, used, tokens = tonumber(waiting), tonumber(used) or 0, tonumber(tokens) or 0
+    account.processes[#account.processes + 1] = {name = name, waiting = waiting, used = used, tokens = tokens}
     account.waiting, account.used = account.waiting + waiting, account.used + used
   end
   return account
@@ -49,7 +51,10 @@ end
 local function write(name, account, before)
   local parts, waiting = {string.format('%.17g', account.weight)}, 0
   for _, p in ipairs(account.processes) do
-    if p.waiting > 0 or p.used > 0 then parts[#parts + 1] = string.format('%s=%.0f/%.0f', p.name, p.waiting, p.used) end
+    if p.waiting > 0 or p.used > 0 then
+      local tokens = p.tokens > 0 and string.format('/%.0f', p.tokens) or ''
+      parts[#parts + 1] = string.format('%s=%.0f/%.0f%s', p.name, p.waiting, p.used, tokens)
+    end
     waiting = waiting + p.waiting
   end
   if #parts > 1 then
@@ -80,9 +85,9 @@ local function read(name)
   return parse(record), parse(record)
 end
 
--- In this process `waiting` of the account's requests wait, and `used` permits are in use, if given. The weight counts
--- if any request waits.
-function turns.set(name, weight, process, waiting, used)
+-- In this process `waiting` of the account's requests wait, of which the next needs `tokens`, and `used` permits are in
+-- use, if given. The weight counts if any request waits.
+function turns.set(name, weight, process, waiting, used, tokens)
   local account, before = read(name)
   if waiting > 0 then account.weight = tonumber(weight) end
   local found
@@ -90,10 +95,10 @@ function turns.set(name, weight, process, waiting, used)
     if p.name == process then found = p end
   end
   if not found then
-    found = {name = process, used = 0}
+    found = {name = process, used = 0, tokens = 0}
     account.processes[#account.processes + 1] = found
   end
-  found.waiting, found.used = waiting, used or found.used
+  found.waiting, found.used, found.tokens = waiting, used or found.used, tokens or found.tokens
   write(name, account, before)
 end
 
@@ -139,23 +144,25 @@ local function next_account(bound)
   if first then return first[1], first[2] end
 end
 
--- Takes the next turn: the account and the process that has the request, or nil when nobody waits.
-function turns.take(bound)
+-- Takes the next turn: the account, the process that has the request, and the tokens that it needs; nil when nobody
+-- waits. A request whose tokens do not `fit` keeps its turn, and lets none go first: else small ones would always do.
+function turns.take(bound, fit)
   local name, counter = next_account(bound)
   if not name then return nil end
+  local account, before = read(name)
+  local place = 1
+  while account.processes[place].waiting == 0 do place = place + 1 end
+  if fit and not fit(account.processes[place].tokens) then return nil end
   if counter > lowest() then
     local passed = redis.call('ZRANGEBYSCORE', turns.ranks, '-inf', string.format('(%.0f', counter * TIES))
     for _, other in ipairs(passed) do rank(other, counter) end
   end
-  local account, before = read(name)
   rank(name, counter + math.max(1, math.floor(COST / account.weight + 0.5)))
-  local place = 1
-  while account.processes[place].waiting == 0 do place = place + 1 end
   local process = table.remove(account.processes, place)
   process.waiting, process.used = process.waiting - 1, process.used + 1
   account.processes[#account.processes + 1] = process
   write(name, account, before)
-  return name, process.name
+  return name, process.name, process.tokens
 end
 
 function turns.accounts() return redis.call('ZCARD', turns.ranks) end

@@ -192,12 +192,6 @@ def test_no_package_of_a_single_module(folder: str) -> None:
     assert not alone, alone
 
 
-def test_no_file_is_long() -> None:
-    sizes = {str(path): lines(path) for folder in ("gateway", "workers", "tests") for path in python_files(folder)}
-    long = {path: size for path, size in sizes.items() if size >= 500}
-    assert not long, long
-
-
 def test_most_files_are_short() -> None:
     sizes = [lines(path) for folder in ("gateway", "workers") for path in python_files(folder)]
     assert statistics.median(sizes) < 150

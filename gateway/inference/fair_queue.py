@@ -95,6 +95,16 @@ class FairQueue(Generic[T]):
 
     # -- asking ----------------------------------------------------------------------------------------------
 
+    def first(self) -> T | None:
+        """The item that `pop` would return."""
+        first = self._first()
+        return None if first is None else self.first_of(first.name)
+
+    def first_of(self, account: str) -> T | None:
+        """The item that `pop_of` would return."""
+        waiting = self._accounts.get(account)
+        return None if waiting is None else next(iter(waiting.apps.values()))[0]
+
     def items(self) -> list[tuple[T, str, str]]:
         """Each waiting request with its account and app."""
         return [(item, account, app) for item, (account, app) in self._where.items()]

@@ -43,7 +43,7 @@ from gateway.inference.connection import ClientGone, Interrupted, Stream
 from gateway.inference.formats import Ask, Format, Whole
 from gateway.inference.hints import explain_missing
 from gateway.inference.permits import Permit, Permits
-from gateway.inference.prices import NOTHING, PRICES, Owed, owed_for_usage, worst_case
+from gateway.inference.prices import NOTHING, PRICES, Owed, most_tokens, owed_for_usage, worst_case
 from gateway.inference.provider import Provider
 from gateway.inference.signals import ProviderSignal
 from gateway.inference.traces import SETTLE, RequestTraces
@@ -219,10 +219,14 @@ class Inference:
         failure: ServiceError | None = None
         whole, held = Whole("", "", []), b""
         try:
-            permit = self._permits.take_now(account.id) or await self._wait_for_permit(call, account, ask, format)
+            tokens = most_tokens(ask.text_bytes, ask.max_tokens)
+            permit = self._permits.take_now(account.id, tokens)
+            if permit is None:
+                permit = await self._wait_for_permit(call, account, ask, tokens, format)
             if call.trace is not None and self._traces is not None:
                 self._traces.enter_exchange(call.trace, ask)
             stream = call.stream = await self._post(ask)
+            self._permits.mark_sent(permit)
             call.watch(stream.fail, stream.nudge)
             if ask.stream:
                 held = await _relay_stream(call, ask, format, stream, backlog)
@@ -234,10 +238,10 @@ class Inference:
             if stream is not None:
                 call.unwatch()
                 self._provider.close_stream(stream)
-            if permit is not None:
-                self._permits.release(permit, served=stream is not None)
-            self._note_signal(stream, failure)
             owed = _owed(ask, reservation, stream, failure)
+            if permit is not None:
+                self._permits.release(permit, served=stream is not None, tokens=owed.tokens)
+            self._note_signal(stream, failure)
             if owed.anomaly is not None:
                 self._metrics.anomalies.labels(owed.anomaly).inc()
             call.nano_euro = owed.cost
@@ -260,14 +264,14 @@ class Inference:
             await call.stream_body(backlog.next_piece())
         await call.stream_body(held + format.end(model, answer.finish, answer.usage), last=True)
 
-    async def _wait_for_permit(self, call: Call, account: Account, ask: Ask, format: Format) -> Permit:
+    async def _wait_for_permit(self, call: Call, account: Account, ask: Ask, tokens: int, format: Format) -> Permit:
         """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone.
 
         A stream begins with a keep-alive if that takes longer than one may be due.
         """
         if call.trace is not None:
             call.trace.enter("wait")
-        turn = self._permits.join(account.id, call.app, self._settings.provider_weights[account.plan])
+        turn = self._permits.join(account.id, call.app, self._settings.provider_weights[account.plan], tokens)
         call.watch(turn.leave)
         try:
             if not ask.stream:
@@ -281,8 +285,8 @@ class Inference:
         while True:
             await asyncio.sleep(WAIT_CHECK_INTERVAL)
             self._metrics.count()
-            self._metrics.provider_places.set(self._permits.in_force)
-            self._metrics.provider_places_used.set(self._permits.used)
+            self._metrics.provider_permits.set(self._permits.in_force)
+            self._metrics.provider_permits_used.set(self._permits.used)
             self._metrics.provider_waiting.set(self._permits.waiting)
             if not self._permits.waiting:
                 continue

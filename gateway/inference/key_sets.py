@@ -5,7 +5,9 @@ because the time that a signature takes to check grows with them. A key with any
 usable.
 
 A key set is refreshed in the background after five minutes and stays usable for an hour while the backend is down;
-after that, the app's requests are refused. Fetches are limited to one at a time per app, and in rate.
+after that, the app's requests are refused. Fetches are limited to one at a time per app, and in rate. A process looks
+for another one's copy in Redis before it asks the backend (`shared_keys.py`). The age of keys counts from when the
+backend gave them, whichever process asked.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import base64
 import hashlib
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -23,6 +26,7 @@ import structlog
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from gateway.errors import AppBackendUnreachable
+from gateway.inference.shared_keys import SharedKeys
 from gateway.outbound import addresses
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE, Backoff
@@ -48,6 +52,7 @@ LARGEST_EXPONENT = 2**32
 
 RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}  # that make up a public key
 EDWARDS = ("Ed25519", "Ed448")  # curves, and RFC 9864's names of their algorithms, which were both called EdDSA
 
 
@@ -79,6 +84,18 @@ class Key(msgspec.Struct, frozen=True):
 def split_document(body: bytes) -> list[msgspec.Raw]:
     """The keys of a JWKS document, unread. Raises ValueError if it is not one."""
     return msgspec.json.decode(body, type=_Document).keys[:KEYS]
+
+
+def public_part(text: msgspec.Raw) -> bytes:
+    """The public members of a key that may verify tokens; empty if it may not."""
+    try:
+        jwk = msgspec.json.decode(text, type=_Jwk)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return b""
+    if not _algorithms(jwk):
+        return b""
+    members = {name: getattr(jwk, name) for name in ("kty", "kid", "alg", *MEMBERS[jwk.kty])}
+    return msgspec.json.encode({name: value for name, value in members.items() if value is not None})
 
 
 def read_key(text: msgspec.Raw) -> Key | None:
@@ -134,14 +151,16 @@ def _number(text: str) -> int:
 class KeySet:
     """The keys of one app's backend, fetched on behalf of its account."""
 
-    def __init__(self, http: outbound.Client, url: str, account: str) -> None:
-        self._http, self._url, self.account = http, url, account
+    def __init__(self, http: outbound.Client, url: str, account: str, shared: SharedKeys | None = None) -> None:
+        self._http, self._url, self.account, self._shared = http, url, account, shared
         self._keys: list[Key] = []
         self.digest = b""  # SHA-256 of the document that has the keys
         self._fetched_at = float("-inf")
         self._tried_at = float("-inf")
+        self._copied = False  # another process fetched the keys
         self._backoff = Backoff()
         self._fetch_task: asyncio.Task[None] | None = None
+        self._sharing: asyncio.Task[None] | None = None  # kept, so that it is not collected while it runs
         self._waiting = 0
 
     @property
@@ -176,15 +195,23 @@ class KeySet:
         """Waits for the fetch under way; returns what `find` finds then. Raises AppBackendUnreachable."""
         if self._waiting >= WAITING:
             raise AppBackendUnreachable(retry_after=FIRST_PAUSE)
+        await self._wait_for_fetch()
+        if time.monotonic() - self._fetched_at > KEYS_LIFE:
+            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE))
+        keys = self._match(kid, alg)
+        if not keys and kid is not None and self._copied and self._start_fetch(FETCH_INTERVAL):
+            # The copy may be from before the backend had this key.
+            await self._wait_for_fetch()
+            keys = self._match(kid, alg)
+        return keys
+
+    async def _wait_for_fetch(self) -> None:
         if self._fetch_task is not None:
             self._waiting += 1
             try:
                 await asyncio.shield(self._fetch_task)
             finally:
                 self._waiting -= 1
-        if time.monotonic() - self._fetched_at > KEYS_LIFE:
-            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE))
-        return self._match(kid, alg)
 
     def _match(self, kid: str | None, alg: str) -> list[Key]:
         keys = [k for k in self._keys if alg in k.algorithms and (kid is None or k.kid is None or k.kid == kid)]
@@ -204,25 +231,67 @@ class KeySet:
 
     async def _fetch(self) -> None:
         try:
-            answer = await self._http.fetch(
-                "GET",
-                self._url,
-                tenant=self.account,
-                headers={"accept": "application/json"},
-                budget=FETCH_BUDGET,
-                max_bytes=FETCH_BYTES,
-            )
-            if answer.status != 200:
-                raise ValueError(f"status {answer.status}")
-            if (digest := hashlib.sha256(answer.body).digest()) != self.digest:
-                self._keys, self.digest = await _read_keys(answer.body), digest
-            self._fetched_at = time.monotonic()
+            if not await self._take_copy():
+                await self._ask_backend()
             self._backoff.note_success()
         except (addresses.CallFailed, ValueError, RecursionError) as error:
             self._backoff.note_failure(time.monotonic() - self._tried_at)
             logger.warning("jwks.failed", host=httpx.URL(self._url).host, error=type(error).__name__)
+            if self._shared is not None:
+                self._share(self._shared.give_up())
         finally:
             self._fetch_task = None
+
+    async def _take_copy(self) -> bool:
+        """Uses another process's keys if they are newer than these, and as new as is needed. Raises ValueError."""
+        if self._shared is None:
+            return False
+        # Fresh keys are fetched again only for one that they lack: it may be newer than any copy of before.
+        fresh = time.monotonic() < self.fresh_until
+        copy = await self._shared.find(FETCH_INTERVAL if fresh else REFRESH_AFTER)
+        if copy is None or copy.fetched_at <= self._fetched_at:
+            return False
+        await self._use(copy.document, copy.digest)
+        self._fetched_at = self._tried_at = copy.fetched_at
+        self._copied = True
+        return True
+
+    async def _ask_backend(self) -> None:
+        """Raises CallFailed or ValueError."""
+        began = time.monotonic()
+        answer = await self._http.fetch(
+            "GET",
+            self._url,
+            tenant=self.account,
+            headers={"accept": "application/json"},
+            budget=FETCH_BUDGET,
+            max_bytes=FETCH_BYTES,
+        )
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}")
+        digest = hashlib.sha256(answer.body).digest()
+        await self._use(answer.body, digest)
+        self._fetched_at, self._copied = time.monotonic(), False
+        if self._shared is not None:
+            self._share(_share_public(self._shared, answer.body, digest, began))
+
+    def _share(self, sharing: Coroutine[None, None, None]) -> None:
+        """Beside what waits for the keys: Redis may be slow."""
+        self._sharing = asyncio.create_task(sharing)
+
+    async def _use(self, document: bytes, digest: bytes) -> None:
+        if digest != self.digest:
+            self._keys, self.digest = await _read_keys(document), digest
+
+
+async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, fetched_at: float) -> None:
+    """Shares the public members of a document's keys and nothing else of it; others may run in between."""
+    parts: list[bytes] = []
+    texts = split_document(body)
+    for start in range(0, len(texts), SLICE):
+        parts += filter(None, map(public_part, texts[start : start + SLICE]))
+        await asyncio.sleep(0)
+    await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, fetched_at, REFRESH_AFTER)
 
 
 async def _read_keys(body: bytes) -> list[Key]:

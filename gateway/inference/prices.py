@@ -39,13 +39,19 @@ class Owed(msgspec.Struct, frozen=True):
 
     cost: int  # nano-euro, at most the reservation's bound
     anomaly: str | None = None  # why the cost is not the price of the usage: a label of `gateway_usage_anomalies`
+    tokens: int | None = None  # None: as many as the request may use at most
 
 
-NOTHING = Owed(0)
+NOTHING = Owed(0, tokens=0)
+
+
+def most_tokens(text_bytes: int, max_tokens: int) -> int:
+    """The most tokens that a request can use. A token is at least one byte of text."""
+    return text_bytes + TEMPLATE_TOKENS + max_tokens
 
 
 def worst_case(model: str, text_bytes: int, max_tokens: int) -> int:
-    """The most that a request can cost, in nano-euro. A token is at least one byte of text."""
+    """The most that a request can cost, in nano-euro."""
     price = PRICES[model]
     return (text_bytes + TEMPLATE_TOKENS) * price.input + max_tokens * price.output
 
@@ -53,4 +59,5 @@ def worst_case(model: str, text_bytes: int, max_tokens: int) -> int:
 def owed_for_usage(model: str, usage: Usage, bound: int) -> Owed:
     price = PRICES[model]
     cost = usage.input * price.input + usage.output * price.output
-    return Owed(cost) if cost <= bound else Owed(bound, "above bound")
+    tokens = usage.input + usage.output
+    return Owed(cost, tokens=tokens) if cost <= bound else Owed(bound, "above bound", tokens)

@@ -25,10 +25,12 @@ from gateway.errors import AppBackendUnreachable, TokenInvalid
 from gateway.inference import tokens
 from gateway.inference.app_backends import AppBackend
 from gateway.inference.key_sets import KeySet
+from gateway.inference.shared_keys import SharedKeys
 from gateway.inference.verification_limits import VerificationLimits, Work
 from gateway.outbound import client as outbound
 from gateway.outbound.backoff import FIRST_PAUSE
 from gateway.settings import Settings
+from gateway.store.client import Store
 
 logger = structlog.get_logger()
 
@@ -60,8 +62,9 @@ class VerifiedToken(NamedTuple):
 
 
 class Users:
-    def __init__(self, settings: Settings, vault: Vault, http: outbound.Client) -> None:
-        self._domain, self._vault, self._http = settings.apps_domain, vault, http
+    def __init__(self, settings: Settings, vault: Vault, http: outbound.Client, store: Store | None = None) -> None:
+        """`store`: where key sets are shared with other processes, if at all."""
+        self._domain, self._vault, self._http, self._store = settings.apps_domain, vault, http, store
         self._limits = VerificationLimits(settings.rate_limits.app)
         self._verified: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         # By the id of the app, with the digest for which they count.
@@ -113,7 +116,7 @@ class Users:
         key_set = _recall(self._key_sets, app)
         if key_set is None:
             url = auth.url or f"https://{app.name}.{self._domain}/.well-known/jwks.json"
-            key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account))
+            key_set = _remember(self._key_sets, app, KeySet(self._http, url, app.account, self._shared_keys(app, url)))
         keys, digest = key_set.find(parsed.kid, parsed.alg), key_set.digest
         if keys is None:
             work.pause()
@@ -127,6 +130,12 @@ class Users:
             if tokens.verify_signature(parsed, key.key):
                 return _claims_of(parsed, auth), digest
         raise TokenInvalid
+
+    def _shared_keys(self, app: App, url: str) -> SharedKeys | None:
+        if self._store is None:
+            return None
+        identity = hashlib.sha256(app.auth_digest + url.encode()).hexdigest()
+        return SharedKeys(self._store, app.account, app.id, identity)
 
     def _forget_keys(self, account: str) -> None:
         """Forgets the oldest key sets of the account, then of all, that together have too many keys."""

@@ -189,10 +189,7 @@ class Store:
         durable script raises NotReplicated then.
         """
         if script.durable and self.replicas and not replicated:
-            answer, replicas = await self.run_script(script, script_keys, *args, replicated=True)
-            if replicas < self.replicas:
-                raise NotReplicated
-            return answer
+            return self._confirmed(await self.run_script(script, script_keys, *args, replicated=True))
         rest = (len(script_keys), *script_keys, *args)
         pipeline = self._replicated if replicated else self._pipeline
         try:  # what `backbone` does, without its cost: each request to a model runs two scripts
@@ -253,6 +250,12 @@ class Store:
         results = await asyncio.gather(*map(self._check_write, names))
         return len(names), [fault for fault in results if fault is not None]
 
+    async def confirm(self, tag: str) -> None:
+        """Returns once `replicas` have what was written to this partition before. Raises BackboneUnavailable."""
+        if self.replicas:
+            with backbone():
+                await self._write_replicated(keys.write_check_key(tag))
+
     async def _check_write(self, name: str) -> BackboneUnavailable | None:
         try:
             with backbone():
@@ -264,11 +267,14 @@ class Store:
     async def _write_replicated(self, name: str) -> None:
         command = ("SET", name, "1", "EX", 60)
         if isinstance(self._replicated, ClusterPipeline):
-            written: Replicated = await self._replicated.call_at(name, *command)
+            self._confirmed(await self._replicated.call_at(name, *command))
         else:
-            written = await self._replicated.call(*command)
+            self._confirmed(await self._replicated.call(*command))
+
+    def _confirmed(self, written: Replicated) -> Any:
         if written.replicas < self.replicas:
             raise NotReplicated
+        return written.answer
 
     async def info(self) -> list[dict[str, Any]]:
         """The INFO of the server, or of each primary of a cluster."""

@@ -32,6 +32,10 @@
 | `{provider}:past` | zset | virtual counters of accounts that waited before | when none waits |
 | `{provider}:leases` | zset | processes by the end of their lease, ms | each with its lease, 28 s |
 | `{provider}:waiters` | zset | the same of the processes in which requests wait | each with its lease, 28 s |
+| `{provider}:rate` | hash | held and spent of the quota; process → its budget | 144 s after the last call |
+| `{provider}:spent` | list | requests and tokens of the last minute, by second | each after a minute |
+| `{pNN}:key-set:<app id>` | hash | the app's public keys as its backend gave them, and when | 5 min |
+| `{pNN}:key-set-claim:<app id>` | string | that a process fetches them, and for which address | 6 s |
 | `{pNN}:window:app:<id>` | list | times of the app's admitted requests in the last minute, µs | 60 s |
 | `{pNN}:window:user:<id>:<hash>` | list | the same for one user of the app | 60 s |
 | `{pNN}:spend:<account>:<day>` | hash | nano-euro of the day: `settled`, `reserved`; `…:<app>`, `…:deleted` | 35 days |
@@ -112,6 +116,7 @@ TAGS = tuple("{p%02d}" % n for n in (9, 13, 18, 19, 26, 32, 37, 38, 43, 44, 46, 
 CACHE_SIZE = 4_096  # tags of accounts, and hashes of users
 CHANGES, INFERENCE, PROVIDER, PROBE = "changes", "inference", "provider", "probe"
 LEASE_NAMES = ("state", "permits", "waiting", "turns", "past", "leases", "waiters")
+RATE_NAMES = ("rate", "spent")
 PERMITS = "permits"  # channel; `permits:<process>` is one process's
 BUILDER = "builder"
 BUILD_POSITIONS = "build-positions"
@@ -208,6 +213,11 @@ def user_window_key(tag: str, app_id: str, hashed: str) -> str:
     return f"{tag}:window:user:{app_id}:{hashed}"
 
 
+def key_set_keys(account_id: str, app_id: str) -> list[str]:
+    """The copy of an app's public keys, and the claim to fetch them."""
+    return [f"{tag(account_id)}:{kind}:{app_id}" for kind in ("key-set", "key-set-claim")]
+
+
 def hook_window_key(tag: str, hook_id: str) -> str:
     return f"{tag}:window:hook:{hook_id}"
 
@@ -296,9 +306,9 @@ def waiting_key() -> str:
     return "{provider}:waiting"
 
 
-def lease_keys() -> list[str]:
-    """What `lease.lua` needs, in its order."""
-    return [f"{{provider}}:{name}" for name in LEASE_NAMES]
+def lease_keys(*, rated: bool = False) -> list[str]:
+    """What `lease.lua` needs, in its order; with a quota of the provider's two more."""
+    return [f"{{provider}}:{name}" for name in (*LEASE_NAMES, *(RATE_NAMES if rated else ()))]
 
 
 def worker_key(group: str, name: str) -> str:

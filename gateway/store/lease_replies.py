@@ -23,6 +23,40 @@ class LeaseCall(msgspec.Struct, frozen=True):
     sent: float  # monotonic seconds
 
 
+class QuotaCall(msgspec.Struct, frozen=True):
+    """What a process says of its part of a quota: of requests, or of tokens."""
+
+    quota: int  # of a window, of all processes; 0: none
+    granted: int  # as far as it knows
+    returned: int
+    spent: int
+    want: int  # spare ones
+
+
+class BudgetCall(msgspec.Struct, frozen=True):
+    window: int  # ms
+    recent: bool  # it has started a request within one window
+    requests: QuotaCall
+    tokens: QuotaCall
+
+    @property
+    def wants(self) -> bool:
+        return self.requests.want > 0 or self.tokens.want > 0
+
+    def flat(self) -> list[int]:
+        said = [(each.granted, each.returned, each.spent, each.want) for each in (self.requests, self.tokens)]
+        return [self.requests.quota, self.tokens.quota, self.window, int(self.recent), *said[0], *said[1]]
+
+
+class BudgetAnswer(msgspec.Struct, frozen=True):
+    requests: int  # granted to the process since its lease began
+    tokens: int
+    free_requests: int  # of all processes; -1: no quota
+    free_tokens: int
+    free_permits: int
+    outlook: list[tuple[float, int, int]]  # seconds until so many come free, while its requests wait
+
+
 class LeaseAnswer(msgspec.Struct, frozen=True):
     known: bool  # False: Redis has forgotten which requests wait in this process
     tight: bool  # requests wait somewhere, or more permits are held than the bound allows
@@ -33,12 +67,13 @@ class LeaseAnswer(msgspec.Struct, frozen=True):
     before: int  # grants before the following
     labels: list[str]  # for each grant its account, or '-' for a spare one
     excess: dict[str, int]  # account → waiting requests beyond its limit, which this process refuses
+    budget: BudgetAnswer | None = None  # with a quota
 
 
 def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
     if reply[0] == "late":
         return None
-    known, tight, in_force, waiting, accounts, frees, before, labels, excess = reply[1:]
+    known, tight, in_force, waiting, accounts, frees, before, labels, excess, *budget = reply[1:]
     return LeaseAnswer(
         known=known == 1,
         tight=tight == 1,
@@ -49,7 +84,14 @@ def read_lease_answer(reply: Sequence[Any]) -> LeaseAnswer | None:
         before=int(before),
         labels=list(labels),
         excess={account: int(count) for account, count in zip(excess[::2], excess[1::2], strict=True)},
+        budget=_read_budget(budget[0]) if budget else None,
     )
+
+
+def _read_budget(reply: Sequence[Any]) -> BudgetAnswer:
+    requests, tokens, free_requests, free_tokens, free_permits, ago, spent = reply
+    outlook = [((ms - int(ago)) / 1000, r, t) for ms, r, t in (map(int, entry.split()) for entry in spent)]
+    return BudgetAnswer(requests, tokens, free_requests, free_tokens, free_permits, outlook)
 
 
 class Share(msgspec.Struct, frozen=True):

@@ -25,12 +25,12 @@ from gateway.store.event_records import (
     flat_delivery,
     flat_marks,
 )
-from gateway.store.lease_replies import LeaseAnswer, LeaseCall, read_lease_answer
+from gateway.store.lease_replies import BudgetCall, LeaseAnswer, LeaseCall, read_lease_answer
 from gateway.store.reservations import Decision, ReservationRecord, Settlement, Window
 
 _ADD_KEY = Script("add_key", durable=True)
 _ADMIT = Script("admit")
-_ADVANCE = Script("advance")
+_ADVANCE = Script("advance", durable=True)
 _ATTEND = Script("attend")
 _BEGIN = Script("begin")
 _BURY = Script("bury")
@@ -39,6 +39,7 @@ _COUNT = Script("count")
 _DIRECT = Script("direct", durable=True)
 _DUE = Script("due")
 _EMIT = Script("emit")
+_FIND_KEY_SET = Script("find_key_set")
 _FINISH = Script("finish")
 _FORGET_STORED = Script("forget_stored")
 _FORGET_APP = Script("forget_app")
@@ -52,6 +53,7 @@ _REGISTER = Script("register")
 _REQUEST_EVENT = Script("request_event", durable=True)
 _REVOKE_KEY = Script("revoke_key", durable=True)
 _SETTLE = Script("settle")
+_SHARE_KEY_SET = Script("share_key_set")
 _TAKE_TURNS = Script("take_turns")
 _TRIGGER = Script("trigger", durable=True)
 _USE_KEYS = Script("use_keys")
@@ -205,26 +207,55 @@ async def lease(
     store: Store,
     process: str,
     call: LeaseCall,
-    demand: Mapping[str, tuple[float, int, int]],
+    demand: Mapping[str, tuple[float, int, int, int]],
     *,
     want: int,
     cut: bool,
     leave: bool,
     bound: int,
     length: int,
+    budget: BudgetCall | None = None,
 ) -> LeaseAnswer | None:
     """Renews a process's lease for `length` ms, returns permits, and takes grants; None if a later call overtook it.
 
-    `demand` maps each account of which one has changed to its weight, its waiting requests and its permits in use;
-    `want` is the number of spare permits to take.
+    `demand` maps each account of which one has changed to its weight, its waiting requests, its permits in use and the
+    tokens that the next of its requests needs; `want` is the number of spare permits to take. Only a provider with a
+    quota needs `budget`.
     """
     counts = (call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want)
     flags = (int(cut), int(leave), bound, length, keys.PERMITS)
     flat_demand: list[str | int] = []
-    for account, (weight, waiting, used) in demand.items():
+    for account, (weight, waiting, used, tokens) in demand.items():
         flat_demand += (account, f"{weight:g}", waiting, used)
-    reply = await store.run_script(_LEASE, keys.lease_keys(), process, *counts, *flags, *flat_demand)
+        if budget is not None:
+            flat_demand.append(tokens)
+    script_keys, rate = keys.lease_keys(rated=budget is not None), () if budget is None else budget.flat()
+    reply = await store.run_script(_LEASE, script_keys, process, *counts, *flags, *rate, *flat_demand)
     return read_lease_answer(reply)
+
+
+# -- public keys of apps -------------------------------------------------------------------------------------
+
+
+class FoundKeySet(msgspec.Struct, frozen=True):
+    verdict: Literal["copy", "fetch", "wait"]
+    age: int = 0  # ms
+    digest: str = ""
+    document: str = ""
+
+
+async def find_key_set(store: Store, account: str, app: str, identity: str, *, oldest: int, claim: int) -> FoundKeySet:
+    """The shared copy of an app's keys, at most `oldest` ms old, or who fetches them, under a claim of `claim` ms."""
+    script_keys = keys.key_set_keys(account, app)
+    return FoundKeySet(*await store.run_script(_FIND_KEY_SET, script_keys, identity, oldest, claim))
+
+
+async def share_key_set(
+    store: Store, account: str, app: str, identity: str, *, age: int, life: int, digest: str, document: str
+) -> None:
+    """Shares a document of keys that is `age` ms old, for `life` ms since then; '' only gives the claim back."""
+    script_keys = keys.key_set_keys(account, app)
+    await store.run_script(_SHARE_KEY_SET, script_keys, identity, age, life, digest, document)
 
 
 # -- events --------------------------------------------------------------------------------------------------

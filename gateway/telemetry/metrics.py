@@ -114,11 +114,11 @@ class Metrics:
             "gateway_connections_ended", "Client connections that the server ended", ["reason"], registry=registry
         )
         # Background tasks set these gauges, so that a scrape waits for nothing.
-        self.provider_places = self._gauge(
-            "gateway_provider_places", "The bound in force: requests at the provider at once"
+        self.provider_permits = self._gauge(
+            "gateway_provider_permits", "The bound in force: requests at the provider at once"
         )
-        self.provider_places_used = self._gauge(
-            "gateway_provider_places_used", "Requests at the provider", mode="livesum"
+        self.provider_permits_used = self._gauge(
+            "gateway_provider_permits_used", "Requests at the provider", mode="livesum"
         )
         self.provider_waiting = self._gauge(
             "gateway_provider_waiting", "Requests that wait for their turn at the provider", mode="livesum"

@@ -6,7 +6,7 @@ import asyncio
 import csv
 import io
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -116,21 +116,24 @@ def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageR
 
 async def as_json(usage: AsyncIterator[list[UsageRow]]) -> list[bytes]:
     """What `{"rows": […]}` is, in pieces; with many apps it has megabytes."""
-    pieces = [b'{"rows":[']
+    pieces, separator = [b'{"rows":['], b""
     async for rows in usage:
-        pieces += [_ENCODER.encode(rows)[1:-1], b","]
-    return [*pieces[: -1 if len(pieces) > 1 else 1], b"]}"]
+        pieces.append(separator + _ENCODER.encode(rows)[1:-1])
+        separator = b","
+    return [*pieces, b"]}"]
 
 
-async def as_csv(usage: AsyncIterator[list[UsageRow]], group: Group) -> str:
-    """No value begins with a character that a spreadsheet takes for a formula: apps and models are names."""
+async def as_csv(usage: AsyncIterator[list[UsageRow]], group: Group) -> list[bytes]:
+    """In pieces, too. No value begins with a character that a spreadsheet takes for a formula."""
     columns = ["start", *([] if group == "none" else [group]), *COUNTS]
+    table = [_lines([getattr(row, column) for column in columns] for row in rows) async for rows in usage]
+    return [_lines([columns]), *table]
+
+
+def _lines(rows: Iterable[Sequence[object]]) -> bytes:
     text = io.StringIO()
-    table = csv.writer(text)
-    table.writerow(columns)
-    async for rows in usage:
-        table.writerows([getattr(row, column) for column in columns] for row in rows)
-    return text.getvalue()
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode()
 
 
 # -- requests ------------------------------------------------------------------------------------------------

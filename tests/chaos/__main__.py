@@ -1,4 +1,4 @@
-"""`make chaos`: runs the whole service on a cluster for some minutes, breaks its parts at random, and checks its books.
+"""`make chaos`: runs the whole service for some minutes, breaks its parts at random, and checks its books.
 
 The same seed makes the same faults in the same order. The exit code is 1 if anything was violated; then the folder with
 all logs, records and append-only files is kept. With `--plant` it is 0 if the bug was found.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import uvloop
 
+from tests.chaos.nodes import TOPOLOGIES
 from tests.chaos.planted import PLANTS
 from tests.chaos.report import table
 from tests.chaos.run import Options, Run
@@ -39,16 +40,16 @@ def main() -> int:
     parser.add_argument(
         "--small", action="store_true", help="fewer processes and shorter faults; leases and last deploys stay open"
     )
-    parser.add_argument(
-        "--recovery", type=float, default=5, help="seconds from the cluster's recovery to the service's"
-    )
+    parser.add_argument("--recovery", type=float, default=5, help="seconds from the recovery of Redis to the service's")
     parser.add_argument("--plant", choices=PLANTS, default="", help="start the service with this bug, and find it")
+    parser.add_argument("--redis", choices=TOPOLOGIES, default="cluster", help="which servers run")
+    parser.add_argument("--wait", type=int, choices=(0, 1), default=1, help="GATEWAY_REDIS_WAIT, where replicas run")
+    parser.add_argument("--processes", type=int, default=1, help="of each gateway")
+    parser.add_argument("--s3", action="store_true", help="the storage is reached over the network")
     given = parser.parse_args()
     if not cgroups.find_parents():
         parser.error("the workers build apps, for which this user has no control groups: run it as root")
-    options = Options(
-        given.minutes, given.seed, given.rate, given.recovery, steps=given.steps, plant=given.plant, small=given.small
-    )
+    options = Options(**vars(given))
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     folder.chmod(0o711)
     print(f"chaos for {options.minutes:g} minutes with the seed {options.seed}, in {folder}", flush=True)

@@ -14,18 +14,26 @@ The gateways' own word counts for nothing here. A request's cost is judged by wh
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from redis.crc import key_slot
+
+from gateway.store import keys
 from tests.chaos.load import NOT_REPLICATED, Answer
+from tests.chaos.nodes import Slots
 from tests.chaos.prompts import bound, cost
 
 KILLED = "kill gateway"
 NOT_CONNECTED = "ClientConnectorError"  # no byte of the request was sent
+DELIVERY = 2.0  # seconds from an event's arrival to the note of it in Redis, at most, and from its departure
 WINDOW = 60.0  # seconds of a rate's window
+TAKEOVERS = {"kill primary", "stop primary", "fail over"}  # workers wait for no replica, so these may lose their writes
+OWN_FAILURE = re.compile(r"GET / was answered with|command|output")  # of a deploy, which no fault of ours causes
 CLAIMED_AFTER = 3.0  # seconds that an event is one worker's own, at least, because it renews its hold in time
 ALLOWED = {
     (200, ""),
@@ -59,7 +67,8 @@ class Paid:
 class Disturbance:
     """A fault, from its beginning until everything had recovered from it, in seconds of `time.monotonic`.
 
-    `lossy`: Redis may have lost what it had acknowledged. `clock`: its clock was not the true one.
+    `lossy`: Redis may have lost what it had acknowledged to a gateway. `clock`: its clock was not the true one.
+    `slots`: what of Redis it hit; None for all.
     """
 
     kind: str
@@ -69,13 +78,29 @@ class Disturbance:
     redis: bool = False
     lossy: bool = False
     clock: bool = False
+    slots: Slots | None = None
 
     def touches(self, begin: float, end: float) -> bool:
         return self.begin - 1 <= end and begin <= self.end
 
+    def hits(self, slots: Iterable[int]) -> bool:
+        return self.slots is None or any(first <= slot <= last for slot in slots for first, last in self.slots)
+
 
 def during(faults: Iterable[Disturbance], begin: float, end: float) -> list[Disturbance]:
     return [fault for fault in faults if fault.touches(begin, end)]
+
+
+def concerning(faults: Iterable[Disturbance], account: str, app: str = "") -> list[Disturbance]:
+    """Without those of Redis that hit nothing of the account, nor the app's record."""
+    slots = _slots(account, app)
+    return [fault for fault in faults if not fault.redis or fault.hits(slots)]
+
+
+@functools.lru_cache(10_000)
+def _slots(account: str, app: str) -> tuple[int, ...]:
+    own = key_slot(keys.tag(account).encode())
+    return (own, key_slot(keys.app_key(app).encode())) if app else (own,)
 
 
 # -- answers -------------------------------------------------------------------------------------------------
@@ -83,7 +108,7 @@ def during(faults: Iterable[Disturbance], begin: float, end: float) -> list[Dist
 
 def check_answer(answer: Answer, faults: Sequence[Disturbance]) -> list[str]:
     """A request may fail only as the interface says, and only during a fault that explains it."""
-    met = during(faults, answer.start, answer.end)
+    met = concerning(during(faults, answer.start, answer.end), answer.account, answer.app)
     at_gateway = any(fault.target == f"gateway-{answer.gateway + 1}" for fault in met)
     at_redis = any(fault.redis for fault in met)
     at_provider = any(fault.target == "provider" for fault in met)
@@ -115,7 +140,7 @@ def settled_at(
     """
     if not answer.body or answer.code == NOT_CONNECTED:
         return 0, 0
-    met = during(faults, answer.start, answer.end + 1)
+    met = concerning(during(faults, answer.start, answer.end + 1), answer.account)
     last = max([answer.end + 0.5, *(fault.end + linger for fault in met if fault.redis)])
     killed = any(
         fault.kind == KILLED
@@ -126,6 +151,8 @@ def settled_at(
     # A settlement that died with the gateway in which it waited is repeated at the bound when the lease ends; and so is
     # one whose lease ended early, by a step of the clock. One that Redis lost, the gateway repeats at its cost.
     unsure = killed or any(fault.clock for fault in met)
+    if killed and any(fault.lossy for fault in met):
+        return 0, bound()  # nobody is left who knows of it
     if paid is None:
         return 0, 0 if answer.ending == "refused" and not unsure else bound()
     if paid.whole and answer.ending in ("done", "whole"):
@@ -155,9 +182,10 @@ def check_spend(account: str, spend: tuple[int, int], least: int, most: int) -> 
     return []
 
 
-def check_cap(account: str, day: str, settled: int, reserved: int, cap: int) -> list[str]:
+def check_cap(account: str, day: str, settled: int, reserved: int, cap: int, forgotten: int = 0) -> list[str]:
+    """`forgotten`: requests of which Redis may have lost the reservation."""
     found = []
-    if settled + reserved > cap:
+    if settled + reserved > cap + forgotten * bound():
         found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, above its cap of {cap:,}")
     if settled < 0 or reserved < 0:
         found.append(f"{account} has settled {settled:,} and reserved {reserved:,} on {day}, below 0")
@@ -186,11 +214,18 @@ def check_window(
     """A clock that is stepped forward ends windows early: twice the limit may pass."""
     if len(admitted) <= limit:
         return []
+    limit += count_forgotten(admitted, faults)
     most = fullest_window(admitted)
     begin, end = min(start for start, _ in admitted), max(first for _, first in admitted)
     if any(fault.clock for fault in during(faults, begin, end)):
         limit *= 2
     return [f"{name} passed {most} requests in a minute, above its limit of {limit}"] if most > limit else []
+
+
+def count_forgotten(admitted: Iterable[tuple[float, float]], faults: Iterable[Disturbance]) -> int:
+    """Requests, each given by when it was sent and answered, that Redis may have admitted and forgotten."""
+    lossy = [fault for fault in faults if fault.lossy]
+    return sum(any(fault.touches(*times) for fault in lossy) for times in admitted)
 
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -205,44 +240,46 @@ class Received:
 
 
 def check_events(
-    accepted: Mapping[str, float],
+    accepted: Mapping[str, tuple[float, str]],
     received: Sequence[Received],
     failed: Collection[str],
     faults: Sequence[Disturbance],
     *,
     claim: float = 30,
 ) -> list[str]:
-    """`accepted`: when each event was; `failed`: those whose log says that they could not be delivered.
+    """`accepted`: when each event was, and its account; `failed`: those whose log says that they were not delivered.
 
-    Twice only if a worker met a fault, Redis did, or the answer of the receiver was lost; a worker that died with an
-    event shows up to `claim` seconds later, when another one claims it.
+    An event comes again only if a fault met it when it came before: a fault of a worker that sends, of its partition,
+    or of the receiver. A worker that died with an event shows up to `claim` seconds later, when another one claims it.
     """
     found = [f"event {entry.event} came with a wrong signature" for entry in received if not entry.verified]
     times: dict[str, list[float]] = {}
+    accounts = {entry.event: entry.account for entry in received}
     for entry in received:
         times.setdefault(entry.event, []).append(entry.at)
-    for event, at in accepted.items():
-        met = during(faults, at, at + claim)
+    for event, (at, account) in accepted.items():
         if event in times:
             continue
-        if event in failed and any(fault.target == "receiver" for fault in met):
+        if event in failed and any(fault.target == "receiver" for fault in during(faults, at, at + claim)):
             continue
-        if any(fault.lossy for fault in during(faults, at, at + 1)):
+        if any(fault.lossy for fault in concerning(during(faults, at, at + 1), account)):
             continue
         found.append(f"event {event} was {'given up' if event in failed else 'lost'}")
     for event, several in times.items():
-        soon = min((later - earlier for earlier, later in itertools.pairwise(sorted(several))), default=CLAIMED_AFTER)
-        if soon < CLAIMED_AFTER:
-            found.append(f"event {event} came twice within {soon:.1f} s, before another worker may claim it")
-            continue
-        explained = [
-            fault
-            for fault in during(faults, min(several) - claim, max(several))
-            if fault.redis or fault.target.startswith("webhooks") or fault.target == "receiver"
-        ]
-        if len(several) > 1 and not explained:
-            found.append(f"event {event} came {len(several)} times, and nothing had failed")
+        if len(several) > 1:
+            found += _check_again(event, sorted(several), concerning(faults, accounts[event]))
     return found
+
+
+def _check_again(event: str, times: Sequence[float], faults: Sequence[Disturbance]) -> list[str]:
+    for earlier, later in itertools.pairwise(times):
+        met = during(faults, earlier - DELIVERY, earlier + DELIVERY)
+        workers = [fault for fault in met if fault.target.startswith("webhooks")]
+        if later - earlier < CLAIMED_AFTER and not any(fault.kind == "kill worker" for fault in workers):
+            return [f"event {event} came twice within {later - earlier:.1f} s, before another worker may claim it"]
+        if not (workers or any(fault.redis or fault.target == "receiver" for fault in met)):
+            return [f"event {event} came {len(times)} times, and nothing had failed when it came before"]
+    return []
 
 
 # -- deploys -------------------------------------------------------------------------------------------------
@@ -251,30 +288,53 @@ FINAL = {"live", "failed", "canceled"}
 EVENT_OF = {"live": "deploy.succeeded", "failed": "deploy.failed"}
 
 
+@dataclass(frozen=True)
+class Ended:
+    """What the service says of a deploy: from its start to its end, in seconds of `time.monotonic`."""
+
+    state: str
+    begin: float = 0.0
+    end: float = 0.0
+    error: str = ""
+
+
 def check_deploy(
-    deploy: str, state: str | None, at: float, events: Iterable[tuple[str, str]], faults: Sequence[Disturbance]
+    deploy: str,
+    account: str,
+    ended: Ended | None,
+    at: float,
+    events: Iterable[tuple[str, str]],
+    faults: Sequence[Disturbance],
 ) -> list[str]:
-    """`events`: id and type of those that name it. The same event may come twice; two events may not."""
-    if state is None:
+    """`events`: id and type of those that name it. The same event may come twice; two events may not.
+
+    It may fail only by a fault that it met between its start and its end: of its partition, of the storage, or of a
+    worker that builds or serves.
+    """
+    faults = concerning(faults, account)
+    if ended is None:
         return [] if any(fault.lossy for fault in during(faults, at, at + 1)) else [f"deploy {deploy} is lost"]
-    if state not in FINAL:
-        return [f"deploy {deploy} never ended: it is {state}"]
+    if ended.state not in FINAL:
+        return [f"deploy {deploy} never ended: it is {ended.state}"]
     kinds = Counter(kind for _, kind in {*events})
-    expected = Counter([EVENT_OF[state]] if state in EVENT_OF else [])
+    expected = Counter([EVENT_OF[ended.state]] if ended.state in EVENT_OF else [])
     if kinds - expected:
-        return [f"deploy {deploy} ended as {state}, and sent {dict(kinds)}"]
+        return [f"deploy {deploy} ended as {ended.state}, and sent {dict(kinds)}"]
     causes = [
-        fault for fault in during(faults, at, at + 60) if fault.redis or fault.target.startswith(("deploys", "sites"))
+        fault
+        for fault in during(faults, ended.begin, ended.end)
+        if fault.redis or fault.target == "storage" or fault.target.startswith(("deploys", "sites"))
     ]
-    if state == "failed" and not causes:
-        return [f"deploy {deploy} failed, and neither Redis nor a worker that builds or serves had failed"]
+    if ended.state == "failed" and (not causes or OWN_FAILURE.search(ended.error)):
+        met = ", ".join(sorted({fault.kind for fault in causes})) or "nothing"
+        return [f"deploy {deploy} failed ({ended.error}), and no fault explains it: it met {met}"]
     undelivered = [
         fault
         for fault in during(faults, at, at + 180)
-        if fault.lossy or fault.target == "receiver" or fault.target.startswith("webhooks")
+        if fault.kind in TAKEOVERS or fault.target == "receiver" or fault.target.startswith("webhooks")
     ]
     if expected - kinds and not undelivered:
-        return [f"deploy {deploy} ended as {state}, and sent no event"]
+        return [f"deploy {deploy} ended as {ended.state}, and sent no event"]
     return []
 
 

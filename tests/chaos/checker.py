@@ -18,11 +18,12 @@ from gateway.store import keys
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Paid, Received
 from tests.chaos.load import Answer
-from tests.chaos.nodes import Cluster
+from tests.chaos.nodes import Servers
 from tests.chaos.population import Population
 
 JUDGED_AFTER = 60.0  # seconds from the end of a request until its money is judged: the faults after it count too
 OVERLAP = 300  # bytes of a file that are searched again with what came after them
+SLOW = 5.0  # seconds without an answer, after which a caller takes the service to be away
 MOST = 200  # violations that are kept
 
 
@@ -48,19 +49,20 @@ class Checker:
     def __init__(
         self,
         folder: Path,
-        cluster: Cluster,
+        servers: Servers,
         population: Population,
         faults: list[Disturbance],
         limits: tuple[int, int],
         caps: dict[str, int],
     ) -> None:
-        self._cluster, self._population, self._faults = cluster, population, faults
+        self._servers, self._population, self._faults = servers, population, faults
         self._app_limit, self._user_limit = limits
         self._caps = caps
         self._answers, self._outside = Lines(folder / "answers.jsonl"), Lines(folder / "outside.jsonl")
         self._unjudged: dict[int, Answer] = {}
         self._paid: dict[int, Paid] = {}
         self._bounds: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self._admitted: dict[str, list[tuple[float, float]]] = defaultdict(list)  # by account
         self._windows: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._window_at: dict[str, float] = {}
         self._searched: dict[tuple[str, int], int] = {}
@@ -68,6 +70,11 @@ class Checker:
         self.deploy_events: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.outcomes: Counter[str] = Counter()
         self.violations: list[str] = []
+        self.failures: list[
+            tuple[float, float]
+        ] = []  # when requests were sent that failed or were slow, and when that showed
+        self.duplicates = 0
+        self.failed_deploys: Counter[str] = Counter()
         self.exact = self.blurred = self.exact_accounts = self.paid_total = self.lost_events = 0
 
     @property
@@ -94,10 +101,18 @@ class Checker:
             answer = Answer(*fields)
             self._unjudged[answer.number] = answer
             self.outcomes[f"{answer.status} {answer.code or answer.ending}"] += 1
+            self._note_failure(answer)
             if answer.status == 200:
+                self._admitted[answer.account].append((answer.start, answer.first))
                 for name in (f"app {answer.app}", f"user {answer.user} of {answer.app}"):
                     self._windows[name].append((answer.start, answer.first))
                     self._window_at[name] = answer.end
+
+    def _note_failure(self, answer: Answer) -> None:
+        if answer.ending in ("none", "cut", "error") or answer.status >= 500:
+            self.failures.append((answer.start, answer.end))
+        elif answer.first - answer.start > SLOW:
+            self.failures.append((answer.start, answer.first))
 
     def _receive(self, account: str, event: str, at: float, headers: Mapping[str, str], body: str) -> None:
         holder = self._population.accounts.get(account)
@@ -132,7 +147,8 @@ class Checker:
             if everything or now > at + JUDGED_AFTER:
                 limit = self._app_limit if name.startswith("app") else self._user_limit
                 del self._window_at[name]
-                self.add(books.check_window(name, self._windows.pop(name), limit, self._faults))
+                faults = books.concerning(self._faults, self._population.account_of[name.rpartition(" ")[2]])
+                self.add(books.check_window(name, self._windows.pop(name), limit, faults))
 
     # -- Redis -----------------------------------------------------------------------------------------------
 
@@ -142,7 +158,7 @@ class Checker:
         for days in (-1, 0, 1):
             day = (today + datetime.timedelta(days=days)).isoformat()
             try:
-                settled, reserved = await self._cluster.ask(
+                settled, reserved = await self._servers.ask(
                     "HMGET", keys.spend_key(account, day), "settled", "reserved"
                 )
             except redis.RedisError:
@@ -154,7 +170,10 @@ class Checker:
         for account in list(self._population.current):
             cap = self._caps[account.plan]
             for day, amounts in (await self.spend(account.id) or {}).items():
-                self.add(books.check_cap(account.id, day, *amounts, cap))
+                self.add(books.check_cap(account.id, day, *amounts, cap, self._forgotten(account.id)))
+
+    def _forgotten(self, account: str) -> int:
+        return books.count_forgotten(self._admitted[account], books.concerning(self._faults, account))
 
     async def reserved(self) -> int:
         """Nano-euro of all accounts that are still reserved."""
@@ -173,7 +192,7 @@ class Checker:
                 continue
             cap = self._caps[self._population.accounts[account].plan]
             for day, amounts in days.items():
-                self.add(books.check_cap(account, day, *amounts, cap))
+                self.add(books.check_cap(account, day, *amounts, cap, self._forgotten(account)))
             settled = sum(amount for amount, _ in days.values())
             reserved = sum(amount for _, amount in days.values())
             self.add(books.check_spend(account, (settled, reserved), least, most))
@@ -194,7 +213,7 @@ class Checker:
         """Events and deploys that have not ended; at least 1 if Redis cannot say."""
         try:
             streams = [keys.stream_key(tag, name) for tag in keys.TAGS for name in ("events", "builds")]
-            return sum([int(await self._cluster.ask("XLEN", stream)) for stream in streams])
+            return sum([int(await self._servers.ask("XLEN", stream)) for stream in streams])
         except redis.RedisError:
             return 1
 
@@ -204,16 +223,20 @@ class Checker:
             failed |= await self._population.failed_events(account)
         accepted = self._population.events
         self.lost_events = len(accepted.keys() - {entry.event for entry in self.received} - failed)
+        self.duplicates = sum(count > 1 for count in Counter(entry.event for entry in self.received).values())
         self.add(books.check_events(accepted, self.received, failed, self._faults))
 
     async def check_deploys(self, hosts: Sequence[str], patience: float) -> None:
         """`hosts`: where the apps are served. `patience`: seconds that a deploy may take until it ends."""
         for name, deploy in self._population.deploys.items():
-            state = await self._population.deploy_state(name)
-            if state not in (None, *books.FINAL) and time.monotonic() < deploy.at + patience:
+            ended = await self._population.ended(name)
+            if ended and ended.state not in books.FINAL and time.monotonic() < deploy.at + patience:
                 continue
-            self.add(books.check_deploy(name, state, deploy.at, self.deploy_events[name], self._faults))
-            if state == "live" and self._population.published[deploy.app] == 1:
+            if ended and ended.state == "failed":
+                self.failed_deploys[ended.error] += 1
+            events = self.deploy_events[name]
+            self.add(books.check_deploy(name, deploy.account.id, ended, deploy.at, events, self._faults))
+            if ended and ended.state == "live" and self._population.published[deploy.app] == 1:
                 for host in hosts:
                     if (page := await self._population.page(host, deploy.app)) != deploy.page:
                         self.add([f"deploy {name} is live, and host {host} answers {page[:60]}"])

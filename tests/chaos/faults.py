@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import redis
+from redis.crc import key_slot
 
 from gateway.store import keys
-from tests.chaos.books import Disturbance
-from tests.chaos.nodes import FAKETIME, Cluster, Node
+from tests.chaos.books import TAKEOVERS, Disturbance
+from tests.chaos.nodes import FAKETIME, Node, Servers, Slots
 from tests.chaos.plan import Fault
 from tests.chaos.processes import Fleet
+from tests.support.s3_server import S3Server
 
+OF_ONE_PRIMARY = {"kill primary", "kill replica", "stop primary", "fail over", "step clock"}
 CLOCK_SECONDS = 30  # the furthest that a clock is stepped
 
 
@@ -33,15 +37,28 @@ class Injection:
     redis: bool = False
     lossy: bool = False
     clock: bool = False
+    slots: Slots | None = None
     process: str | None = None
 
     def disturbance(self, end: float = float("inf")) -> Disturbance:
-        return Disturbance(self.fault.kind, self.target, self.begin, end, self.redis, self.lossy, self.clock)
+        return Disturbance(
+            self.fault.kind, self.target, self.begin, end, self.redis, self.lossy, self.clock, self.slots
+        )
 
 
 class Faults:
-    def __init__(self, fleet: Fleet, cluster: Cluster, switch: Callable[[str], None]) -> None:
-        self._fleet, self._cluster, self._switch = fleet, cluster, switch
+    def __init__(
+        self,
+        fleet: Fleet,
+        servers: Servers,
+        switch: Callable[[str], None],
+        storage: S3Server | None = None,
+        *,
+        forgetful: bool = False,
+    ) -> None:
+        """`forgetful`: gateways do not wait for replicas, so a takeover may lose what they wrote."""
+        self._forgetful = forgetful
+        self._fleet, self._servers, self._switch, self._storage = fleet, servers, switch, storage
 
     @contextlib.asynccontextmanager
     async def under_way(self, fault: Fault) -> AsyncIterator[Injection]:
@@ -52,6 +69,8 @@ class Faults:
                 injecting = self._process(fault, family)
             case "provider" | "receiver":
                 injecting = self._link(fault, family)
+            case "storage":
+                injecting = self._stopped_storage(fault)
             case _:
                 injecting = self._redis(fault)
         async with injecting as injection:
@@ -65,7 +84,10 @@ class Faults:
         killed = fault.kind.startswith("kill")
         injection = Injection(fault, process.name, time.monotonic(), process=process.name if killed else None)
         if killed:
-            process.kill()
+            if fault.size < 0 and process.kill_one(fault.chance):
+                injection.process = None  # the others serve meanwhile
+            else:
+                process.kill()
             yield injection
             return
         process.freeze()
@@ -87,29 +109,45 @@ class Faults:
             self._switch(f"{name} ok")
 
     @contextlib.asynccontextmanager
+    async def _stopped_storage(self, fault: Fault) -> AsyncIterator[Injection]:
+        if self._storage is None or self._storage.process is None:
+            raise CannotHappen("the storage is a folder")
+        self._storage.process.send_signal(signal.SIGSTOP)
+        try:
+            yield Injection(fault, "storage", time.monotonic())
+            await asyncio.sleep(fault.seconds)
+        finally:
+            self._storage.process.send_signal(signal.SIGCONT)
+
+    @contextlib.asynccontextmanager
     async def _redis(self, fault: Fault) -> AsyncIterator[Injection]:
-        primaries = await self._cluster.primaries()
+        primaries = await self._servers.primaries()
         primary = primaries[fault.chance % len(primaries)]
-        replica = await self._cluster.replica_of(primary)
+        replica = await self._servers.replica_of(primary)
         injection = Injection(fault, "redis", time.monotonic(), redis=True)
+        injection.lossy = self._forgetful and fault.kind in TAKEOVERS
+        if fault.kind in OF_ONE_PRIMARY:
+            injection.slots = await self._servers.slots_of(primary)
         match fault.kind:
             case "kill primary" | "kill replica":
-                injection.lossy = fault.kind == "kill primary"
-                doing = self._killed(primary if injection.lossy else replica or primary, fault)
+                hit = primary if fault.kind == "kill primary" else replica or primary
+                doing = self._killed(hit, fault)
             case "stop primary":
-                injection.lossy = True
                 doing = self._stopped(primary, fault)
             case "fail over":
                 doing = self._failed_over(replica)
             case "move slot":
+                slot = key_slot(keys.TAGS[fault.chance % 16].encode())
+                injection.slots = ((slot, slot),)
                 doing = self._moved(fault)
             case "cut redis" | "pause redis":
                 doing = self._clients(fault)
             case "fill memory":
                 doing = self._full_memory(primaries, fault)
             case "fill disk":
-                if not self._cluster.has_disk:
+                if not self._servers.has_disk:
                     raise CannotHappen("no file system can be mounted")
+                injection.slots = await self._servers.slots_of(self._servers.nodes[0])
                 doing = self._full_disk(fault)
             case "step clock":
                 if FAKETIME is None:
@@ -142,18 +180,18 @@ class Faults:
     @contextlib.asynccontextmanager
     async def _failed_over(self, replica: Node | None) -> AsyncIterator[None]:
         if replica is not None:
-            await replica.ask("CLUSTER FAILOVER")
+            await self._servers.fail_over(replica)
         yield
         await asyncio.sleep(1)
 
     @contextlib.asynccontextmanager
     async def _moved(self, fault: Fault) -> AsyncIterator[None]:
         yield
-        await self._cluster.move_slot(keys.TAGS[fault.chance % 16], fault.chance // 16)
+        await self._servers.move_slot(keys.TAGS[fault.chance % 16], fault.chance // 16)
 
     @contextlib.asynccontextmanager
     async def _clients(self, fault: Fault) -> AsyncIterator[None]:
-        for node in self._cluster.nodes:
+        for node in self._servers.nodes:
             with contextlib.suppress(redis.RedisError, OSError):
                 if fault.kind == "pause redis":
                     await node.ask("CLIENT", "PAUSE", int(fault.seconds / 4 * 1000), "ALL")
@@ -171,17 +209,17 @@ class Faults:
             yield
             await asyncio.sleep(fault.seconds / 2)
         finally:
-            for node in self._cluster.nodes:
+            for node in self._servers.nodes:
                 await node.ask("CONFIG", "SET", "maxmemory", 0)
 
     @contextlib.asynccontextmanager
     async def _full_disk(self, fault: Fault) -> AsyncIterator[None]:
-        await asyncio.to_thread(self._cluster.fill_disk)
+        await asyncio.to_thread(self._servers.fill_disk)
         try:
             yield
             await asyncio.sleep(fault.seconds / 2)
         finally:
-            await asyncio.to_thread(self._cluster.empty_disk)
+            await asyncio.to_thread(self._servers.empty_disk)
 
     @contextlib.asynccontextmanager
     async def _stepped_clock(self, node: Node, fault: Fault) -> AsyncIterator[None]:

@@ -1,7 +1,8 @@
-"""A cluster of three primaries and three replicas that keep append-only files, and what can be done to it.
+"""The Redis servers of a run, which keep append-only files, and what can be done to them.
 
-One node's folder is a small file system of its own, where the system allows that, so that its disk can be filled; and
-every node's clock can be stepped where libfaketime is installed.
+They are a cluster of three primaries and three replicas, a primary and two replicas under three Sentinels, or one
+server. One server's folder is a small file system of its own, where the system allows that, so that its disk can be
+filled; and every server's clock can be stepped where libfaketime is installed.
 """
 
 from __future__ import annotations
@@ -10,42 +11,56 @@ import asyncio
 import contextlib
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import redis
 import redis.asyncio
+from redis.crc import key_slot
 
 from gateway.store import keys
-from tests.support.redis_servers import SLOTS, RedisServer
+from tests.support.redis_servers import SLOTS, RedisServer, binary, free_port, is_in_sync
 
 DISK_MIB = 256
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 NODE_TIMEOUT = 2.0  # seconds after which a node is failed over
 OPTIONS = (
-    *("--cluster-enabled", "yes", "--cluster-node-timeout", str(int(NODE_TIMEOUT * 1000))),
     *("--appendfsync", "everysec", "--rdbcompression", "no", "--auto-aof-rewrite-min-size", "32mb"),
     *("--maxmemory-policy", "noeviction", "--repl-diskless-sync-delay", "0"),
 )
+CLUSTER_OPTIONS = (
+    *("--cluster-enabled", "yes", "--cluster-node-timeout", str(int(NODE_TIMEOUT * 1000))),
+    *("--cluster-require-full-coverage", "no"),
+)
+# A primary that was superseded while it was away takes no writes when it is back.
+SENTINEL_OPTIONS = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "10")
+SERVICE = "gateway"
+
+Slots = tuple[tuple[int, int], ...]  # first and last of each range
 
 
 class Node(RedisServer):
-    def __init__(self, folder: Path) -> None:
+    """Its settings are in a file, in which Sentinel writes down whom it follows."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir()
-        super().__init__("valkey", *OPTIONS, "--logfile", str(folder / "server.log"), folder=folder)
+        super().__init__("valkey", *OPTIONS, *options, "--logfile", str(folder / "server.log"), folder=folder)
         self.frozen = False
         self.clock = folder / "clock"
         self.step_clock(0)
+        faked = ""
         if FAKETIME is not None:
-            # A program that sets the environment and becomes the server, because the server takes no environment.
-            self.wrapper = folder / "server.sh"
-            self.wrapper.write_text(
-                f"#!/bin/sh\nexport LD_PRELOAD={FAKETIME} FAKETIME_TIMESTAMP_FILE={self.clock}"
-                f' FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1\nexec {self.binary} "$@"\n'
-            )
-            self.wrapper.chmod(0o755)
-            self.binary = str(self.wrapper)
+            faked = f"LD_PRELOAD={FAKETIME} FAKETIME_TIMESTAMP_FILE={self.clock}"
+            faked += " FAKETIME_CACHE_DURATION=1 FAKETIME_DONT_FAKE_MONOTONIC=1"
+        settings = folder / "server.conf"
+        settings.touch()
+        # A program that sets the environment and becomes the server, because the server takes no environment.
+        wrapper = folder / "server.sh"
+        wrapper.write_text(f'#!/bin/sh\nexport CHAOS=1 {faked}\nexec {self.binary} {settings} "$@"\n')
+        wrapper.chmod(0o755)
+        self.binary = str(wrapper)
         self.connection = redis.asyncio.Redis(port=self.port, socket_timeout=1, socket_connect_timeout=1)
 
     @property
@@ -68,79 +83,88 @@ class Node(RedisServer):
         return await self.connection.execute_command(*command)
 
 
-class Cluster:
+class Servers(ABC):
+    """Of one kind. Every command has a bound."""
+
+    cannot: ClassVar[frozenset[str]] = frozenset()  # kinds of faults that these servers cannot meet
+
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.disk = folder / "node-1"
-        self.nodes: list[Node] = []
         self._folder = folder
+        self.nodes: list[Node] = []
         self.has_disk = False
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Cluster]:
-        try:
-            self._start()
-            yield self
-        finally:
-            for node in self.nodes:
-                node.thaw()
-                node.stop()
-            if self.has_disk:
-                subprocess.run(["umount", self._folder / "disk"], check=False)
-
-    def _start(self) -> None:
+    def running(self) -> Iterator[Servers]:
         disk = self._folder / "disk"
         disk.mkdir()
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(disk)]
         self.has_disk = subprocess.run(mount, check=False, capture_output=True).returncode == 0
-        folders = [disk / "node" if n == 0 else self._folder / f"node-{n + 1}" for n in range(6)]
-        self.nodes = [Node(folder) for folder in folders]
+        try:
+            self._start()
+            yield self
+        finally:
+            self._stop()
+            for node in self.nodes:
+                node.thaw()
+                node.stop()
+            if self.has_disk:
+                subprocess.run(["umount", disk], check=False)
+
+    def _make_nodes(self, count: int, *options: str) -> None:
+        folders = [self._folder / "disk" / "node", *(self._folder / f"node-{n}" for n in range(2, count + 1))]
+        self.nodes = [Node(folder, *options) for folder in folders]
         for node in self.nodes:
             node.start()
-        for node in self.nodes:
-            with node.client() as client:
-                client.execute_command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
-        for node, first, end in zip(self.nodes[:3], SLOTS, SLOTS[1:], strict=False):
-            with node.client() as client:
-                client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
-        self._wait(lambda: all(self._knows(node) for node in self.nodes))
-        for primary, replica in zip(self.nodes[:3], self.nodes[3:], strict=True):
-            with primary.client() as client:
-                own = client.execute_command("CLUSTER MYID")
-            with replica.client() as client:
-                client.execute_command("CLUSTER REPLICATE", own)
-        self._wait(lambda: all(self._follows(node) for node in self.nodes[3:]))
 
-    def _knows(self, node: Node) -> bool:
-        with node.client() as client:
-            info = client.execute_command("CLUSTER INFO")
-        return info["cluster_state"] == "ok" and info["cluster_known_nodes"] == "6"
+    @abstractmethod
+    def _start(self) -> None: ...
 
-    def _follows(self, node: Node) -> bool:
-        with node.client() as client:
-            return client.info("replication").get("master_link_status") == "up"
-
-    def _wait(self, condition: Any) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError("the cluster did not form")
-            time.sleep(0.05)
+    def _stop(self) -> None:  # noqa: B027 (most have nothing beside the nodes)
+        """Ends what runs beside the nodes."""
 
     @property
-    def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+    @abstractmethod
+    def url(self) -> str: ...
+
+    @abstractmethod
+    async def primaries(self) -> list[Node]:
+        """Those that take writes, in the order of the nodes."""
+
+    @abstractmethod
+    async def takes_writes(self) -> bool:
+        """Every partition takes a write, and a replica, if there are any, confirms it."""
+
+    @abstractmethod
+    async def is_whole(self) -> bool:
+        """All nodes run, and each replica is in step with its primary."""
+
+    async def fail_over(self, replica: Node) -> None:
+        raise NotImplementedError
+
+    async def move_slot(self, tag: str, chance: int) -> None:
+        raise NotImplementedError
+
+    async def shard(self, tag: str) -> int:
+        """The number of the primary that has a partition."""
+        return 0
+
+    async def slots_of(self, node: Node) -> Slots | None:
+        """Those that the node's shard has; None for all."""
+        return None
 
     async def ask(self, *command: Any) -> Any:
         """The node that has the command's key; raises RedisError if none answers."""
         error: Exception = redis.RedisError("no node can be reached")
-        for node in self.nodes:
-            if node.reachable:
-                try:
-                    return await node.ask(*command)
-                except (redis.RedisError, OSError) as fault:
-                    error = fault
+        for node in await self._candidates():
+            try:
+                return await node.ask(*command)
+            except (redis.RedisError, OSError) as fault:
+                error = fault
         raise error if isinstance(error, redis.RedisError) else redis.RedisError(str(error))
+
+    async def _candidates(self) -> list[Node]:
+        return await self.primaries()
 
     # -- what is true now ------------------------------------------------------------------------------------
 
@@ -153,81 +177,16 @@ class Cluster:
                     found[node] = await node.connection.info("replication")
         return found
 
-    async def primaries(self) -> list[Node]:
-        """Those with slots, in the order of the nodes."""
-        for node in self.nodes:
-            if node.reachable:
-                with contextlib.suppress(redis.RedisError, OSError):
-                    ranges = await node.ask("CLUSTER SHARDS")
-                    ports = {_port(shard) for shard in map(_fields, ranges) if shard["slots"]}
-                    return [other for other in self.nodes if other.port in ports]
-        return []
-
     async def replica_of(self, primary: Node) -> Node | None:
         for node, info in (await self.roles()).items():
             if info["role"] == "slave" and info["master_port"] == primary.port:
                 return node
         return None
 
-    async def takes_writes(self) -> bool:
-        """Every node that answers says that the cluster is whole; every partition takes a write and replicates it."""
-        written: set[str] = set()
-        try:
-            for node in self.nodes:
-                if not node.reachable:
-                    continue
-                info = await node.ask("CLUSTER INFO")
-                if "cluster_state:ok" not in _text(info):
-                    return False
-                pipe = node.connection.pipeline(transaction=False)
-                for tag in keys.TAGS:
-                    pipe.set(f"{tag}:chaos", 1, ex=60)
-                pipe.wait(1, 300)
-                *answers, replicas = await pipe.execute(raise_on_error=False)
-                if replicas == 1:
-                    written |= {tag for tag, ok in zip(keys.TAGS, answers, strict=True) if ok is True}
-        except (redis.RedisError, OSError):
-            return False
-        return len(written) == len(keys.TAGS)
-
-    async def is_whole(self) -> bool:
-        """All six nodes run, and each replica is in step with its primary."""
+    async def _follow_all(self, primaries: int) -> bool:
         roles = await self.roles()
         links = [info.get("master_link_status") for info in roles.values() if info["role"] == "slave"]
-        return len(roles) == 6 and links == ["up"] * 3 and await self.takes_writes()
-
-    # -- slots -----------------------------------------------------------------------------------------------
-
-    async def move_slot(self, tag: str, chance: int) -> None:
-        """Moves a partition's slot to another primary, key by key, while it is used."""
-        primaries = await self.primaries()
-        slot = int(await primaries[0].ask("CLUSTER KEYSLOT", tag))
-        owners = await self._owners(slot)
-        source = next(node for node in primaries if node in owners)
-        target = [node for node in primaries if node is not source][chance % (len(primaries) - 1)]
-        source_id, target_id = [_text(await node.ask("CLUSTER MYID")) for node in (source, target)]
-        await target.ask("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
-        await source.ask("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
-        while names := await source.ask("CLUSTER GETKEYSINSLOT", slot, 10):
-            await source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *names)
-            await asyncio.sleep(0.02)
-        for node in [target, source, *(other for other in primaries if other not in (source, target))]:
-            await node.ask("CLUSTER SETSLOT", slot, "NODE", target_id)
-
-    async def shard(self, tag: str) -> int:
-        """The number of the primary that has a partition."""
-        primaries = await self.primaries()
-        owners = await self._owners(int(await primaries[0].ask("CLUSTER KEYSLOT", tag)))
-        return next(number for number, node in enumerate(primaries) if node in owners)
-
-    async def _owners(self, slot: int) -> list[Node]:
-        """Of the shard with this slot, its primary."""
-        for node in await self.primaries():
-            for shard in map(_fields, await node.ask("CLUSTER SHARDS")):
-                bounds = shard["slots"]
-                if any(first <= slot <= last for first, last in zip(bounds[::2], bounds[1::2], strict=True)):
-                    return [other for other in self.nodes if other.port == _port(shard)]
-        return []
+        return len(roles) == len(self.nodes) and links == ["up"] * (len(self.nodes) - primaries)
 
     # -- disk ------------------------------------------------------------------------------------------------
 
@@ -253,6 +212,221 @@ class Cluster:
     async def close(self) -> None:
         for node in self.nodes:
             await node.connection.aclose()
+
+
+async def _write(node: Node, replicas: int) -> bool:
+    pipe = node.connection.pipeline(transaction=False)
+    pipe.set("chaos", 1, ex=60)
+    pipe.wait(replicas, 300)
+    written, confirmed = await pipe.execute(raise_on_error=False)
+    return written is True and confirmed >= replicas
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the servers did not find each other")
+        time.sleep(0.05)
+
+
+class Single(Servers):
+    """One server."""
+
+    cannot = frozenset({"kill replica", "fail over", "move slot"})
+
+    def _start(self) -> None:
+        self._make_nodes(1)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.nodes[0].port}/0"
+
+    async def primaries(self) -> list[Node]:
+        return [node for node in self.nodes if node.reachable]
+
+    async def takes_writes(self) -> bool:
+        with contextlib.suppress(redis.RedisError, OSError):
+            return self.nodes[0].reachable and await _write(self.nodes[0], 0)
+        return False
+
+    async def is_whole(self) -> bool:
+        return await self.takes_writes()
+
+
+class Sentinels(Servers):
+    """A primary and two replicas, and three Sentinels of which two must agree."""
+
+    cannot = frozenset({"move slot"})
+
+    def _start(self) -> None:
+        self._make_nodes(3, *SENTINEL_OPTIONS)
+        for node in self.nodes[1:]:
+            with node.client() as client:
+                client.execute_command("REPLICAOF", "127.0.0.1", self.nodes[0].port)
+                client.execute_command("CONFIG", "REWRITE")
+        _wait(lambda: all(map(is_in_sync, self.nodes[1:])))
+        self._ports = [free_port() for _ in range(3)]
+        self._processes = []
+        for port in self._ports:
+            folder = self._folder / f"sentinel-{port}"
+            folder.mkdir()
+            (folder / "sentinel.conf").write_text(
+                f"port {port}\nbind 127.0.0.1\ndir {folder}\nlogfile {folder / 'sentinel.log'}\n"
+                f"sentinel monitor {SERVICE} 127.0.0.1 {self.nodes[0].port} 2\n"
+                f"sentinel down-after-milliseconds {SERVICE} {int(NODE_TIMEOUT * 1000)}\n"
+                f"sentinel failover-timeout {SERVICE} 10000\n"
+            )
+            command = [binary("valkey"), str(folder / "sentinel.conf"), "--sentinel"]
+            self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        self._asked = [redis.asyncio.Redis(port=port, socket_timeout=1) for port in self._ports]
+        _wait(lambda: all(map(self._knows_all, self._ports)))
+
+    def _knows_all(self, port: int) -> bool:
+        with contextlib.suppress(redis.RedisError), redis.Redis(port=port, socket_timeout=1) as client:
+            state = client.execute_command("SENTINEL MASTER", SERVICE)
+            return (int(state["num-slaves"]), int(state["num-other-sentinels"])) == (2, 2)
+        return False
+
+    def _stop(self) -> None:
+        for process in getattr(self, "_processes", ()):
+            process.kill()
+            process.wait()
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://{','.join(f'127.0.0.1:{port}' for port in self._ports)}/{SERVICE}"
+
+    async def _named(self) -> set[int]:
+        """The ports that the Sentinels name."""
+        answers = await asyncio.gather(
+            *(sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", SERVICE) for sentinel in self._asked)
+        )
+        return {int(port) for _, port in answers}
+
+    async def primaries(self) -> list[Node]:
+        ports = await self._named()
+        return [node for node in self.nodes if {node.port} == ports and node.reachable]
+
+    async def takes_writes(self) -> bool:
+        with contextlib.suppress(redis.RedisError, OSError):
+            return any([await _write(node, 1) for node in await self.primaries()])
+        return False
+
+    async def is_whole(self) -> bool:
+        return await self._follow_all(1) and await self.takes_writes()
+
+    async def fail_over(self, replica: Node) -> None:
+        """Which replica takes over, Sentinel decides."""
+        await self._asked[0].execute_command("SENTINEL FAILOVER", SERVICE)
+
+    async def close(self) -> None:
+        await super().close()
+        for sentinel in self._asked:
+            await sentinel.aclose()
+
+
+class Cluster(Servers):
+    """Three primaries and three replicas."""
+
+    def _start(self) -> None:
+        self._make_nodes(6, *CLUSTER_OPTIONS)
+        for node in self.nodes:
+            with node.client() as client:
+                client.execute_command("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
+        for node, first, end in zip(self.nodes[:3], SLOTS, SLOTS[1:], strict=False):
+            with node.client() as client:
+                client.execute_command("CLUSTER ADDSLOTSRANGE", first, end - 1)
+        _wait(lambda: all(self._knows(node) for node in self.nodes))
+        for primary, replica in zip(self.nodes[:3], self.nodes[3:], strict=True):
+            with primary.client() as client:
+                own = client.execute_command("CLUSTER MYID")
+            with replica.client() as client:
+                client.execute_command("CLUSTER REPLICATE", own)
+        _wait(lambda: all(map(is_in_sync, self.nodes[3:])))
+
+    def _knows(self, node: Node) -> bool:
+        with node.client() as client:
+            info = client.execute_command("CLUSTER INFO")
+        known = (info["cluster_state"], info["cluster_known_nodes"], info["cluster_slots_assigned"])
+        return known == ("ok", "6", str(SLOTS[-1]))
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes[:3])
+
+    async def primaries(self) -> list[Node]:
+        ports = {_port(shard) for shard in await self._shards() if shard["slots"]}
+        return [node for node in self.nodes if node.port in ports]
+
+    async def _candidates(self) -> list[Node]:
+        return [node for node in self.nodes if node.reachable]
+
+    async def _shards(self) -> list[dict[str, Any]]:
+        """As the first node that answers knows them."""
+        for node in self.nodes:
+            if node.reachable:
+                with contextlib.suppress(redis.RedisError, OSError):
+                    return [_fields(shard) for shard in await node.ask("CLUSTER SHARDS")]
+        return []
+
+    async def takes_writes(self) -> bool:
+        written: set[str] = set()
+        try:
+            for node in self.nodes:
+                if not node.reachable:
+                    continue
+                info = await node.ask("CLUSTER INFO")
+                if "cluster_state:ok" not in _text(info):
+                    return False
+                pipe = node.connection.pipeline(transaction=False)
+                for tag in keys.TAGS:
+                    pipe.set(f"{tag}:chaos", 1, ex=60)
+                pipe.wait(1, 300)
+                *answers, replicas = await pipe.execute(raise_on_error=False)
+                if replicas == 1:
+                    written |= {tag for tag, ok in zip(keys.TAGS, answers, strict=True) if ok is True}
+        except (redis.RedisError, OSError):
+            return False
+        return len(written) == len(keys.TAGS)
+
+    async def is_whole(self) -> bool:
+        return await self._follow_all(3) and await self.takes_writes()
+
+    async def fail_over(self, replica: Node) -> None:
+        await replica.ask("CLUSTER FAILOVER")
+
+    # -- slots -----------------------------------------------------------------------------------------------
+
+    async def move_slot(self, tag: str, chance: int) -> None:
+        """Moves a partition's slot to another primary, key by key, while it is used."""
+        primaries, slot = await self.primaries(), key_slot(tag.encode())
+        source = (await self.primaries())[await self.shard(tag)]
+        target = [node for node in primaries if node is not source][chance % (len(primaries) - 1)]
+        source_id, target_id = [_text(await node.ask("CLUSTER MYID")) for node in (source, target)]
+        await target.ask("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
+        await source.ask("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
+        while names := await source.ask("CLUSTER GETKEYSINSLOT", slot, 10):
+            await source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *names)
+            await asyncio.sleep(0.02)
+        for node in [target, source, *(other for other in primaries if other not in (source, target))]:
+            await node.ask("CLUSTER SETSLOT", slot, "NODE", target_id)
+
+    async def shard(self, tag: str) -> int:
+        slot = key_slot(tag.encode())
+        for number, node in enumerate(await self.primaries()):
+            if any(first <= slot <= last for first, last in await self.slots_of(node) or ()):
+                return number
+        raise LookupError(f"no primary has {tag}")
+
+    async def slots_of(self, node: Node) -> Slots | None:
+        for shard in await self._shards():
+            if any(int(member["port"]) == node.port for member in map(_fields, shard["nodes"])):
+                return tuple(zip(shard["slots"][::2], shard["slots"][1::2], strict=True))
+        return None
+
+
+TOPOLOGIES: dict[str, type[Servers]] = {"cluster": Cluster, "sentinel": Sentinels, "single": Single}
 
 
 def _fields(values: Sequence[Any] | dict[Any, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ here as a number; who that is shows when it comes, because a failover changes th
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 # Kinds by what they hit; two faults at once come from two families.
@@ -26,7 +26,7 @@ FAMILIES = {
         "fill disk",
         "step clock",
     ),
-    "network": ("cut provider", "slow provider", "cut receiver", "slow receiver"),
+    "network": ("cut provider", "slow provider", "cut receiver", "slow receiver", "stop storage"),
 }
 WEIGHTS = {"gateway": 2, "worker": 2, "redis": 5, "network": 2}
 
@@ -45,9 +45,10 @@ class Step:
     pause: float  # seconds after everything has recovered
 
 
-def steps(seed: int, scale: float = 1.0) -> Iterator[Step]:
-    """Without an end. `scale` makes faults and pauses shorter."""
+def steps(seed: int, scale: float = 1.0, without: Collection[str] = ("stop storage",)) -> Iterator[Step]:
+    """Without an end. `scale` makes faults and pauses shorter; `without` names kinds that cannot happen."""
     chance = random.Random(seed)
+    kinds = {family: [kind for kind in some if kind not in without] for family, some in FAMILIES.items()}
     bags: dict[str, list[str]] = {}
     while True:
         count = 2 if chance.random() < 0.3 else 1
@@ -58,7 +59,7 @@ def steps(seed: int, scale: float = 1.0) -> Iterator[Step]:
             families.remove(family)
             faults.append(
                 Fault(
-                    _next_kind(bags, family, chance),
+                    _next_kind(bags.setdefault(family, []), kinds[family], chance),
                     chance.randrange(1_000_000),
                     round(chance.uniform(5, 20) * scale, 2),
                     round(chance.uniform(-1, 1), 3),
@@ -67,9 +68,8 @@ def steps(seed: int, scale: float = 1.0) -> Iterator[Step]:
         yield Step(tuple(faults), round(chance.uniform(3, 8) * scale, 2))
 
 
-def _next_kind(bags: dict[str, list[str]], family: str, chance: random.Random) -> str:
+def _next_kind(bag: list[str], kinds: list[str], chance: random.Random) -> str:
     """Every kind of a family comes once before one comes again, so that a short run meets many."""
-    bag = bags.setdefault(family, [])
     if not bag:
-        bag += chance.sample(FAMILIES[family], len(FAMILIES[family]))
+        bag += chance.sample(kinds, len(kinds))
     return bag.pop()

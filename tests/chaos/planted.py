@@ -184,7 +184,7 @@ PLANTS = {
     "record first": Plant(_record_first, "was lost"),
     "send twice": Plant(_send_twice, "came twice within"),
     "sign wrongly": Plant(_sign_wrongly, "with a wrong signature"),
-    "fail health": Plant(_fail_health, "failed, and neither"),
+    "fail health": Plant(_fail_health, "no fault explains it"),
     "serve nothing new": Plant(_serve_nothing_new, "is live, and host"),
     "log content": Plant(_log_content, "a user's token"),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import random
 import secrets
 import time
@@ -20,6 +21,7 @@ import jwt
 
 from gateway.events.catalogue import SAMPLES
 from gateway.store import keys
+from tests.chaos.books import Ended
 from tests.chaos.load import Generation, LoadedApp
 from tests.fakes.backend import jwk, private_key
 from tests.support.deployment import packed
@@ -70,7 +72,8 @@ class Population:
         self.issuer = Issuer()
         self.accounts: dict[str, Account] = {}
         self.current: list[Account] = []
-        self.events: dict[str, float] = {}
+        self.account_of: dict[str, str] = {}  # by app
+        self.events: dict[str, tuple[float, str]] = {}  # when each was accepted, and its account
         self.deploys: dict[str, Deploy] = {}
         self.published: Counter[str] = Counter()  # attempts, by app
         self.unexpected: list[str] = []
@@ -144,6 +147,7 @@ class Population:
             fields = {"account": account.id, "auth": auth}
             await self._insist("PUT", f"/platform/apps/{name}", self._operator, json=fields)
             account.apps.append(name)
+            self.account_of[name] = account.id
 
     async def generation(self) -> Generation:
         plans = ["free"] * CAPPED + ["max"] * (ACCOUNTS - CAPPED)
@@ -176,7 +180,7 @@ class Population:
         kind, began = self._chance.choice(list(SAMPLES)), time.monotonic()
         status, body = await self.call("POST", "/account/webhook/test", account.key, json={"type": kind})
         if status == 202:
-            self.events[body["id"]] = began
+            self.events[body["id"]] = began, account.id
 
     async def publish_apps(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -193,11 +197,16 @@ class Population:
         if status == 202:
             self.deploys[body["deployId"]] = deploy
 
-    async def deploy_state(self, deploy: str) -> str | None:
+    async def ended(self, deploy: str) -> Ended | None:
         """None: there is no such deploy."""
-        account = self.deploys[deploy].account
+        account, offset = self.deploys[deploy].account, time.monotonic() - time.time()
         with contextlib.suppress(RuntimeError):
-            return str((await self._insist("GET", f"/account/deploys/{deploy}", account.key))["state"])
+            row = await self._insist("GET", f"/account/deploys/{deploy}", account.key)
+            begin, end = (
+                datetime.datetime.fromisoformat(row.get(name) or row["createdAt"]).timestamp() + offset
+                for name in ("startedAt", "finishedAt")
+            )
+            return Ended(row["state"], begin, end, row.get("error") or "")
         return None
 
     async def page(self, host: str, app: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -29,14 +30,37 @@ class Process:
     def start(self) -> None:
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command, env=self.environment, stdout=log, stderr=subprocess.STDOUT, cwd=self.log_file.parent
+                self.command,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.log_file.parent,
+                start_new_session=True,
             )
         self._killed, self.frozen, self.started_at = False, False, time.monotonic()
 
     def kill(self) -> None:
         if self._process is not None:
             self._killed = True
-            self._process.kill()
+            self._signal(signal.SIGKILL)
+
+    def kill_one(self, chance: int) -> bool:
+        """Kills one of several processes that serve, if there are several."""
+        children = self._children()
+        if len(children) < 2:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(children[chance % len(children)], signal.SIGKILL)
+        return True
+
+    def _children(self) -> list[int]:
+        if self._process is None:
+            return []
+        listed = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        with contextlib.suppress(OSError):
+            pids = listed.read_text().split()
+            return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return []
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -48,7 +72,10 @@ class Process:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(number)
+            if number != signal.SIGTERM and self.name.startswith("gateway"):
+                os.killpg(self._process.pid, number)  # it may have several processes
+            else:
+                self._process.send_signal(number)
 
     @property
     def running(self) -> bool:
@@ -75,7 +102,7 @@ class Process:
         try:
             await asyncio.to_thread(self._process.wait, 15)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._process.wait()
         self._process = None
 

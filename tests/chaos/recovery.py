@@ -15,19 +15,20 @@ from dataclasses import dataclass
 import aiohttp
 import redis
 
+from gateway.cancellation import end_if_cancelled
 from gateway.store import keys
-from tests.chaos.nodes import Cluster
+from tests.chaos.nodes import Servers
 from tests.chaos.prompts import prompt
 
 PROBE = 5.0  # seconds that a probe may take
 PROBES = 0.4  # seconds between the beginnings of two, of one gateway and shard
-EVERY = 0.25  # seconds between two looks at the cluster
+EVERY = 0.25  # seconds between two looks at Redis
 NAMES = 10  # a restarted worker takes the next number until its former heartbeat has expired
 GROUPS = ("webhooks", "monitors", "deploys")
 
 
 @dataclass
-class ClusterState:
+class StoreState:
     ok: bool = True
     since: float = 0.0  # the last change
     seen: float = 0.0  # the beginning of the last look
@@ -37,11 +38,12 @@ class Recovery:
     """`callers`: for each shard, names of apps with a user's token each, so many that they stay within their rates."""
 
     def __init__(
-        self, cluster: Cluster, gateways: Mapping[str, str], callers: Sequence[Sequence[tuple[str, str]]]
+        self, servers: Servers, gateways: Mapping[str, str], callers: Sequence[Sequence[tuple[str, str]]]
     ) -> None:
-        self._cluster, self._gateways = cluster, gateways
+        self._servers, self._gateways = servers, gateways
         self._callers = [itertools.cycle(several) for several in callers]
-        self.state = ClusterState()
+        self.state = StoreState()
+        self.outages: list[tuple[float, float]] = []  # of Redis
         self._answers: dict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=2000))
         self._renewals: dict[str, deque[list[float]]] = defaultdict(lambda: deque(maxlen=600))
 
@@ -53,17 +55,20 @@ class Recovery:
             ) as session,
             asyncio.TaskGroup() as tasks,
         ):
-            tasks.create_task(self._watch_cluster())
+            tasks.create_task(self._watch_servers())
             tasks.create_task(self._watch_heartbeats())
             for name in self._gateways:
                 for shard in range(len(self._callers)):
                     tasks.create_task(self._watch_gateway(session, name, shard))
 
-    async def _watch_cluster(self) -> None:
+    async def _watch_servers(self) -> None:
         while True:
+            end_if_cancelled()
             began = time.monotonic()
-            ok = await self._cluster.takes_writes()
+            ok = await self._servers.takes_writes()
             if ok != self.state.ok:
+                if ok:
+                    self.outages.append((self.state.since, began))
                 self.state.ok, self.state.since = ok, time.monotonic()
             self.state.seen = began
             await asyncio.sleep(EVERY)
@@ -88,6 +93,7 @@ class Recovery:
     async def _watch_heartbeats(self) -> None:
         """A heartbeat's time to live tells when it was renewed."""
         while True:
+            end_if_cancelled()
             for group in GROUPS:
                 names = [f"{socket.gethostname()}-{number}" for number in range(1, NAMES + 1)]
                 renewed = []
@@ -100,12 +106,12 @@ class Recovery:
 
     async def _time_to_live(self, key: str) -> int:
         with contextlib.suppress(redis.RedisError):
-            return int(await self._cluster.ask("PTTL", key))
+            return int(await self._servers.ask("PTTL", key))
         return -2
 
     # -- what was seen ---------------------------------------------------------------------------------------
 
-    async def cluster_recovers(self, since: float, seconds: float = 90) -> float:
+    async def store_recovers(self, since: float, seconds: float = 90) -> float:
         """When it had; raises TimeoutError."""
         async with asyncio.timeout(seconds):
             while not (self.state.ok and self.state.seen > since):

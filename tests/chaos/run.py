@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import redis
 
+from gateway.cancellation import end_if_cancelled
 from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
 from tests.chaos.faults import CannotHappen, Faults, Injection
-from tests.chaos.nodes import Cluster
+from tests.chaos.nodes import TOPOLOGIES, Servers
 from tests.chaos.plan import Fault, Step, steps
 from tests.chaos.population import Population
 from tests.chaos.processes import Fleet
@@ -31,6 +33,7 @@ from tests.chaos.prompts import COMPLETION, PROMPT
 from tests.chaos.recovery import Recovery
 from tests.support.gateway_process import python
 from tests.support.redis_servers import free_port
+from tests.support.s3_server import S3Server
 
 WORKERS = ("webhooks", "monitors", "deploys")  # those with heartbeats
 # Of a small run, so that nobody waits long for what works again.
@@ -48,10 +51,14 @@ class Options(msgspec.Struct, frozen=True):
     minutes: float = 10
     seed: int = 1
     rate: float = 200
-    recovery: float = 5  # seconds from the cluster's recovery to everybody else's
+    recovery: float = 5  # seconds from the recovery of Redis to everybody else's
     start: float = 10  # seconds that a killed process may take to start, beside them
     steps: int | None = None  # of the plan, if fewer fit into the minutes
     plant: str = ""  # a bug of `planted.py` that the run must find
+    redis: str = "cluster"  # or "sentinel", or "single"
+    wait: int = 1  # GATEWAY_REDIS_WAIT; one server alone has no replicas to wait for
+    processes: int = 1  # of each gateway
+    s3: bool = False  # a storage that is reached over the network, and a data folder for each worker
     small: bool = False  # fewer processes, shorter faults, and no wait for leases and for deploys of the last minutes
 
     @property
@@ -72,6 +79,10 @@ class Options(msgspec.Struct, frozen=True):
         """Of the times of faults and pauses."""
         return 0.1 if self.small else 0.25 if self.short else 1.0
 
+    @property
+    def replicas(self) -> int:
+        return 0 if self.redis == "single" else self.wait
+
 
 class Run:
     def __init__(self, options: Options, folder: Path) -> None:
@@ -84,8 +95,9 @@ class Run:
         self._encryption_key = base64.urlsafe_b64encode(os.urandom(32)).decode()
         self._outside_port = free_port()
         self._ports = {f"gateway-{n + 1}": free_port() for n in range(options.gateways)}
+        self._storage: S3Server | None = None
         self._apps = [f"127.0.0.1:{free_port()}" for _ in range(options.workers)]
-        self._generation = 20.0 if options.short else 30.0  # seconds
+        self._generation = 15.0  # seconds; a fault blurs the books of one generation, or of two
         # Such that the hot apps of a generation meet their rates, and its capped accounts their cap.
         requests = options.rate * self._generation
         self.limits = max(round(0.05 * requests), 60), max(round(0.03 * requests), 50)  # of an app, and of a user
@@ -93,12 +105,12 @@ class Run:
 
     # -- the parts -------------------------------------------------------------------------------------------
 
-    def _environment(self, cluster: Cluster) -> dict[str, str]:
+    def _environment(self, servers: Servers) -> dict[str, str]:
         app, user = self.limits
         outside = f"http://127.0.0.1:{self._outside_port}"
         return {
-            "GATEWAY_REDIS_URL": cluster.url,
-            "GATEWAY_REDIS_WAIT": "1",
+            "GATEWAY_REDIS_URL": servers.url,
+            "GATEWAY_REDIS_WAIT": str(self.options.replicas),
             "GATEWAY_BASE_URL": f"http://127.0.0.1:{self._ports['gateway-1']}",
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
@@ -111,6 +123,7 @@ class Run:
             "GATEWAY_ENCRYPTION_KEY": self._encryption_key,
             "GATEWAY_EMERGENCY_OFF_FILE": str(self.folder / "inference.off"),
             "GATEWAY_STORAGE_URL": f"file://{self.folder / 'data' / 'storage'}",
+            **(self._storage.environment if self._storage else {}),
             **self._host(1),
             "GATEWAY_RATE_LIMITS": f"app={app},user={user}",
             "GATEWAY_DAILY_CAPS": ",".join(f"{plan}={cap / 10**9:.9f}" for plan, cap in self.caps.items()),
@@ -125,21 +138,24 @@ class Run:
     def _host(self, number: int) -> dict[str, str]:
         return {
             "GATEWAY_DATA_DIR": str(self.folder / "data" / f"host-{number}"),
-            "GATEWAY_APPS_LISTEN": self._apps[number - 1],
+            "GATEWAY_APPS_LISTEN": self._apps[(number - 1) % len(self._apps)],
         }
 
-    def _start_service(self, cluster: Cluster) -> None:
-        environment, logs = self._environment(cluster), self.folder / "logs"
+    def _start_service(self, servers: Servers) -> None:
+        environment, logs = self._environment(servers), self.folder / "logs"
         if self.options.plant:
             environment["PYTHONPATH"] = str(Path(__file__).parents[2])
         for name, port in self._ports.items():
             command = [*self._module_command("gateway.cli"), "serve", "--port", str(port)]
+            if self.options.processes > 1:
+                command += ["--workers", str(self.options.processes)]
             self.fleet.add(name, command, environment, logs)
         for kind in (*WORKERS, "sites"):
             constants = {**SMALL, **(SMALL_DEPLOYS if kind == "deploys" else {})} if self.options.small else {}
             command = [*self._module_command("workers", constants), kind]
             for number in range(1, self.options.workers + 1):
-                self.fleet.add(f"{kind}-{number}", command, {**environment, **self._host(number)}, logs)
+                apart = self.options.workers if self.options.s3 and kind == "deploys" else 0
+                self.fleet.add(f"{kind}-{number}", command, {**environment, **self._host(number + apart)}, logs)
         for process in self.fleet.processes.values():
             process.start()
 
@@ -167,31 +183,37 @@ class Run:
 
     async def run(self) -> None:
         (self.folder / "logs").mkdir()
-        for name in ("data", "data/storage", "data/host-1", "data/host-2"):
+        hosts = range(1, 2 * self.options.workers + 1)
+        for name in ("data", "data/storage", *(f"data/host-{number}" for number in hosts)):
             (self.folder / name).mkdir(mode=0o711)
-        cluster = Cluster(self.folder / "redis")
+        servers = TOPOLOGIES[self.options.redis](self.folder / "redis")
         gateways = {name: f"http://127.0.0.1:{port}" for name, port in self._ports.items()}
         outside = f"http://127.0.0.1:{self._outside_port}"
-        with cluster.running():
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(servers.running())
+            if self.options.s3:
+                self._storage = S3Server(self.folder / "logs")
+                stack.callback(self._storage.stop)
+                await self._storage.start()
             async with Population(list(gateways.values()), self._operator, outside, self.options.seed) as population:
                 keys = self.folder / "keys.json"
                 keys.write_text(json.dumps(population.issuer.keys))
                 records = str(self.folder / "outside.jsonl")
                 arguments = (str(self._outside_port), records, str(keys))
                 with self._module("tests.chaos.outside", *arguments, PROVIDER_KEY=self._provider_key) as world:
-                    self._start_service(cluster)
+                    self._start_service(servers)
                     try:
-                        await self._attack(cluster, population, gateways, world)
+                        await self._attack(servers, population, gateways, world)
                     finally:
                         await self.fleet.stop()
-                        await cluster.close()
-                self._search(cluster)
+                        await servers.close()
+                self._search(servers)
 
     async def _attack(
-        self, cluster: Cluster, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
+        self, servers: Servers, population: Population, gateways: dict[str, str], world: subprocess.Popen[bytes]
     ) -> None:
         self.population = population
-        self.checker = Checker(self.folder, cluster, population, self.disturbances, self.limits, self.caps)
+        self.checker = Checker(self.folder, servers, population, self.disturbances, self.limits, self.caps)
         self._secrets = {
             "a prompt": PROMPT.encode(),
             "an answer": COMPLETION.encode(),
@@ -201,8 +223,8 @@ class Run:
             "a user's token": population.issuer.header.encode(),
         }
         supervising = asyncio.create_task(self.fleet.supervise())
-        callers = await population.callers(len(await cluster.primaries()), cluster.shard, PROBED)
-        recovery = Recovery(cluster, gateways, callers)
+        callers = await population.callers(len(await servers.primaries()), servers.shard, PROBED)
+        self.recovery = recovery = Recovery(servers, gateways, callers)
         first = await population.generation()
         arguments = (str(self.options.rate), str(self.options.seed), str(self.folder / "answers.jsonl"))
         with self._module("tests.chaos.load", *arguments) as load:
@@ -216,10 +238,10 @@ class Run:
                     population.emit_events(),
                     population.publish_apps(),
                     self._replace_generations(load),
-                    self._check(cluster),
+                    self._check(servers),
                 )
             ]
-            faulting = asyncio.create_task(self._make_faults(cluster, recovery, world))
+            faulting = asyncio.create_task(self._make_faults(servers, recovery, world))
             try:
                 await asyncio.wait([faulting, supervising, *background], return_when=asyncio.FIRST_COMPLETED)
                 for task in (supervising, *background):
@@ -246,9 +268,10 @@ class Run:
             load.stdin.write(msgspec.json.encode(generation) + b"\n")
             load.stdin.flush()
 
-    async def _check(self, cluster: Cluster) -> None:
+    async def _check(self, servers: Servers) -> None:
         turn = 0
         while True:
+            end_if_cancelled()
             await asyncio.sleep(1)
             turn += 1
             self.checker.read()
@@ -256,16 +279,16 @@ class Run:
             if turn % 5 == 0:
                 self.checker.judge()
             if turn % 30 == 0:
-                await asyncio.to_thread(self._search, cluster)
+                await asyncio.to_thread(self._search, servers)
 
-    def _search(self, cluster: Cluster) -> None:
+    def _search(self, servers: Servers) -> None:
         service = [path for name in ("logs", "data") for path in (self.folder / name).rglob("*") if path.is_file()]
         logs = {process.log_file for process in self.fleet.processes.values()}
-        self.checker.search([*service, *cluster.files()], self._secrets, logs)
+        self.checker.search([*service, *servers.files()], self._secrets, logs)
 
     # -- faults ----------------------------------------------------------------------------------------------
 
-    async def _make_faults(self, cluster: Cluster, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
+    async def _make_faults(self, servers: Servers, recovery: Recovery, world: subprocess.Popen[bytes]) -> None:
         assert world.stdin is not None
         stdin = world.stdin
 
@@ -273,12 +296,15 @@ class Run:
             stdin.write(f"{line}\n".encode())
             stdin.flush()
 
-        faults, end = Faults(self.fleet, cluster, switch), time.monotonic() + self.options.minutes * 60
+        faults = Faults(self.fleet, servers, switch, self._storage, forgetful=not self.options.replicas)
+        without = servers.cannot if self.options.s3 else servers.cannot | {"stop storage"}
+        plan = steps(self.options.seed, self.options.scale, without)
+        end = time.monotonic() + self.options.minutes * 60
         await self._settle_in(recovery)
-        for step in islice(steps(self.options.seed, self.options.scale), self.options.steps):
+        for step in islice(plan, self.options.steps):
             if time.monotonic() > end:
                 return
-            await self._make(step, faults, cluster, recovery)
+            await self._make(step, faults, servers, recovery)
             await asyncio.sleep(step.pause)
 
     async def _settle_in(self, recovery: Recovery) -> None:
@@ -289,22 +315,27 @@ class Run:
                 raise RuntimeError(f"{name} never answered")
         _say("every gateway answers")
 
-    async def _make(self, step: Step, faults: Faults, cluster: Cluster, recovery: Recovery) -> None:
+    async def _make(self, step: Step, faults: Faults, servers: Servers, recovery: Recovery) -> None:
         async with asyncio.timeout(90):
-            while not await cluster.is_whole():
+            while not await self._is_whole(servers):
                 await asyncio.sleep(0.2)
         done = await asyncio.gather(*(self._one(fault, faults) for fault in step.faults))
         injections = [injection for injection in done if injection is not None]
         if not injections:
             return
         undone = time.monotonic()
-        await recovery.cluster_recovers(undone)
+        await recovery.store_recovers(undone)
         await self._measure(injections, undone, recovery)
         now = time.monotonic()
         for injection in injections:
             self.disturbances.remove(injection.disturbance())
             self.disturbances.append(injection.disturbance(now))
             _say(f"{injection.fault.kind} ({injection.target}) {now - injection.begin:.1f} s")
+
+    async def _is_whole(self, servers: Servers) -> bool:
+        with contextlib.suppress(redis.RedisError, OSError):
+            return await servers.is_whole()
+        return False
 
     async def _one(self, fault: Fault, faults: Faults) -> Injection | None:
         self.faults[fault.kind] += 1
@@ -318,7 +349,7 @@ class Run:
         return injection
 
     async def _measure(self, injections: list[Injection], undone: float, recovery: Recovery) -> None:
-        """From the moment at which the cluster, or the process that was hit, works again; the last of them counts."""
+        """From the moment at which Redis, or the process that was hit, works again; the last of them counts."""
         sinces, limit = [undone], self.options.recovery
         for injection in injections:
             if injection.redis:
@@ -327,7 +358,7 @@ class Run:
                 sinces.append(await self._restart(injection.process, injection.begin))
                 limit += self.options.start
         if all(injection.redis for injection in injections):
-            sinces.remove(undone)  # the cluster may have recovered long before
+            sinces.remove(undone)  # Redis may have recovered long before
         since, kind = max(sinces), " and ".join(injection.fault.kind for injection in injections)
         seconds = await asyncio.gather(*(recovery.gateway_answers(name, since, limit) for name in self._ports))
         for name, took in zip(self._ports, seconds, strict=True):

@@ -1,9 +1,13 @@
 """The checks see what they are for: each wrong book is found, and the right one beside it is not."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+from redis.crc import key_slot
+
+from gateway.store import keys
 from tests.chaos import books
-from tests.chaos.books import Disturbance, Paid, Received
+from tests.chaos.books import Disturbance, Ended, Paid, Received
 from tests.chaos.load import Answer
 from tests.chaos.prompts import PROMPT, bound, is_faithful, pieces, word
 
@@ -12,6 +16,8 @@ KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
 PRIMARY = Disturbance("kill primary", "redis", 100, 110, redis=True, lossy=True)
 CLOCK = Disturbance("step clock", "redis", 100, 110, redis=True, clock=True)
 RECEIVER = Disturbance("cut receiver", "receiver", 100, 110)
+OWN = {key_slot(name.encode()) for name in (keys.tag("acc"), keys.app_key("app"))}
+ELSEWHERE = tuple((slot, slot) for slot in range(16_384) if slot not in OWN)[:100]  # slots of other accounts
 
 
 def answer(ending: str = "done", status: int = 200, code: str = "", *, start: float = 50.0, **fields: object) -> Answer:
@@ -123,6 +129,12 @@ def test_failure_needs_a_fault_that_explains_it(seen: Answer, fault: Disturbance
     assert books.check_answer(seen, [RECEIVER])
 
 
+def test_fault_of_redis_explains_what_fails_in_its_slots_alone() -> None:
+    seen = answer("refused", 503, "BACKBONE_UNAVAILABLE", start=105.0)
+    assert not books.check_answer(seen, [replace(PRIMARY, slots=tuple((slot, slot) for slot in OWN))])
+    assert books.check_answer(seen, [replace(PRIMARY, slots=ELSEWHERE)])
+
+
 # -- rates ---------------------------------------------------------------------------------------------------
 
 
@@ -144,38 +156,76 @@ def test_clock_that_jumps_may_double_a_window() -> None:
     assert books.check_window("app", twice, 49, [CLOCK])
 
 
+def test_forgotten_admissions_do_not_count() -> None:
+    burst = [(100.5, 100.6)] * 10
+    assert books.check_window("app", burst, 5, [replace(PRIMARY, lossy=False)])
+    assert not books.check_window("app", burst, 5, [PRIMARY])
+    assert books.check_cap("acc", "day", 2 * bound(), 0, bound())
+    assert not books.check_cap("acc", "day", 2 * bound(), 0, bound(), forgotten=1)
+
+
 # -- events and deploys --------------------------------------------------------------------------------------
 
 
+def accepted(at: float) -> dict[str, tuple[float, str]]:
+    return {"evt": (at, "acc")}
+
+
 def test_lost_event_is_seen() -> None:
-    assert books.check_events({"evt": 50.0}, [], set(), []) == ["event evt was lost"]
-    assert not books.check_events({"evt": 50.0}, [Received("acc", "evt", 51.0, True)], set(), [])
+    assert books.check_events(accepted(50.0), [], set(), []) == ["event evt was lost"]
+    assert not books.check_events(accepted(50.0), [Received("acc", "evt", 51.0, True)], set(), [])
+
+
+def test_event_may_be_lost_only_by_a_takeover_of_its_partition() -> None:
+    assert not books.check_events(accepted(100.5), [], set(), [PRIMARY])
+    assert books.check_events(accepted(100.5), [], set(), [replace(PRIMARY, lossy=False)])
+    assert books.check_events(accepted(100.5), [], set(), [replace(PRIMARY, slots=ELSEWHERE)])
 
 
 def test_event_may_be_given_up_only_if_its_receiver_failed() -> None:
-    assert books.check_events({"evt": 105.0}, [], {"evt"}, []) == ["event evt was given up"]
-    assert not books.check_events({"evt": 105.0}, [], {"evt"}, [RECEIVER])
-    assert books.check_events({"evt": 105.0}, [], set(), [RECEIVER])
+    assert books.check_events(accepted(105.0), [], {"evt"}, []) == ["event evt was given up"]
+    assert not books.check_events(accepted(105.0), [], {"evt"}, [RECEIVER])
+    assert books.check_events(accepted(105.0), [], set(), [RECEIVER])
 
 
-def test_event_that_came_twice_needs_a_reason() -> None:
+def test_event_that_came_twice_needs_a_fault_that_met_it() -> None:
+    worker = Disturbance("kill worker", "webhooks-1", 100, 105)
     twice = [Received("acc", "evt", at, True) for at in (101.0, 120.0)]
+    assert not books.check_events({}, twice, set(), [worker])
+    assert not books.check_events({}, twice, set(), [PRIMARY])
     assert books.check_events({}, twice, set(), [KILL])
-    assert not books.check_events({}, twice, set(), [Disturbance("kill worker", "webhooks-1", 100, 105)])
+    assert books.check_events({}, twice, set(), [replace(PRIMARY, slots=ELSEWHERE)])
+    before = [Received("acc", "evt", at, True) for at in (90.0, 104.0)]
+    assert books.check_events({}, before, set(), [worker])
 
 
 def test_wrong_signature_is_seen() -> None:
     assert books.check_events({}, [Received("acc", "evt", 1.0, False)], set(), [])
 
 
+def check_deploy(ended: Ended | None, events: list[tuple[str, str]], *faults: Disturbance) -> list[str]:
+    return books.check_deploy("dep", "acc", ended, 50.0, events, faults)
+
+
 def test_deploy_ends_once() -> None:
     succeeded, failed = ("evt_1", "deploy.succeeded"), ("evt_2", "deploy.failed")
-    assert not books.check_deploy("dep", "live", 50.0, [succeeded, succeeded], [])
-    assert books.check_deploy("dep", "live", 50.0, [succeeded, ("evt_3", "deploy.succeeded")], [])
-    assert books.check_deploy("dep", "live", 50.0, [succeeded, failed], [])
-    assert books.check_deploy("dep", "canary", 50.0, [], [])
-    assert books.check_deploy("dep", None, 50.0, [], [])
-    assert books.check_deploy("dep", "failed", 50.0, [failed], [])
+    live = Ended("live", 50.0, 60.0)
+    assert not check_deploy(live, [succeeded, succeeded])
+    assert check_deploy(live, [succeeded, ("evt_3", "deploy.succeeded")])
+    assert check_deploy(live, [succeeded, failed])
+    assert check_deploy(Ended("canary"), [])
+    assert check_deploy(None, [])
+
+
+def test_deploy_fails_only_by_a_fault_that_it_met() -> None:
+    events, stopped = [("evt_2", "deploy.failed")], "the worker stopped during the deploy; deploy again"
+    builder = Disturbance("kill worker", "deploys-1", 55, 57)
+    assert not check_deploy(Ended("failed", 50.0, 60.0, stopped), events, builder)
+    assert check_deploy(Ended("failed", 50.0, 60.0, stopped), events)
+    assert check_deploy(Ended("failed", 58.5, 60.0, stopped), events, builder)
+    assert check_deploy(Ended("failed", 50.0, 60.0, "GET / was answered with 500"), events, builder)
+    redis = Disturbance("kill primary", "redis", 55, 57, redis=True, slots=ELSEWHERE)
+    assert check_deploy(Ended("failed", 50.0, 60.0, stopped), events, redis)
 
 
 # -- secrets -------------------------------------------------------------------------------------------------

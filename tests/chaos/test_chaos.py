@@ -1,4 +1,4 @@
-"""A short run with eight faults: in each of its four steps, two parts of the service fail at once."""
+"""A short run with eight faults, two at once in each of its four steps, and one with a bug that it must find."""
 
 import signal
 import subprocess
@@ -24,11 +24,11 @@ def priority() -> Iterator[None]:
         yield
 
 
-@pytest.mark.timeout(240)
-def test_nothing_is_violated() -> None:
+def chaos(*options: str) -> tuple[int, str]:
+    """The exit code, and what it said."""
     require_control_groups()
     run = subprocess.Popen(
-        [sys.executable, "-m", "tests.chaos", *COMMAND], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-m", "tests.chaos", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
         said, _ = run.communicate(timeout=180)
@@ -37,6 +37,18 @@ def test_nothing_is_violated() -> None:
         said, _ = run.communicate(timeout=40)
     finally:
         run.kill()
-    assert run.returncode == 0, said[-8000:]
+    return run.returncode, said[-8000:]
+
+
+@pytest.mark.timeout(240)
+def test_nothing_is_violated() -> None:
+    code, said = chaos(*COMMAND)
+    assert code == 0, said
     for kind in KINDS:
         assert f"| {kind} | 1 |" in said
+
+
+@pytest.mark.timeout(240)
+def test_planted_bug_is_found() -> None:
+    code, said = chaos("--small", "--minutes", "0.2", "--steps", "1", "--redis", "single", "--plant", "mix streams")
+    assert code == 0, said

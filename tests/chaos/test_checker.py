@@ -13,7 +13,7 @@ import redis.asyncio
 from gateway.store import keys
 from tests.chaos.checker import Checker
 from tests.chaos.load import Answer
-from tests.chaos.nodes import Cluster
+from tests.chaos.nodes import Servers
 from tests.chaos.population import Account, Population
 from tests.chaos.prompts import PROMPT, cost
 from tests.support.redis_servers import RedisServer
@@ -23,7 +23,7 @@ COST = cost(12, 20)
 
 
 class OneServer:
-    """A server that answers as the cluster does."""
+    """A server that answers as those of a run do."""
 
     def __init__(self, server: RedisServer) -> None:
         self.client = redis.asyncio.Redis(port=server.port)
@@ -41,12 +41,12 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def checker(tmp_path: Path, server: RedisServer) -> Any:
-    cluster = OneServer(server)
+    servers = OneServer(server)
     population = Population([], "operator", "http://outside", seed=1)
     account = Account("acc_1", "key", "max", SECRET)
-    population.accounts["acc_1"], population.current = account, [account]
-    yield Checker(tmp_path, cast(Cluster, cluster), population, [], (2, 2), {"max": 10 * COST})
-    await cluster.client.aclose()
+    population.accounts["acc_1"], population.current, population.account_of["app"] = account, [account], "acc_1"
+    yield Checker(tmp_path, cast(Servers, servers), population, [], (2, 2), {"max": 10 * COST})
+    await servers.client.aclose()
 
 
 def record(folder: Path, *numbers: int) -> None:
@@ -61,7 +61,7 @@ def record(folder: Path, *numbers: int) -> None:
 async def spend(checker: Any, settled: int, reserved: int = 0) -> None:
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     fields = ("settled", settled, "reserved", reserved)
-    await checker._cluster.ask("HSET", keys.spend_key("acc_1", day), *fields)
+    await checker._servers.ask("HSET", keys.spend_key("acc_1", day), *fields)
 
 
 async def test_right_books_pass(checker: Any, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_overfull_window_is_seen(checker: Any, tmp_path: Path) -> None:
 
 async def test_backlog_counts_what_has_not_ended(checker: Any) -> None:
     assert await checker.backlog() == 0
-    await checker._cluster.ask("XADD", keys.stream_key("{p19}", "builds"), "*", "deploy", "dep_1")
+    await checker._servers.ask("XADD", keys.stream_key("{p19}", "builds"), "*", "deploy", "dep_1")
     assert await checker.backlog() == 1
 
 

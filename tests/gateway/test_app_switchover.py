@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,12 +18,14 @@ from tests.support.accounts import App
 from tests.support.gateway_process import gateway
 from tests.support.polling import wait_until
 from tests.support.prices import cost
-from tests.support.redis_servers import AT_ONCE, RedisServer, is_in_sync, sentinels
+from tests.support.redis_servers import RedisServer, replicated, sentinels
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 USERS = 3  # of each app
 LATE = 5.0  # seconds after Sentinel's own recovery
+# The primary takes no writes without a replica.
+OPTIONS = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "10")
 SETTINGS = {"GATEWAY_RATE_LIMITS": "app=100000,user=100000", "GATEWAY_REDIS_WAIT": "1"}
 STREAM = [ROLE, chunk("one"), 0.2, chunk("two"), 0.2, chunk(finish="stop"), chunk(usage=(70, 30)), DONE]
 
@@ -68,24 +70,6 @@ class Load:
         await wait_until(lambda: all(self.served.get(app.name, 0) > moment for app in self.apps), 40)
 
 
-@contextlib.contextmanager
-def three() -> Iterator[list[RedisServer]]:
-    """A primary that takes no writes without a replica, and two replicas."""
-    options = (*AT_ONCE, "--min-replicas-to-write", "1", "--min-replicas-max-lag", "10")
-    primary = RedisServer("valkey", *options).start()
-    servers = [primary, *(RedisServer("valkey", *options, "--replicaof", f"127.0.0.1 {primary.port}") for _ in "ab")]
-    try:
-        for server in servers[1:]:
-            server.start()
-        deadline = time.monotonic() + 20
-        while not all(map(is_in_sync, servers[1:])) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        yield servers
-    finally:
-        for server in servers:
-            server.stop()
-
-
 def scripts_run(server: RedisServer) -> int:
     with server.client() as client:
         stats = client.info("commandstats")
@@ -123,7 +107,7 @@ async def test_the_books_are_exact(
     provider: FakeProvider, backend: FakeAppBackend, tmp_path: Path, fault: Callable[[list[RedisServer], str], None]
 ) -> None:
     prompt = provider.plays(STREAM)
-    with three() as servers, sentinels(servers[0]) as url:
+    with replicated("valkey", *OPTIONS, replicas=2) as servers, sentinels(servers[0]) as url:
         async with gateway(url, provider, tmp_path, **SETTINGS) as gw:
             apps = [await gw.app(backend) for _ in range(8)]
             async with Load(apps, prompt) as load:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gateway.settings import BadSettings, load
+from gateway.settings import BadSettings, ProviderRate, load
 from tests.fakes import FakeProvider
 from tests.gateway.conftest import Launch
 from tests.support.gateway_process import Gateway
@@ -109,3 +109,22 @@ async def test_operators_tokens() -> None:
     tokens = {"ana": "abcdefghijklmnopqrst==", "bob@example.com": "0123456789abcdefghij"}
     text = ", ".join(f"{name}={token}" for name, token in tokens.items())
     assert load({"GATEWAY_OPERATOR_TOKENS": text}).operator_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("requests=600,tokens=1000000", ProviderRate(600, 1_000_000)),
+        ("requests=600", ProviderRate(600, 0)),
+        (" tokens=7 ", ProviderRate(0, 7)),
+        ("", None),
+    ],
+)
+async def test_the_providers_quota(text: str, rate: ProviderRate | None) -> None:
+    assert load({"GATEWAY_PROVIDER_RATE": text}).provider_rate == rate
+
+
+@pytest.mark.parametrize("text", ["600", "requests=0", "requests=-1", "tokens=1e6", "minutes=1", "requests"])
+async def test_a_quota_that_is_none(text: str) -> None:
+    with pytest.raises(BadSettings, match="GATEWAY_PROVIDER_RATE: "):
+        load({"GATEWAY_PROVIDER_RATE": text})

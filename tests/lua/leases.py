@@ -4,6 +4,7 @@ from typing import Any
 
 from gateway.inference.lease import Lease
 from gateway.store.keys import lease_keys, permits_key, waiting_key
+from gateway.store.lease_replies import BudgetCall
 from gateway.store.lease_replies import LeaseAnswer as Answer
 from gateway.store.lease_replies import LeaseCall as Call
 from gateway.store.lease_replies import read_lease_answer as read_answer
@@ -12,7 +13,7 @@ from tests.lua.scripts import CLOCK, SECOND, on_test_clock
 MESSAGES = "test:messages"
 CHANNEL = "permits"
 LEASE = 28.0  # seconds
-Demand = dict[str, tuple[float, int]]  # account -> weight, waiting requests
+Demand = dict[str, tuple[float, ...]]  # account -> weight, waiting requests, permits in use, tokens of the next
 
 
 def with_kept_messages(text: str) -> str:
@@ -37,16 +38,24 @@ class Provider:
         self.client.pipeline().delete(CLOCK).rpush(CLOCK, micro // SECOND, micro % SECOND).execute()
 
     def call(
-        self, name: str, call: Call, demand: Demand, *, want: int = 0, cut: bool = False, leave: bool = False
+        self,
+        name: str,
+        call: Call,
+        demand: Demand,
+        *,
+        want: int = 0,
+        cut: bool = False,
+        leave: bool = False,
+        budget: BudgetCall | None = None,
     ) -> tuple[Answer | None, list[tuple[str, str]]]:
         """The answer, and the messages: channel and text."""
         counts = [call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want]
         flat: list[Any] = []
         for account, (weight, waiting, *used) in demand.items():
             flat += [account, f"{weight:g}", waiting, *(used or [0])]
-        reply = self._script(
-            lease_keys(), [name, *counts, int(cut), int(leave), self.bound, int(LEASE * 1000), CHANNEL, *flat]
-        )
+        rate = budget.flat() if budget else []
+        flags = [int(cut), int(leave), self.bound, int(LEASE * 1000), CHANNEL]
+        reply = self._script(lease_keys(rated=bool(budget)), [name, *counts, *flags, *rate, *flat])
         sent = [each.decode() for each in self.client.lrange(MESSAGES, 0, -1)]
         self.client.delete(MESSAGES)
         return read_answer(_decoded(reply)), list(zip(sent[::2], sent[1::2], strict=True))

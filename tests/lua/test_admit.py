@@ -48,6 +48,14 @@ def test_a_slot_is_free_after_exactly_sixty_seconds(scripts: Scripts) -> None:
     assert (reply.verdict, reply.user_frees) == ("user", SECOND)
 
 
+def test_the_first_request_of_an_app_and_of_a_user_takes_a_slot_for_a_minute(scripts: Scripts) -> None:
+    reply = scripts.admit()
+    assert (reply.app_count, reply.app_frees, reply.user_count, reply.user_frees) == (1, MINUTE, 1, MINUTE)
+    scripts.set_clock(NOON + SECOND)
+    reply = scripts.admit(user="ben")
+    assert (reply.app_count, reply.app_frees, reply.user_count, reply.user_frees) == (2, 59 * SECOND, 1, MINUTE)
+
+
 def test_thirty_of_an_app_whoever_asks(scripts: Scripts) -> None:
     verdicts = [scripts.admit(user=f"u{n}").verdict for n in range(31)]
     assert verdicts == ["ok"] * 30 + ["app"]

@@ -238,6 +238,19 @@ def test_a_call_that_was_overtaken_changes_nothing(provider: Provider) -> None:
     assert provider.waiting() == {}
 
 
+def test_a_call_that_arrives_twice_counts_once(provider: Provider) -> None:
+    """A call is sent again when its answer was lost. The second must not grant what the first has granted."""
+    one = Process(provider, "one")
+    one.call()
+    again = one.lease.call(provider.now, 0, 1)
+    answer, _ = provider.call("one", again, {"a": (1, 1)}, want=2)
+    assert answer is not None
+    assert answer.labels[0] == "a"
+    before = provider.records()
+    assert provider.call("one", again, {"a": (1, 1)}, want=2) == (None, [])
+    assert provider.records() == before
+
+
 def test_a_process_that_leaves_frees_everything(provider: Provider) -> None:
     one, two = processes(provider, "one", "two")
     one.call({"a": (1, 6)}, waiting=6)

@@ -115,6 +115,20 @@ def test_a_builder_that_dies_gives_its_turns_on(queue: Queue) -> None:
     assert queue.call("two") == ["a1/shop"]
 
 
+def test_a_builder_that_was_taken_for_dead_frees_nothing_of_another_s(queue: Queue) -> None:
+    """It comes back while another builder makes its deploy, and ends it there first."""
+    queue.wait("one", "a0/shop")
+    assert queue.call("one") == ["a0/shop"]
+    queue.clock += LEASE + 1
+    queue.wait("two", "a0/shop", "a1/shop")  # claimed
+    assert queue.call("two") == ["a0/shop"]
+    assert queue.call("one") == []
+    del queue.running["one"]["a0/shop"]
+    assert queue.call("one") == queue.call("two") == [], "the app's deploy still runs at the other builder"
+    queue.end("a0/shop")
+    assert queue.call("two") == ["a1/shop"]
+
+
 def test_a_builder_that_leaves_takes_nothing_more(queue: Queue) -> None:
     queue.wait("one", "a0", "ar5")
     queue.wait("two", "b0", "br5")

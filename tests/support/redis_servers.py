@@ -257,16 +257,19 @@ def replicated_cluster(name: str = "valkey"):
 
 
 @contextlib.contextmanager
-def replicated(name: str = "valkey") -> Iterator[tuple[RedisServer, RedisServer]]:
-    """A primary, and a replica that has its copy."""
-    primary = RedisServer(name, *AT_ONCE).start()
-    replica = RedisServer(name, *AT_ONCE, "--replicaof", f"127.0.0.1 {primary.port}")
+def replicated(name: str = "valkey", *options: str, replicas: int = 1) -> Iterator[list[RedisServer]]:
+    """A primary, and replicas that have its copy."""
+    primary = RedisServer(name, *AT_ONCE, *options).start()
+    followers = [
+        RedisServer(name, *AT_ONCE, *options, "--replicaof", f"127.0.0.1 {primary.port}") for _ in range(replicas)
+    ]
     try:
-        replica.start()
-        _wait_for(lambda: is_in_sync(replica))
-        yield primary, replica
+        for replica in followers:
+            replica.start()
+        _wait_for(lambda: all(map(is_in_sync, followers)))
+        yield [primary, *followers]
     finally:
-        for server in (primary, replica):
+        for server in (primary, *followers):
             server.stop()
 
 

@@ -36,6 +36,7 @@ from gateway.events.catalogue import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider import Provider
 from gateway.settings import Settings
+from gateway.store import keys
 from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import Kind, Trace
@@ -77,7 +78,7 @@ async def run(settings: Settings) -> None:
 class Builder:
     def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
         self._settings = settings
-        self._store = Store(settings.redis_url, ca_file=settings.ca_file)
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
         vault = Vault(settings.encryption_key)
         self._registry = Registry(self._store, vault)
         self._environments = Environments(self._store, vault)
@@ -401,10 +402,15 @@ class Builder:
                 answer_lost = True
                 await asyncio.sleep(RETRY_INTERVAL)
             except StaleDeploy:
+                if not answer_lost:
+                    raise
+                # The server that made the change may have been superseded, and its successor may not know of it.
+                await until_redis_answers(lambda: self._store.confirm(keys.tag(deploy.account)))
                 now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
-                if answer_lost and now is not None and now.state != deploy.state and now.state in after:
-                    return now
-                raise
+                if now is None or now.state != deploy.state:
+                    if now is not None and now.state in after:
+                        return now
+                    raise
             else:
                 end_if_cancelled()
                 return changed

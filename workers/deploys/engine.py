@@ -158,6 +158,9 @@ class LocalEngine(Serving):
         folder = self._releases.builds / deploy.id
         await run_in_thread(self._releases.claim_folder, deploy)
         with self._sandbox.reserve_user() as uid:
+            release, runs = self._releases.site(deploy).release(deploy.id), spec.start is not None
+            for leftover in (folder, release):  # of an attempt of which Redis has lost the record
+                await run_in_thread(remove_folder, leftover)
             folder.mkdir(mode=0o711)  # the worker owns it; the build owns what is inside
             try:
                 await self._fetch_source(job, uid, folder)
@@ -166,7 +169,6 @@ class LocalEngine(Serving):
                     await build.build(
                         self._sandbox, uid, folder, spec.command, ai_url, job.write_line, self._limits, variables
                     )
-                release, runs = self._releases.site(deploy).release(deploy.id), spec.start is not None
                 output = "." if runs else spec.output
                 await run_in_thread(build.collect_output, folder / "source", output, release, uid, runs=runs)
                 if spec.start is not None:

@@ -133,7 +133,8 @@ class SharedEngine(LocalEngine):
         while True:
             try:
                 await self._records.write(deploy, before, wanted, state)
-            except BackboneUnavailable:  # it may have been written
+            except BackboneUnavailable:  # it may have been written, perhaps on a server that was superseded
+                await until_redis_answers(lambda: self._records.confirm(deploy.account))
                 now = (await self._read(deploy)).get(name)
                 if now is None or now[1].token != wanted.token:
                     continue

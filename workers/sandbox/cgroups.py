@@ -35,7 +35,7 @@ def find_parents() -> list[str]:
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             own |= {name: path.lstrip("/") for name in controllers.split(",")}
-    if (MOUNT / "cgroup.controllers").exists():
+    if _is_unified():
         parents = [(MOUNT / own.get("", "")).parent if own.get("", "").endswith(WORKERS) else MOUNT / own.get("", "")]
         if not _prepare(parents[0]):
             return []
@@ -85,9 +85,14 @@ def enter_keepers_group(parents: Sequence[str]) -> None:
     (folder / "cgroup.procs").write_text(str(os.getpid()))
 
 
+def _is_unified() -> bool:
+    """Control groups of version 2, which have one tree for all controllers."""
+    return (MOUNT / "cgroup.controllers").exists()
+
+
 def _bound_cpu(folder: Path, cpus: float) -> None:
     quota = int(cpus * PERIOD)
-    if (MOUNT / "cgroup.controllers").exists():
+    if _is_unified():
         (folder / "cpu.max").write_text(f"{quota} {PERIOD}")
     else:
         (folder / "cpu.cfs_quota_us").write_text(str(quota))

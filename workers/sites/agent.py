@@ -52,7 +52,7 @@ FETCHES = 4  # at once
 
 class Agent:
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._store = settings, Store(settings.redis_url)
+        self._settings, self._store = settings, Store(settings.redis_url, ca_file=settings.ca_file)
         self._registry = Registry(self._store, Vault(settings.encryption_key))
         self._records = Records(self._store)
         self._storage = open_storage(settings)

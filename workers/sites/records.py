@@ -92,6 +92,10 @@ class Records:
         ):
             raise StaleDeploy
 
+    async def confirm(self, account: str) -> None:
+        """Returns once replicas have what was written of the account before, where replicas are waited for."""
+        await self._store.confirm(keys.tag(account))
+
     async def forget(self, deploy: Deploy, name: str) -> None:
         """For an address of the deploy's app that is no longer kept."""
         with backbone():

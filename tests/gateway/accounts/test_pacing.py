@@ -72,6 +72,11 @@ async def test_no_more_than_some_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for task in waiting:
         task.cancel()
     await asyncio.wait(waiting)
+    again = asyncio.create_task(paces.admit("ana", {}))  # those that have left wait no more
+    await asyncio.sleep(0.01)
+    assert not again.done()
+    again.cancel()
+    await asyncio.wait([again])
 
 
 async def test_a_request_is_metered_step_by_step_and_its_turn_ends() -> None:
@@ -100,6 +105,35 @@ async def test_a_request_is_metered_step_by_step_and_its_turn_ends() -> None:
     await asyncio.wait([task])
     assert task.cancelled()
     assert state[LANE]._running == 0
+
+
+async def test_what_a_request_takes_of_the_process_is_its_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        worked = 0.0
+
+        def perf_counter(self) -> float:
+            return self.worked
+
+        def monotonic(self) -> float:
+            return 100.0
+
+    clock = Clock()
+    monkeypatch.setattr(pacing, "time", clock)
+    monkeypatch.setattr(pacing, "WAIT_SECONDS", 0.05)
+    paces, state = Pacing(), dict[str, Any]()
+
+    async def work() -> None:
+        await paces.admit("ana", state)
+        for _ in range(2):
+            clock.worked += 5
+            await asyncio.sleep(0)
+
+    await RequestMeter(work(), state)
+    with pytest.raises(RateLimited) as refused:
+        await paces.admit("ana", {})
+    assert refused.value.retry_after is not None
+    assert 40 < refused.value.retry_after <= 51
+    await paces.admit("ben", {})
 
 
 async def test_idle_accounts_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import secrets
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -229,6 +230,71 @@ async def test_an_outside_engine_gets_the_source_and_has_its_time(gw: Gateway) -
     assert failed["error"] == "health: the engine reported no result within 2 hours; deploy again"
     assert [event for event, _ in queued_events(gw)] == ["deploy.failed"]
     assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+
+
+@pytest.mark.parametrize(("phases", "failed"), [(["build"], "health"), (["build", "health"], "canary")])
+async def test_an_abandoned_deploy_failed_in_the_phase_that_it_was_in(
+    gw: Gateway, phases: list[str], failed: str
+) -> None:
+    account = await gw.account("max")
+    deploy = (await publish(account, await an_app(account))).json()["deployId"]
+    for name in phases:
+        await phase(gw, deploy, name)
+    store = Store(gw.redis.url)
+    await store.client.hset(deploy_key(account.id, deploy), "startedAt", "2026-01-01T00:00:00.000Z")
+    assert await Deploys(Settings(deploy_engine="external"), Registry(store, Vault(""))).fail_unreported() == 1
+    await store.close()
+    [(kind, data)] = queued_events(gw)
+    assert kind == "deploy.failed"
+    assert f'"phase":"{failed}"' in data
+
+
+async def test_a_deploy_lasts_from_its_first_report_to_its_last(gw: Gateway) -> None:
+    account = await gw.account("max")
+    deploy = (await publish(account, await an_app(account))).json()["deployId"]
+
+    def times() -> list[str | None]:
+        with gw.redis.client() as client:
+            record = client.hgetall(deploy_key(account.id, deploy))
+        found = [record.get(name.encode()) for name in ("startedAt", "checkingAt", "canaryAt", "finishedAt")]
+        return [None if each is None else each.decode() for each in found]
+
+    seen = []
+    for name in ("build", "health", "canary"):
+        assert (await phase(gw, deploy, name)).is_success
+        seen.append(times())
+    (started, checking, canary, finished) = last = seen[-1]
+    assert seen == [[started, checking, None, None], [started, checking, canary, None], last]
+    assert started == checking < canary < finished
+
+
+async def test_a_deploy_that_outlives_its_app_leaves_no_site(gw: Gateway) -> None:
+    """Nothing would remove it afterwards."""
+    account = await gw.account("max")
+    app = await an_app(account)
+    deploy = (await publish(account, app)).json()["deployId"]
+    for name in ("build", "health"):
+        await phase(gw, deploy, name)
+    assert (await gw.platform("DELETE", f"apps/{app}")).is_success
+    assert (await phase(gw, deploy, "canary")).json()["state"] == "live"
+    with gw.redis.client() as client:
+        assert list(client.scan_iter("*:site:*")) == []
+
+
+async def test_a_source_counts_as_there_while_the_storage_is_away(gw: Gateway, tmp_path: Path) -> None:
+    """A redeploy is not refused then, and a deploy that goes live keeps its source."""
+    account = await gw.account("max")
+    deploy_id = (await publish(account, await an_app(account))).json()["deployId"]
+    store = Store(gw.redis.url)
+    registry, folder = Registry(store, Vault("")), tmp_path / "storage"
+    folder.mkdir()
+    deploys = Deploys(Settings(storage_url=f"file://{folder}"), registry)
+    deploy = await deploys.get(deploy_id, account.id)
+    assert deploy is not None
+    assert not await deploys.has_source(deploy), "it is in another storage"
+    away = Deploys(Settings(storage_url=f"file://{tmp_path}/away"), registry)
+    assert await away.has_source(deploy)
+    await store.close()
 
 
 async def test_an_entry_without_an_id_refuses_no_publish(gw: Gateway) -> None:

@@ -1,9 +1,18 @@
 """What can be rolled back, promoted and canceled, and what is refused, over HTTP. An outside engine is the test."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.deploys.states import Deploys
+from gateway.deploys.steering import Steering
+from gateway.errors import TarballGone
+from gateway.settings import Settings
+from gateway.store.client import Store
 from tests.gateway.deploys.test_states import a_hook, an_app, call, phase, publish, queued_events, trigger
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
@@ -129,6 +138,25 @@ async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway) -> None:
     checked = (await publish(account, app)).json()["deployId"]
     await phase(gw, checked, "build")
     assert "roll back" in (await refused(account, f"/account/deploys/{checked}/cancel"))[2]
+
+
+async def test_this_host_s_folder_says_nothing_of_releases_in_a_shared_storage(gw: Gateway, tmp_path: Path) -> None:
+    """Without such a storage, a release that is not in the folder is refused at once."""
+    account = await gw.account("max")
+    name = await an_app(account)
+    first = await live(gw, account, name)
+    await live(gw, account, name)
+    store = Store(gw.redis.url)
+    registry = Registry(store, Vault(""))
+    app = await registry.find(name)
+    assert app is not None
+    (tmp_path / "releases" / app.id).mkdir(parents=True)
+    alone = Settings(data_dir=str(tmp_path), deploy_engine="local")
+    shared = replace(alone, storage_url=f"file://{tmp_path}")
+    with pytest.raises(TarballGone):
+        await Steering(alone, Deploys(alone, registry)).roll_back(app, first)
+    assert await Steering(shared, Deploys(shared, registry)).roll_back(app, first)
+    await store.close()
 
 
 async def test_the_quota_counts_rollbacks(gw: Gateway) -> None:

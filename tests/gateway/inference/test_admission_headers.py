@@ -158,6 +158,31 @@ async def test_a_cap_full_of_running_requests_invites_to_try_soon(redis_url: str
         await running.settle(await running.reserve(CAP // 2), 0)
 
 
+async def test_the_day_may_end_before_running_requests_do(redis_url: str, clock: Clock) -> None:
+    async with slow_motion(redis_url, (30, 20)) as running:
+        await clock.to(at("2026-11-21T23:59:59"))
+        reserved = await running.reserve(CAP)
+        error = await refusal(running)
+        assert isinstance(error, SpendCapReached)
+        assert error.retry_after == 1
+        await clock.forward(SECOND)
+        assert await refusal(running) is None
+        await running.settle(reserved, 0)
+
+
+async def test_what_fits_beside_what_is_settled_need_not_wait_for_midnight(redis_url: str, clock: Clock) -> None:
+    """To the nano-euro: it fits exactly once the running request has ended."""
+    async with slow_motion(redis_url, (30, 20)) as running:
+        settled = await running.reserve(10)
+        await running.settle(settled, 10)
+        reserved = await running.reserve(1)
+        error = await refusal(running, CAP - 10)
+        assert error is not None
+        assert error.retry_after == 2
+        await running.settle(reserved, 0)
+        await running.settle(await running.reserve(CAP - 10), 0)
+
+
 async def test_no_wait_is_promised_where_waiting_does_not_help(redis_url: str, clock: Clock) -> None:
     """What costs more than a whole day's cap passes on no day."""
     async with slow_motion(redis_url, (30, 20)) as running:

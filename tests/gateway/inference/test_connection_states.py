@@ -357,3 +357,115 @@ async def test_forward_takes_what_arrives_while_the_relay_waits() -> None:
     await asyncio.sleep(0)
     connection.data_received(piece(DONE))
     assert await waiting is None
+
+
+async def whole(connection: Connection, answer: bytes) -> str:
+    """The text of an answer, after which the connection is kept."""
+    stream = connection.post(b"", b"{}")
+    connection.data_received(answer)
+    text = ""
+    while (deltas := await stream.read()) is not None:
+        text += "".join(delta.content or "" for delta in deltas)
+    stream.close()
+    return text
+
+
+ANSWER = token("a", "stop") + DONE
+
+
+async def test_a_retry_after_counts_for_its_own_answer_alone() -> None:
+    """A used-up quota was taken for congestion if an earlier answer on the connection had the header."""
+    connection, _, pool = connected()
+    head = b"HTTP/1.1 200 OK\r\nretry-after: 7\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
+    assert await whole(connection, head + ANSWER) == "a"
+    assert pool.kept == [connection]
+    stream = connection.post(b"", b"{}")
+    connection.data_received(sized(b'{"error":{"code":"insufficient_quota"}}', 429))
+    with pytest.raises(ServiceError):
+        await stream.read()
+    assert stream.answer.signal is ProviderSignal.QUOTA
+    stream.close()
+
+
+async def test_the_limit_of_a_head_counts_anew_for_each_answer() -> None:
+    connection, _, pool = connected()
+    for number in range(1, 4):
+        stream = connection.post(b"", b"{}")
+        connection.data_received(b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 40_000)
+        connection.data_received(b"\r\ncontent-length: %d\r\n\r\n" % len(ANSWER) + ANSWER)
+        assert [delta.content for delta in await stream.read() or []] == ["a"]
+        assert await stream.read() is None
+        stream.close()
+        assert len(pool.kept) == number
+
+
+async def test_an_answer_without_a_length_may_follow_one_with_it() -> None:
+    """Where nothing says where it ends, the close of the connection does."""
+    connection, _, _ = connected()
+    assert await whole(connection, sized(ANSWER)) == "a"
+    stream = connection.post(b"", b"{}")
+    connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n" + token("b", "stop"))
+    assert [delta.content for delta in await stream.read() or []] == ["b"]
+    connection.connection_lost(None)
+    assert await stream.read() is None
+    stream.close()
+
+
+async def test_a_retry_after_that_is_a_date_counts_as_none() -> None:
+    connection, _, pool = connected()
+    stream = connection.post(b"", b"{}")
+    date = b"retry-after: Wed, 21 Oct 2026 07:28:00 GMT\r\n"
+    connection.data_received(b"HTTP/1.1 429 x\r\n" + date + b"content-length: 9\r\n\r\nslow down")
+    with pytest.raises(ServiceError) as failed:
+        await stream.read()
+    assert (failed.value.retry_after, stream.answer.signal) == (5, ProviderSignal.CONGESTED)
+    stream.close()
+    assert pool.kept == [connection]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_the_total_is_judged_once_what_arrived_meanwhile_was_read(arrives: bool) -> None:
+    """The process stood still for longer than the total: an answer that was whole by then was given away."""
+    connection, _, _ = connected()
+    stream, limits = connection.post(b"", b"{}"), ProviderTimeouts(total=60)
+    connection.data_received(CHUNKED)
+    stream.tick(61, limits, 1000, late=60.9)
+    if arrives:
+        connection.data_received(piece(ANSWER) + END)
+        assert [delta.content for delta in await stream.read() or []] == ["a"]
+    stream.tick(0.1, limits, 1000)
+    if arrives:
+        assert await stream.read() is None
+    else:
+        with pytest.raises(ProviderTimeout):
+            await stream.read()
+    stream.close()
+
+
+async def test_a_retry_after_is_an_hour_at_most() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(b"HTTP/1.1 429 x\r\nretry-after: 99999999\r\ncontent-length: 9\r\n\r\nslow down")
+    with pytest.raises(ServiceError) as failed:
+        await stream.read()
+    assert failed.value.retry_after == 3600
+    stream.close()
+
+
+async def test_a_kept_connection_waits_anew_after_each_answer() -> None:
+    connection, transport, _ = connected()
+    for _ in range(3):
+        assert await whole(connection, sized(ANSWER)) == "a"
+        connection.tick(IDLE_SECONDS - 1)
+        assert connection.is_usable()
+    transport.abort()
+    assert not connection.is_usable(), "it is closing"
+
+
+async def test_a_connection_with_garbage_after_its_answer_is_not_kept() -> None:
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(sized(ANSWER) + b"\x00garbage")
+    stream.close()
+    assert transport.closing
+    assert pool.kept == []

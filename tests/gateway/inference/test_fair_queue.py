@@ -238,3 +238,15 @@ class Model(RuleBasedStateMachine):
 
 Model.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
 TestModel = Model.TestCase
+
+
+def test_the_first_item_is_the_one_that_is_popped() -> None:
+    queue = fill({"ana": 1, "ben": 3}, 5)
+    assert queue.first_of("cid") is None
+    for _ in range(4):
+        first = queue.first_of("ana")
+        assert first is not None
+        assert queue.pop_of("ana") == first
+    while first := queue.first():
+        assert queue.pop() == first
+    assert len(queue) == 0

@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.inference.lease import Lease
+from gateway.store.lease_replies import BudgetAnswer
 from gateway.store.lease_replies import LeaseAnswer as Answer
 from gateway.store.lease_replies import read_lease_answer as read_answer
 
@@ -73,3 +74,7 @@ def test_answers() -> None:
     assert read_answer(["ok", 1, 0, 100, 7, 2, 1500, 3, ["acc", "-"], ["acc", 2]]) == Answer(
         True, False, 100, 7, 2, 1.5, 3, ["acc", "-"], {"acc": 2}
     )
+    budget = [5, 900, -1, 100, 3, "1000", ["1500 0 70", "2500 0 30"]]
+    answer = read_answer(["ok", 1, 1, 100, 7, 2, 0, 0, [], [], budget])
+    assert answer is not None
+    assert answer.budget == BudgetAnswer(5, 900, -1, 100, 3, [(0.5, 0, 70), (1.5, 0, 30)])

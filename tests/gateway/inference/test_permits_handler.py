@@ -18,7 +18,7 @@ from tests.support.accounts import App
 from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.polling import wait_until
-from tests.support.responses import refused
+from tests.support.responses import answered, refused
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -72,7 +72,7 @@ async def test_the_provider_never_sees_more_than_the_bound(
     assert [answer.status_code for answer in answers] == [200] * 12
     began = sorted(exchange.at for exchange in provider.asked(prompt))
     assert all(later - earlier > 0.18 for earlier, later in zip(began, began[2:], strict=False))
-    assert await metric(narrow, "gateway_provider_places") == 2
+    assert await metric(narrow, "gateway_provider_permits") == 2
     assert await metric(narrow, "gateway_provider_wait_seconds_count") >= 8
 
 
@@ -146,7 +146,7 @@ async def test_a_429_without_quota_halves_the_bound(
         refused(await app.ask(provider.plays(Head(429), b"slow down")), 503, "PROVIDER_QUOTA_EXHAUSTED")
 
         async def places() -> float:
-            return await metric(gw, "gateway_provider_places")
+            return await metric(gw, "gateway_provider_permits")
 
         async def halved() -> bool:
             return 2 <= await places() < 4
@@ -249,3 +249,42 @@ async def test_a_burst_of_one_account_in_front_of_free_places(
         assert collections.Counter(lines) == {b"HTTP/1.1 200 OK\r\n": 500}
         for _, writer in clients:
             writer.close()
+
+
+async def test_callers_wait_or_are_told_when_to_come_back(
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
+    constants = {"gateway.inference.budget.WINDOW": 4.0}
+    settings = {"GATEWAY_PROVIDER_RATE": "requests=4", "GATEWAY_PROVIDER_WAIT": "1"}
+    async with gateway_with_redis(provider, tmp_path, constants, **settings) as gw:
+        app, other = await gw.app(backend), await gw.app(backend)
+        began = time.monotonic()
+        prompts = [provider.plays(tokens("yes")) for _ in range(6)]
+        answers = [await app.ask(prompt) for prompt in prompts[:4]]
+        assert [answer.status_code for answer in answers] == [200] * 4
+        late = await other.ask(prompts[4])
+        refused(late, 503, "PROVIDER_QUOTA_EXHAUSTED")
+        assert await other.account.settled() == 0
+        assert 1 <= int(late.headers["retry-after"]) <= 4
+        await asyncio.sleep(int(late.headers["retry-after"]))
+        answered(await other.ask(prompts[5]))
+        assert time.monotonic() - began > 3.9
+        asked = sorted(exchange.at for prompt in prompts for exchange in provider.asked(prompt))
+        assert len(asked) == 5
+        assert asked[4] - asked[0] > 3.9
+
+
+async def test_reserved_tokens_are_corrected_by_the_usage(
+    backend: FakeAppBackend, provider: FakeProvider, tmp_path: Path
+) -> None:
+    """Each request reserves about 2,300 tokens and uses ten: without the correction only four would pass."""
+    settings = {"GATEWAY_PROVIDER_RATE": "tokens=10000", "GATEWAY_PROVIDER_WAIT": "1"}
+    async with gateway_with_redis(provider, tmp_path, **settings) as gw:
+        app = await gw.app(backend)
+        for _ in range(12):
+            answered(await app.ask(provider.plays(tokens("yes", usage=(7, 3)))))
+        long = "x" * 12_000
+        provider.plays(tokens("never"), prompt=long)
+        refused(await app.ask(long), 400, "PROVIDER_REFUSED")
+        assert not provider.asked(long)
+        answered(await app.ask(provider.plays(tokens("yes"))))

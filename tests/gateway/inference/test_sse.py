@@ -52,6 +52,24 @@ def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newl
     assert reader.unread == 0
 
 
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_an_event_of_several_lines_is_one_wherever_it_is_cut(newline: bytes) -> None:
+    body = b'data: {"model":"m",\ndata: "choices":[{"delta":\ndata: {"content":"a"}}]}\n\n' + token("b", "stop") + DONE
+    body = body.replace(b"\n", newline)
+    for cut in range(1, len(body)):
+        text, reader = read(body[:cut], body[cut:])
+        assert (text, reader.failure, reader.complete) == ("ab", None, True)
+
+
+def test_a_message_beside_the_choices_is_no_error() -> None:
+    """As some providers send it; alone it is the text of an error."""
+    choice = {"index": 0, "delta": {"content": "a"}, "message": {"content": "a"}, "finish_reason": "stop"}
+    text, reader = read(event(model="m", choices=[choice]), DONE)
+    assert (text, reader.failure, reader.complete) == ("a", None, True)
+    _, reader = read(event(message="overloaded", code=500))
+    assert reader.failure is not None
+
+
 def read_in_frames(parts: list[bytes]) -> tuple[str, AnswerReader]:
     """As `read`, with what is in the answer's frame passed on as it came."""
     reader = AnswerReader([])

@@ -99,6 +99,19 @@ async def test_an_account_has_one_turn_in_each_round_of_the_loop(limits: Verific
     assert limits._waiting == {}
 
 
+async def test_each_further_key_waits_for_a_turn(limits: VerificationLimits, clock: Clock) -> None:
+    """A token that names no key may be tried with many: others run in between."""
+    work = await limits.begin(an_app())
+    for _ in range(3):
+        others: list[str] = []
+        asyncio.get_running_loop().call_soon(others.append, "ran")
+        await work.take_another_turn()
+        assert others == ["ran"]
+    work.finish(valid=False)
+    await asyncio.sleep(0.01)
+    assert limits._waiting == {}
+
+
 async def test_turns_survive_requests_that_are_cancelled(limits: VerificationLimits, clock: Clock) -> None:
     tasks = [asyncio.create_task(verify(limits, an_app(), clock, 0)) for _ in range(20)]
     await asyncio.sleep(0)

@@ -258,6 +258,15 @@ async def test_resolve_judges_the_text_too(host: str) -> None:
         await resolve(host, 443, tenant="acc", allow_private=False)
 
 
+async def test_a_name_of_this_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its public address leads past its firewall, to ports that only the machine may reach."""
+    names(monkeypatch, {"me.example.com": [["93.184.215.14", "93.184.215.15"]]})
+    monkeypatch.setattr(addresses, "is_own_service", lambda address, port: (address, port) == ("93.184.215.15", 8443))
+    with pytest.raises(BlockedAddress, match="this service itself"):
+        await resolve("me.example.com", 8443, tenant="acc", allow_private=False)
+    assert len(await resolve("me.example.com", 443, tenant="acc", allow_private=False)) == 2
+
+
 async def test_a_literal_needs_no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = names(monkeypatch, {})
     assert await resolve("134744072", 443, tenant="acc", allow_private=False) == [("8.8.8.8", 443)]

@@ -307,6 +307,18 @@ async def test_the_last_look_is_at_the_socket(monkeypatch: pytest.MonkeyPatch) -
     await client.close()
 
 
+async def test_the_last_look_finds_ports_of_this_machine_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A public address of the machine's own leads past its firewall to services that only the machine may reach."""
+
+    async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
+        return [("127.0.0.1", 8443)]
+
+    monkeypatch.setattr(outbound, "resolve", resolve)
+    monkeypatch.setattr(outbound, "is_public", lambda _: True)
+    async with Client(allow_private=False) as client:
+        assert await failure(client, "https://receiver.example.com:8443/s3cret") == "blocked"
+
+
 async def test_a_name_whose_every_address_is_refused_at_the_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(*_: object, **__: object) -> list[tuple[str, int]]:
         return [("127.0.0.1", 443), ("10.0.0.1", 443), ("::1", 443)]

@@ -91,6 +91,17 @@ def test_a_delivery_that_is_under_way_keeps_its_lane(lanes: Lanes) -> None:
     assert len(take_all(lanes)) == 2
 
 
+def test_deliveries_under_way_count_when_no_event_waits(lanes: Lanes) -> None:
+    add(lanes, "a", 3)
+    ((lane, _),) = take_all(lanes)
+    end(lanes, lane)
+    (ended, _), (hanging, _) = take_all(lanes)
+    assert ended is hanging
+    end(lanes, ended)
+    add(lanes, "a", 9)
+    assert len(take_all(lanes)) == 3, "four at a time, and one is still under way"
+
+
 def test_a_full_lane_refuses_and_others_do_not(lanes: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LANE_EVENTS", 3)
     add(lanes, "a", 3)

@@ -1,0 +1,37 @@
+"""Who fetches an app's public keys, and who uses another process's copy."""
+
+from typing import Any
+
+import pytest
+
+from tests.lua.key_sets import NOON, KeySets
+from tests.lua.scripts import SECOND, set_clock
+
+
+@pytest.fixture
+def key_sets(client: Any) -> KeySets:
+    set_clock(client, NOON)
+    return KeySets(client)
+
+
+def test_one_fetches_and_the_others_wait(key_sets: KeySets) -> None:
+    assert key_sets.find() == ["fetch"]
+    assert key_sets.find() == ["wait"]
+    key_sets.share()
+    assert key_sets.find() == ["copy", 0, "digest", "keys"]
+
+
+def test_the_copys_age_counts_from_its_fetch(key_sets: KeySets) -> None:
+    key_sets.share(age=2_000)
+    set_clock(key_sets.client, NOON + 5 * SECOND)
+    assert key_sets.find(oldest=7_000)[:2] == ["copy", 7_000]
+    assert key_sets.find(oldest=6_999) == ["fetch"]
+
+
+def test_another_way_to_verify_tokens_shares_nothing(key_sets: KeySets) -> None:
+    key_sets.share(identity="before")
+    assert key_sets.find("after") == ["fetch"]
+    assert key_sets.find("third") == ["fetch"], "it does not wait for a fetch of other keys"
+    key_sets.share("other keys", identity="third")
+    assert key_sets.find("after") == ["wait"], "that claim is not the third one's"
+    assert key_sets.find("third")[3] == "other keys"

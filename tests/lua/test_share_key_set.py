@@ -1,0 +1,47 @@
+"""What a process that fetched an app's public keys shares, and for how long."""
+
+from typing import Any
+
+import pytest
+
+from tests.lua.key_sets import KEYS, LIFE, NOON, KeySets
+from tests.lua.scripts import SECOND, set_clock
+
+
+@pytest.fixture
+def key_sets(client: Any) -> KeySets:
+    set_clock(client, NOON)
+    return KeySets(client)
+
+
+def test_a_fetch_that_failed_is_the_next_ones(key_sets: KeySets) -> None:
+    assert key_sets.find() == ["fetch"]
+    key_sets.share("")
+    assert key_sets.find() == ["fetch"]
+
+
+def test_a_copy_ends_with_its_life(key_sets: KeySets) -> None:
+    key_sets.share(age=100_000)
+    assert 199_000 < key_sets.client.pttl(KEYS[0]) <= 200_000
+    set_clock(key_sets.client, NOON + 200 * SECOND)
+    assert key_sets.find()[0] == "copy"
+    set_clock(key_sets.client, NOON + 201 * SECOND)
+    assert key_sets.find() == ["fetch"]
+    key_sets.share("new", age=LIFE)
+    key_sets.client.delete(KEYS[0])
+    key_sets.share("too old", age=LIFE)
+    assert not key_sets.client.exists(KEYS[0])
+
+
+def test_an_older_document_does_not_replace_a_newer_one(key_sets: KeySets) -> None:
+    key_sets.share("new", age=1_000)
+    key_sets.share("old", age=4_000)
+    assert key_sets.find()[3] == "new"
+
+
+def test_a_clock_that_went_back_makes_no_copy_younger(key_sets: KeySets) -> None:
+    key_sets.share("future")
+    set_clock(key_sets.client, NOON - 60 * SECOND)
+    assert key_sets.find() == ["fetch"]
+    key_sets.share("now")
+    assert key_sets.find()[3] == "now"

@@ -1,0 +1,42 @@
+"""Workers reach a Redis whose certificate a private authority has issued."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from gateway.store.keys import SITES_HOSTS, worker_key
+from tests.support.folders import passable_folder
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
+from tests.support.sandbox import require_control_groups
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_every_worker_trusts_the_authority_that_is_set(tls: tuple[ssl.SSLContext, str], tmp_path: Path) -> None:
+    require_control_groups()
+    port, (_, file) = free_port(), tls
+    options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-auth-clients", "no")
+    server = RedisServer("redis", *options).start()
+    with passable_folder() as folder:
+        settings = {
+            "GATEWAY_CA_FILE": file,
+            "GATEWAY_DATA_DIR": str(folder / "data"),
+            "GATEWAY_STORAGE_URL": f"file://{folder / 'storage'}",
+            "GATEWAY_APPS_SERVER": "embedded",
+            "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}",
+        }
+        worker = Worker(f"rediss://127.0.0.1:{port}", tmp_path, **settings)
+        worker.names = ("webhooks", "monitors", "deploys", "sites")
+        try:
+            await worker.start()
+            with server.client() as client:
+                await wait_until(lambda: client.zcard(SITES_HOSTS) == 1, 30)
+                for group in ("webhooks", "monitors", "deploys"):
+                    await wait_until(lambda group=group: client.keys(worker_key(group, "*")), 30)
+            assert await worker.stop() == 0
+        finally:
+            worker.kill()
+            server.stop()
