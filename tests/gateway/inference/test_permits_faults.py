@@ -65,7 +65,7 @@ async def test_a_stopped_process_gives_everything_back(cluster: Cluster) -> None
 
 async def test_messages_that_are_lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = cluster.start(bound=4), cluster.start(bound=4)
-    await ready(one)
+    await wait_until(lambda: one._low > 0 and two._low > 0)  # both have a lease, of however many of the four permits
     for permits in (one, two):
         monkeypatch.setattr(permits, "_hear", lambda channel, text: None)
     provider = Provider()
