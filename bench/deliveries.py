@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from rig import SCRATCH, free_port, redis_command
 
 from gateway.accounts.vault import Vault
-from gateway.events.catalogue import SAMPLES, queued_event
-from gateway.events.receivers import Webhooks
+from gateway.events import scripts
+from gateway.events.catalog import SAMPLES, queued_event
+from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id
-from gateway.store import scripts
-from gateway.store.client import Store
+from gateway.redis.client import Store
 
 ACCOUNTS = 64
 EVENTS = 200  # per account

@@ -21,12 +21,18 @@ from rig import free_port, redis_command
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.events.catalogue import AppCrashed, Finding, SecurityFinding, queued_event
+from gateway.deploys import scripts as deploys_scripts
+from gateway.events import scripts as events_scripts
+from gateway.events.catalog import AppCrashed, Finding, SecurityFinding, queued_event
 from gateway.events.deliveries import SHARE
+from gateway.events.keys import stored_key
+from gateway.events.records import Delivery, QueuedEvent
 from gateway.ids import new_id, now_iso
-from gateway.store import keys, scripts
-from gateway.store.client import Store
-from gateway.store.event_records import Delivery, QueuedEvent
+from gateway.inference.keys import app_spend_fields, spend_key
+from gateway.inference.spend import scripts as spend_scripts
+from gateway.operations.keys import worker_key
+from gateway.redis.client import Store
+from gateway.redis.partitions import partition_tag, stream_key
 
 KEY = "bench-encryption-key-of-no-value-0123456789"
 DAYS = 35  # that the spend of a day is kept
@@ -55,8 +61,8 @@ async def fill_apps(store: Store, count: int) -> None:
 
 async def fill_days(store: Store, count: int) -> None:
     for number in range(count):
-        key = keys.spend_key(f"acc_{number // DAYS:016x}", f"2026-01-{number % DAYS:02d}")
-        settled, reserved = keys.app_spend_fields("app_0123456789abcdef")
+        key = spend_key(f"acc_{number // DAYS:016x}", f"2026-01-{number % DAYS:02d}")
+        settled, reserved = app_spend_fields("app_0123456789abcdef")
         spend = {"settled": 12_345_678, "reserved": 0, settled: 12_345_678, reserved: 0}
         await store.client.hset(key, mapping=spend)
         await store.client.expire(key, 3_024_000)
@@ -68,7 +74,7 @@ async def fill_windows(store: Store, count: int) -> None:
         account = f"acc_{number % 16}"
         decision = await admit(store, account, number)
         assert decision == "ok", decision
-        await scripts.settle(store, keys.tag(account), f"res_{number:020}", 1000)
+        await spend_scripts.settle(store, partition_tag(account), f"res_{number:020}", 1000)
 
 
 async def fill_running(store: Store, count: int) -> None:
@@ -77,7 +83,7 @@ async def fill_running(store: Store, count: int) -> None:
 
 
 async def admit(store: Store, account: str, number: int, user: str = "") -> str:
-    decision = await scripts.admit(
+    decision = await spend_scripts.admit(
         store,
         account,
         "app",
@@ -100,20 +106,20 @@ def crash(account: str) -> QueuedEvent:
 
 async def fill_waiting(store: Store, count: int) -> None:
     for number in range(count):
-        await scripts.emit(store, crash(f"acc_{number % 10}"))
+        await events_scripts.emit(store, crash(f"acc_{number % 10}"))
 
 
 async def deliver(store: Store, event: QueuedEvent, headers: str, body: str) -> None:
-    await scripts.emit(store, event)
-    tag = keys.tag(event.account)
-    stream = keys.stream_key(tag, "events")
-    if not await store.client.exists(keys.worker_key(GROUP, tag)):
-        await store.client.set(keys.worker_key(GROUP, tag), "", ex=600)
+    await events_scripts.emit(store, event)
+    tag = partition_tag(event.account)
+    stream = stream_key(tag, "events")
+    if not await store.client.exists(worker_key(GROUP, tag)):
+        await store.client.set(worker_key(GROUP, tag), "", ex=600)
         await store.client.xgroup_create(stream, GROUP, "0")
     ((_, ((entry, _),)),) = await store.client.xreadgroup(GROUP, "one", {stream: ">"})
     url = "https://hooks.example.com/capsule"
     ended = Delivery("delivered", int(time.time() * 1000), 45, 200, "", url, headers, body)
-    assert await scripts.finish(store, tag, event, ended, group=GROUP, entry=entry)
+    assert await events_scripts.record_delivery(store, tag, event, ended, group=GROUP, entry=entry)
 
 
 async def fill_deliveries(store: Store, count: int) -> None:
@@ -139,7 +145,7 @@ async def fill_shares(store: Store, count: int) -> None:
             event = SecurityFinding(findings=[finding] * 600)
             account = f"acc_{number}"
             await deliver(store, queued_event(event, new_id("evt"), account, "app", "app"), HEADERS, "x" * 1024)
-        used = await store.client.zscore(keys.stored_key(keys.tag(account)), account)
+        used = await store.client.zscore(stored_key(partition_tag(account)), account)
         assert SHARE * 0.9 < used <= SHARE, used
 
 
@@ -157,14 +163,14 @@ async def fill_deploys(store: Store, count: int) -> None:
             "createdAt": now_iso(),
         }
         limits = {"hook_limit": 6, "quota": 10**9, "source": "src_1", "has_repository": True}
-        triggered = await scripts.trigger(store, account, "app_1", deploy, record, hook="", **limits)  # type: ignore[arg-type]
+        triggered = await deploys_scripts.queue_deploy(store, account, "app_1", deploy, record, hook="", **limits)  # type: ignore[arg-type]
         assert triggered.verdict == "queued"
         ended = {"state": "live", "startedAt": now_iso(), "finishedAt": now_iso(), "durationMs": "41250"}
         ended |= {"url": "https://sample-app.apps.example.com", "commit": "0" * 40}
-        move = scripts.Advance(
+        move = deploys_scripts.Advance(
             account=account, app="app_1", deploy=deploy, expected="queued", fields=ended, dequeue=True
         )
-        assert await scripts.advance(store, move)
+        assert await deploys_scripts.advance_deploy(store, move)
 
 
 THINGS: list[tuple[str, int, Fill]] = [

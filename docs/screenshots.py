@@ -18,10 +18,14 @@ from typing import Any
 import msgspec
 from playwright.async_api import Browser, Page
 
+from gateway.deploys.keys import deploy_key, deploy_log_key, deploys_key
 from gateway.deploys.logs import stamp_line
 from gateway.ids import day_of, now_iso
+from gateway.inference.keys import spend_key
 from gateway.monitors import history
-from gateway.store import keys
+from gateway.monitors.keys import certificate_key, health_days_key, health_key, unhealthy_key
+from gateway.redis.partitions import partition_tag
+from gateway.telemetry.keys import minute_key, requests_key, spenders_key, usage_key
 from gateway.telemetry.usage import LoggedRequest
 from tests.browser.visitor import chromium
 from tests.fakes import FakeAppBackend, FakeProvider
@@ -119,28 +123,28 @@ class Scene:
         with self.gw.redis.client() as client:
             self.used_before(client, now)
             self.asked_before(client, now)
-            spend = keys.spend_key(self.account.id, time.strftime("%Y-%m-%d", time.gmtime(now)))
+            spend = spend_key(self.account.id, time.strftime("%Y-%m-%d", time.gmtime(now)))
             client.hset(spend, mapping={"settled": 741_300_000, "reserved": 96_000_000})
-            spenders = keys.spenders_key(time.strftime("%Y-%m-%d", time.gmtime(now)))
+            spenders = spenders_key(time.strftime("%Y-%m-%d", time.gmtime(now)))
             client.zadd(spenders, {"total": 741_300_000, self.account.id: 741_300_000})
             client.expire(spenders, 48 * 3600)
             for app, state, since in (("notes", "healthy", 260_000), ("shop", "unhealthy", 700)):
                 seen = {"version": 1, "state": json.dumps({"status": state, "since": int((now - since) * 1000)})}
-                client.hset(keys.health_key(keys.tag(self.account.id), app), mapping=seen)
-            client.zadd(keys.unhealthy_key(keys.tag(self.account.id)), {"shop": int((now - 700) * 1000)})
+                client.hset(health_key(partition_tag(self.account.id), app), mapping=seen)
+            client.zadd(unhealthy_key(partition_tag(self.account.id)), {"shop": int((now - 700) * 1000)})
             certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
-            client.hset(keys.certificate_key(keys.tag(self.account.id), "notes"), mapping=certificate)
+            client.hset(certificate_key(partition_tag(self.account.id), "notes"), mapping=certificate)
             days = {f"{day_of(int(now * 1000) - ago * history.DAY)}:down": 0 for ago in range(1, 71)}
             began = int((now - 700) * 1000) - 20 * history.DAY
             days |= history.outage(began, began + 1_560_000)
-            health_days = keys.health_days_key(keys.tag(self.account.id), "shop")
+            health_days = health_days_key(partition_tag(self.account.id), "shop")
             client.hset(health_days, mapping=days)
             client.expire(health_days, 3600)
             # The newest is under way; the others were a while ago, and took their time.
-            deploys = client.zrevrange(keys.deploys_key(self.account.id), 0, -1)
+            deploys = client.zrevrange(deploys_key(self.account.id), 0, -1)
             for n, deploy in enumerate(deploys):
                 at = now - (40 if n < 3 else 3000 * n * n)
-                record = keys.deploy_key(self.account.id, deploy.decode())
+                record = deploy_key(self.account.id, deploy.decode())
                 client.hset(record, "createdAt", now_iso(at))
                 if client.hexists(record, "durationMs"):
                     client.hset(record, "durationMs", 42_000 + 7_300 * n)
@@ -155,10 +159,10 @@ class Scene:
                     fields[f"model:{model}:requests"] = asked // part
                     fields |= {f"model:{model}:ttft:{slow}": asked // part, f"model:{model}:ttft:1000": 1}
                     fields[f"model:{model}:errors"] = fields.get("code:PROVIDER_UNREACHABLE", 0) // part
-                key = keys.minute_key(time.strftime("%Y-%m-%dT%H:%M", at))
+                key = minute_key(time.strftime("%Y-%m-%dT%H:%M", at))
                 client.hset(key, mapping=fields)
                 client.expire(key, 7200)
-            log = keys.deploy_log_key(self.account.id, self.deploy)
+            log = deploy_log_key(self.account.id, self.deploy)
             lines = enumerate(LOG.splitlines())
             client.set(
                 log, "".join(stamp_line(line, int(now * 1000) - 30_000 + 1_700 * n) for n, line in lines), ex=3600
@@ -170,7 +174,7 @@ class Scene:
         periods += [(86_400 * ago, "%Y-%m-%d", 20) for ago in range(1, 60)]
         for before, name, times in periods:
             at = time.gmtime(now - before)
-            key = keys.usage_key(self.account.id, time.strftime(name, at))
+            key = usage_key(self.account.id, time.strftime(name, at))
             for app, model, share in (
                 ("notes", "gpt-oss-120b", 1.0),
                 ("shop", "gpt-oss-120b", 0.4),
@@ -194,7 +198,7 @@ class Scene:
 
     def asked_before(self, client: Any, now: float) -> None:
         """The requests of the last quarter of an hour."""
-        key = keys.requests_key(self.account.id)
+        key = requests_key(self.account.id)
         for n in range(240):
             code, status, tokens = "", 200, (310, 180 + secrets.randbelow(400))
             cost = tokens[0] * 150 + tokens[1] * 600
@@ -355,7 +359,7 @@ async def show_states(browser: Browser, scene: Scene) -> None:
         await shoot(page, f"states/{kind}-docs", whole=False)
         await page.context.close()
     with scene.gw.redis.client() as client:
-        spend = keys.spend_key(scene.account.id, time.strftime("%Y-%m-%d", time.gmtime()))
+        spend = spend_key(scene.account.id, time.strftime("%Y-%m-%d", time.gmtime()))
         for state, settled in (("near-the-cap", 1_700_000_000), ("at-the-cap", 2_000_000_000)):
             client.hset(spend, mapping={"settled": settled, "reserved": 0})
             page = await visit(browser, scene, "light", DESKTOP)

@@ -19,34 +19,25 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, ControllerRouterHandler, Message, Receive, Scope, Send
 
 from gateway import log
+from gateway.accounts import app_routes, key_routes, limit_routes, operator_routes
+from gateway.accounts import routes as account_routes
 from gateway.accounts.pacing import RequestMeter, leave
-from gateway.api import (
-    account,
-    account_apps,
-    apps,
-    deploys,
-    engine,
-    environment,
-    keys,
-    limits,
-    openapi,
-    operators,
-    ops,
-    pages,
-    steering,
-    usage,
-    webhooks,
-)
-from gateway.api.agent_endpoint import AgentEndpoint
-from gateway.api.audit import finish_audit
-from gateway.api.bodies import Body
+from gateway.deploys import action_routes, engine_routes, environment_routes
+from gateway.deploys import routes as deploy_routes
 from gateway.errors import BackboneUnavailable, MethodNotAllowed, RequestMalformed, ServiceError, Unauthorized
+from gateway.events import routes as webhook_routes
+from gateway.http import openapi, pages
+from gateway.http.audit import finish_audit
+from gateway.http.bodies import Body
 from gateway.ids import request_id as new_request_id
 from gateway.inference.handler import NOT_FOUND, NOT_FOUND_HEADERS
+from gateway.mcp.endpoint import AgentEndpoint
+from gateway.operations import page_routes
+from gateway.operations import routes as operation_routes
 from gateway.process import Gateway, Injected
 from gateway.server import TimedReceive
 from gateway.settings import BadSettings, Settings, load
-from gateway.telemetry import tracing
+from gateway.telemetry import tracing, usage_routes
 from gateway.validation import explain
 
 logger = structlog.get_logger()
@@ -90,19 +81,19 @@ ROUTES: list[ControllerRouterHandler] = [
     ready,
     metrics,
     *pages.ROUTES,
-    *ops.ROUTES,
-    *operators.ROUTES,
-    *apps.ROUTES,
-    *engine.ROUTES,
-    *account.ROUTES,
-    *account_apps.ROUTES,
-    *keys.ROUTES,
-    *usage.ROUTES,
-    *webhooks.ROUTES,
-    *deploys.ROUTES,
-    *steering.ROUTES,
-    *environment.ROUTES,
-    *limits.ROUTES,
+    *page_routes.ROUTES,
+    *operation_routes.ROUTES,
+    *operator_routes.ROUTES,
+    *engine_routes.ROUTES,
+    *account_routes.ROUTES,
+    *app_routes.ROUTES,
+    *key_routes.ROUTES,
+    *usage_routes.ROUTES,
+    *webhook_routes.ROUTES,
+    *deploy_routes.ROUTES,
+    *action_routes.ROUTES,
+    *environment_routes.ROUTES,
+    *limit_routes.ROUTES,
 ]
 
 

@@ -17,37 +17,37 @@ from litestar.di import NamedDependency
 
 from gateway import log
 from gateway.accounts.app_changes import AppChanges
-from gateway.accounts.directory import Directory
 from gateway.accounts.operators import Operators
 from gateway.accounts.pacing import Pacing
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import Sessions
 from gateway.accounts.vault import Vault
 from gateway.connections import raise_descriptor_limit, sweep_connections
+from gateway.deploys.actions import Steering
 from gateway.deploys.environment import Environments
 from gateway.deploys.hooks import Hooks
 from gateway.deploys.runtime_log import RuntimeLog
 from gateway.deploys.states import Deploys
-from gateway.deploys.steering import Steering
-from gateway.events.receivers import Webhooks
-from gateway.inference.admission import Admission
+from gateway.events.webhooks import Webhooks
+from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
-from gateway.inference.connection import Interrupted
+from gateway.inference.concurrency.permits import Permits
 from gateway.inference.handler import Inference
-from gateway.inference.permits import Permits
-from gateway.inference.prices import PRICES
-from gateway.inference.provider import Provider
-from gateway.inference.users import Users
+from gateway.inference.provider.connection import Interrupted
+from gateway.inference.provider.pool import Provider
+from gateway.inference.spend.admission import Admission
+from gateway.inference.spend.prices import PRICES
 from gateway.memory import freeze_heap
 from gateway.monitors.crashes import Crashes
 from gateway.monitors.findings import Findings
 from gateway.operations.audit import Audit
+from gateway.operations.directory import Directory
 from gateway.operations.overview import Overview, SnapshotFeed
 from gateway.operations.redis_health import RedisHealth
 from gateway.outbound import client as outbound
+from gateway.redis.client import Store
 from gateway.settings import Settings
 from gateway.storage import find_folder_fault
-from gateway.store.client import Store
 from gateway.telemetry import tracing
 from gateway.telemetry.counters import Counters
 from gateway.telemetry.metrics import Metrics

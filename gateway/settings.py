@@ -279,7 +279,7 @@ def split_hosts(url: str) -> SplitResult:
 
 
 def _redis_url(text: str) -> str:
-    """The address with `valkey` in place of `redis` is the same. `gateway/store/servers.py` takes it apart."""
+    """The address with `valkey` in place of `redis` is the same. `gateway/redis/servers.py` takes it apart."""
     text = re.sub(r"^valkey(s?)", r"redis\1", text)
     parts = split_hosts(text)
     scheme, _, kind = parts.scheme.partition("+")

@@ -36,7 +36,7 @@ def tree(path: Path) -> ast.Module:
 
 @functools.cache
 def modules(folder: str) -> dict[str, Path]:
-    """By name, such as `gateway.store.keys`; a package has the name of its folder."""
+    """By name, such as `gateway.events.keys`; a package has the name of its folder."""
     return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in python_files(folder)}
 
 
@@ -55,8 +55,14 @@ def imports(path: Path) -> set[str]:
 
 
 def package(module: str) -> str:
-    """`gateway.store` for `gateway.store.keys`; a module outside any package, such as `gateway.app`, for itself."""
+    """`gateway.events` for `gateway.events.webhooks`; a module outside any package, such as `gateway.app`, for itself.
+
+    Keys lie beneath all domains, routes above them: each stands for itself, wherever its folder is.
+    """
+    last = module.rpartition(".")[2]
     name = ".".join(module.split(".")[:2])
+    if name not in ("gateway.cli", "gateway.dev") and (last == "keys" or f"_{last}".endswith("_routes")):
+        return module
     return name if (ROOT / name.replace(".", "/")).is_dir() else module
 
 
@@ -78,8 +84,8 @@ def test_workers_import_gateway_and_never_the_other_way() -> None:
     assert {imported for _, imported in found} <= {"workers.__main__"}, found
 
 
-@pytest.mark.parametrize("name", ["gateway.store", "gateway.outbound"])
-def test_store_and_outbound_know_no_domain(name: str) -> None:
+@pytest.mark.parametrize("name", ["gateway.redis", "gateway.outbound"])
+def test_redis_and_outbound_know_no_domain(name: str) -> None:
     found = [(module, imported) for module, imported in crossings("gateway") if package(module) == name]
     others = [(module, imported) for module, imported in found if package(imported) not in {name, *SHARED}]
     assert not others, others
@@ -214,7 +220,7 @@ def test_most_functions_are_short() -> None:
 
 @pytest.mark.parametrize("folder", ["gateway", "workers"])
 def test_each_test_module_names_its_source(folder: str) -> None:
-    """tests/gateway/inference/test_admission_limits.py tests gateway/inference/admission.py."""
+    """tests/gateway/inference/spend/test_admission_limits.py tests gateway/inference/spend/admission.py."""
     astray = []
     for path in python_files(f"tests/{folder}"):
         if path.name.startswith("test_"):
@@ -228,16 +234,18 @@ def test_each_test_module_names_its_source(folder: str) -> None:
 def scripts() -> set[str]:
     """Names of the Lua files that are scripts: the others are used by one."""
     texts = {path.stem: path.read_text() for path in (ROOT / "lua").rglob("*.lua")}
-    return texts.keys() - {used for text in texts.values() for used in re.findall(r"^-- uses (\w+)$", text, re.M)}
+    used = {name for text in texts.values() for name in re.findall(r"^-- uses (?:\w+/)?(\w+)$", text, re.M)}
+    return texts.keys() - used
 
 
 def test_each_script_has_a_test_module() -> None:
-    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "lua").glob("test_*.py")}
+    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests" / "lua").rglob("test_*.py")}
     assert scripts() <= tested
 
 
 # -- Redis ---------------------------------------------------------------------------------------------------
 
+PARTITIONS = Path("gateway/redis/partitions.py")
 RUNNING = {"Script", "run_script", "eval", "evalsha", "eval_ro", "evalsha_ro", "register_script", "script_load"}
 
 
@@ -259,18 +267,24 @@ def service_files(*without: str) -> list[Path]:
     return [p for folder in ("gateway", "workers") for p in python_files(folder) if str(p) not in without]
 
 
-def test_one_module_runs_scripts() -> None:
-    """gateway/store/scripts.py has one function for each; the client that it calls sends the command."""
-    files = service_files("gateway/store/scripts.py", "gateway/store/client.py")
-    found = [(str(path), sorted(running)) for path in files if (running := RUNNING & {*names(path)})]
+def test_each_script_has_one_function() -> None:
+    """In a `scripts.py` of its domain; the client that it calls sends the command."""
+    calling = [path for path in service_files() if path.name == "scripts.py"]
+    others = service_files(*map(str, calling), "gateway/redis/client.py")
+    found = [(str(path), sorted(running)) for path in others if (running := RUNNING & {*names(path)})]
     assert not found, found
-    module = tree(Path("gateway/store/scripts.py"))
-    assert {node.name for node in module.body if isinstance(node, ast.AsyncFunctionDef)} == scripts()
+    functions = [node.name for path in calling for node in tree(path).body if isinstance(node, ast.AsyncFunctionDef)]
+    assert sorted(functions) == sorted(scripts())
+
+
+def key_files() -> list[Path]:
+    return [p for p in service_files() if p.name == "keys.py" and p.parts[1] not in ("cli", "dev")] + [PARTITIONS]
 
 
 def key_patterns() -> list[str]:
-    """From the table in keys.py: every key of more than one part, and its beginning before the first variable part."""
-    table = re.findall(r"^\| `([^`]+:[^`]*)` \|", ast.get_docstring(tree(Path("gateway/store/keys.py"))) or "", re.M)
+    """From the tables: every key of more than one part, and its beginning before the first variable part."""
+    tables = "\n".join(ast.get_docstring(tree(path)) or "" for path in key_files())
+    table = re.findall(r"^\| `([^`]+:[^`]*)` \|", tables, re.M)
     assert len(table) > 30
     beginnings = [key.partition(":<")[0] for key in table]
     keys = {key for key in [*table, *beginnings] if ":" in key}
@@ -292,12 +306,12 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_one_module_builds_keys() -> None:
-    """No other has a text that reads like a key, or makes a longer key of one."""
+def test_keys_are_built_in_their_modules() -> None:
+    """No other module has a text that reads like a key, or makes a longer key of one."""
     any_key = re.compile("|".join(key_patterns()))
     hash_tag = re.compile(r"\{(p\d\d|p%02d|ops|registrations)\}")
     found = []
-    for path in service_files("gateway/store/keys.py"):
+    for path in service_files(*map(str, key_files())):
         found += [(str(path), text) for text in texts(path) if any_key.fullmatch(text) or hash_tag.search(text)]
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.JoinedStr | ast.BinOp) and not isinstance(getattr(node, "op", None), ast.BitOr):
@@ -309,8 +323,8 @@ def test_one_module_builds_keys() -> None:
 
 def makes_key(value: ast.expr) -> bool:
     match value:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="keys"), attr=name)):
-            return name.endswith(("_key", "_prefix", "tag"))
+        case ast.Call(func=ast.Name(id=name)):
+            return name.endswith(("_key", "_prefix", "_tag"))
     return False
 
 

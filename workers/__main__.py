@@ -18,14 +18,14 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
 from gateway.memory import freeze_heap
 from gateway.operations.redis_health import RedisHealth
+from gateway.redis.client import Store
 from gateway.settings import BadSettings, Settings, load
 from gateway.storage import find_folder_fault
-from gateway.store.client import Store
 from gateway.telemetry import tracing
+from workers.builds import builder
 from workers.check import combine_names
-from workers.deploys import builder
+from workers.hosting import sites
 from workers.monitors.run import run_monitors
-from workers.sites import sites
 from workers.webhooks import sender
 
 logger = structlog.get_logger()

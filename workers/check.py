@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.errors import BackboneUnavailable
+from gateway.operations.keys import worker_key
+from gateway.redis.client import Store, backbone
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import Store, backbone
 from workers.heartbeat import worker_name
 
 NUMBERS_CHECKED = 10  # a restarted worker takes the next number until its old heartbeat has expired
@@ -49,14 +49,14 @@ async def _find_worker_fault(settings: Settings, store: Store, name: str) -> str
         return await _find_sites_fault(Path(settings.data_dir))
     if name == "deploys" and settings.deploy_engine == "external":
         return ""  # an outside engine builds, and this worker waits without a heartbeat
-    candidates = [keys.worker_key(name, worker_name(number)) for number in range(1, NUMBERS_CHECKED + 1)]
+    candidates = [worker_key(name, worker_name(number)) for number in range(1, NUMBERS_CHECKED + 1)]
     if any(await store.get_all(candidates)):
         return ""
     return f"no {name} worker on {socket.gethostname()} has a heartbeat"
 
 
 async def _find_sites_fault(folder: Path) -> str:
-    from workers.sites import web  # here, because it imports most of the workers' code
+    from workers.hosting import web  # here, because it imports most of the workers' code
 
     host, _, port = web.read_address(folder).rpartition(":")
     if not port:

@@ -15,11 +15,11 @@ import socket
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
-from gateway.store import keys
-from gateway.store.client import Store, backbone
+from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
+from gateway.redis.client import Store, backbone
 
 LISTED_SECONDS = 3_600  # that the list of these workers outlives the last of them
-INTERVAL = keys.HEARTBEAT_SECONDS / 3  # seconds between two renewals
+INTERVAL = HEARTBEAT_SECONDS / 3  # seconds between two renewals
 
 
 def worker_name(number: int) -> str:
@@ -30,16 +30,16 @@ async def keep_heartbeat(store: Store, group: str) -> None:
     """Renews the heartbeat of one worker for as long as its task runs."""
     token, number = secrets.token_hex(8), 1
     while True:
-        key = keys.worker_key(group, worker_name(number))
+        key = worker_key(group, worker_name(number))
         # While Redis is away, the heartbeat expires unless it answers again in time.
         with contextlib.suppress(BackboneUnavailable), backbone():
-            owner = await store.client.set(key, token, nx=True, get=True, ex=keys.HEARTBEAT_SECONDS)
+            owner = await store.client.set(key, token, nx=True, get=True, ex=HEARTBEAT_SECONDS)
             if owner not in (None, token):
                 number += 1
                 continue
             if owner == token:
-                await store.client.expire(key, keys.HEARTBEAT_SECONDS)
-            await store.client.sadd(keys.WORKERS, f"{group}:{worker_name(number)}")
-            await store.client.expire(keys.WORKERS, LISTED_SECONDS)
+                await store.client.expire(key, HEARTBEAT_SECONDS)
+            await store.client.sadd(WORKERS_KEY, f"{group}:{worker_name(number)}")
+            await store.client.expire(WORKERS_KEY, LISTED_SECONDS)
         end_if_cancelled()
         await asyncio.sleep(INTERVAL)

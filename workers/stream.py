@@ -29,9 +29,12 @@ from redis.exceptions import ResponseError
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
-from gateway.store import keys, scripts
-from gateway.store.client import ATTEMPT, Store, backbone
-from gateway.store.event_records import QueuedEvent
+from gateway.events import scripts
+from gateway.events.records import QueuedEvent
+from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
+from gateway.redis.client import ATTEMPT, Store, backbone
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
+from gateway.redis.scripts import set_entry_idle
 from workers.heartbeat import worker_name
 
 logger = structlog.get_logger()
@@ -57,7 +60,7 @@ class Entry(NamedTuple):
 
 def require_partition(entry: Entry) -> None:
     """Raises ValueError, or KeyError, unless the entry's account belongs to its partition."""
-    if keys.tag(entry.fields["account"]) != entry.tag:
+    if partition_tag(entry.fields["account"]) != entry.tag:
         raise ValueError("the account belongs to another partition")
 
 
@@ -84,11 +87,11 @@ class Consumer:
         self._name_valid_until = 0.0
         self._name_confirmed = asyncio.Event()
         self._last_fault = float("-inf")  # when it was, of all partitions
-        self._held: dict[str, set[str]] = {tag: set() for tag in keys.TAGS}
+        self._held: dict[str, set[str]] = {tag: set() for tag in PARTITION_TAGS}
         self._positions: dict[str, str] = {}  # partition → where to read on; ">" once no old entry is left
 
     def key(self, tag: str) -> str:
-        return keys.stream_key(tag, self._stream)
+        return stream_key(tag, self._stream)
 
     # -- lifecycle -------------------------------------------------------------------------------------------
 
@@ -100,7 +103,7 @@ class Consumer:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._repeat(HEARTBEAT, self._send_heartbeat))
                 # One task per partition: the cluster node of one partition may be away while the others are not.
-                for tag in keys.TAGS:
+                for tag in PARTITION_TAGS:
                     group.create_task(self._until_done(self._read, tag))
                     group.create_task(self._until_done(self._claim, tag))
                     group.create_task(self._repeat(self._idle / 3000, self._renew_entries, tag))
@@ -109,7 +112,7 @@ class Consumer:
 
     async def release(self) -> None:
         """Lets other workers claim the unfinished entries at once. Call it after a drain."""
-        for tag in keys.TAGS:
+        for tag in PARTITION_TAGS:
             # Not only the entries in memory: a cancelled read may already have been answered.
             pending = await self._store.client.xpending_range(self.key(tag), self.group, "-", "+", PENDING, self.name)
             await self._set_idle(tag, [entry["message_id"] for entry in pending], self._idle * 10)
@@ -184,7 +187,7 @@ class Consumer:
             return False
 
     async def _make_groups(self) -> bool:
-        for tag in keys.TAGS:
+        for tag in PARTITION_TAGS:
             try:
                 await self._store.client.xgroup_create(self.key(tag), self.group, "0", mkstream=True)
             except ResponseError as exists:
@@ -195,7 +198,7 @@ class Consumer:
     # -- names -----------------------------------------------------------------------------------------------
 
     def _heartbeat_key(self) -> str:
-        return keys.worker_key(self.group, self.name)
+        return worker_key(self.group, self.name)
 
     async def _reserve_name(self) -> bool:
         for number in range(1, NAMES):
@@ -210,13 +213,13 @@ class Consumer:
     async def _renew_name(self, *, nx: bool = False) -> bool:
         """Reserves or renews the name. Returns False, and leaves the name as it was, if another worker has it."""
         began, key = time.monotonic(), self._heartbeat_key()
-        owner = await self._store.client.set(key, self._token, nx=nx, get=True, ex=keys.HEARTBEAT_SECONDS)
+        owner = await self._store.client.set(key, self._token, nx=nx, get=True, ex=HEARTBEAT_SECONDS)
         if owner in (None, self._token):
-            self._name_valid_until = began + keys.HEARTBEAT_SECONDS - ATTEMPT
+            self._name_valid_until = began + HEARTBEAT_SECONDS - ATTEMPT
             self._name_confirmed.set()
             return True
         if not nx:
-            await self._store.client.set(key, owner, ex=keys.HEARTBEAT_SECONDS)
+            await self._store.client.set(key, owner, ex=HEARTBEAT_SECONDS)
         return False
 
     async def _send_heartbeat(self) -> None:
@@ -226,7 +229,7 @@ class Consumer:
             self._name_valid_until = 0.0
             await self._until_done(self._reserve_name)
         # Redis before 7.2 lists a consumer only after its first entry, but operators expect to see it at once.
-        await self._store.client.xgroup_createconsumer(self.key(keys.TAGS[0]), self.group, self.name)
+        await self._store.client.xgroup_createconsumer(self.key(PARTITION_TAGS[0]), self.group, self.name)
 
     async def confirm_name(self) -> None:
         """Waits while another worker may have this name and its pending entries: both would process them."""
@@ -282,7 +285,7 @@ class Consumer:
     async def _bury(self, entry: Entry, error: Exception, event: QueuedEvent | None = None) -> bool:
         reason = f"{type(error).__name__}: {error}"[:REASON_LENGTH]
         logger.error("stream.dead_letter", stream=self._stream, entry=entry.id, reason=reason)
-        return await scripts.bury(
+        return await scripts.dead_letter(
             self._store, entry.tag, self._stream, entry.fields, event, group=self.group, entry=entry.id, reason=reason
         )
 
@@ -293,7 +296,7 @@ class Consumer:
     async def _set_idle(self, tag: str, ids: list[str], idle: int) -> None:
         for first in range(0, len(ids), BATCH):
             batch = ids[first : first + BATCH]
-            await scripts.keep(
+            await set_entry_idle(
                 self._store, self.key(tag), group=self.group, consumer=self.name, idle=idle, entries=batch
             )
 

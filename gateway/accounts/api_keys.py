@@ -20,13 +20,16 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
+from gateway.accounts import scripts
 from gateway.accounts.credentials import digest, new_key
+from gateway.accounts.keys import account_key, accounts_key, api_key_key, api_keys_key, api_keys_used_key
 from gateway.accounts.records import Account
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import new_id, now_iso
-from gateway.store import keys, scripts
-from gateway.store.client import Store, backbone
-from gateway.store.faults import code_of
+from gateway.redis.client import Store, backbone
+from gateway.redis.faults import code_of
+from gateway.redis.partitions import partition_tag
+from gateway.redis.scripts import compare_and_set
 
 logger = structlog.get_logger()
 
@@ -82,18 +85,18 @@ class ApiKeys:
             raise RequestMalformed(f"name: 1 to {NAME_LENGTH} characters.")
         secret = new_key("csk")
         key = ApiKey(new_id("key"), name, digest(secret), now_iso())
-        finder = keys.api_key_key(key.digest)
-        await scripts.change(self._store, finder, str(KeyReference(account_id, key.id)))
+        finder = api_key_key(key.digest)
+        await compare_and_set(self._store, finder, str(KeyReference(account_id, key.id)))
         if not await scripts.add_key(self._store, account_id, key.id, msgspec.json.encode(key).decode(), limit):
-            await scripts.change(self._store, finder, "")
+            await compare_and_set(self._store, finder, "")
             raise RequestMalformed(f"An account has at most {limit} API keys; revoke one first.")
         return key, secret
 
     async def list(self, account_id: str) -> list[tuple[ApiKey, str | None]]:
         """The keys, newest first, each with the time of its last use."""
         with backbone():
-            records = await self._store.client.hgetall(keys.api_keys_key(account_id))
-            used = await self._store.client.hgetall(keys.api_keys_used_key(account_id))
+            records = await self._store.client.hgetall(api_keys_key(account_id))
+            used = await self._store.client.hgetall(api_keys_used_key(account_id))
         found = [msgspec.json.decode(record, type=ApiKey) for record in records.values()]
         found.sort(key=lambda key: key.id, reverse=True)
         return [(key, now_iso(int(used[key.id]) / 1000) if key.id in used else None) for key in found]
@@ -106,14 +109,14 @@ class ApiKeys:
         if revoked.verdict == "last":
             raise LastKey
         key = msgspec.json.decode(revoked.record, type=ApiKey)
-        await scripts.change(self._store, keys.api_key_key(key.digest), "")
+        await compare_and_set(self._store, api_key_key(key.digest), "")
 
     # -- credentials -----------------------------------------------------------------------------------------
 
     async def identify(self, secret: str) -> KeyReference | None:
         """Returns which key this is, or None if it is not valid."""
         hashed = digest(secret)
-        text = await self._store.get(keys.api_key_key(hashed))
+        text = await self._store.get(api_key_key(hashed))
         if text is None:
             return None
         reference = KeyReference.parse(text)
@@ -123,11 +126,11 @@ class ApiKeys:
 
     async def is_valid(self, reference: KeyReference) -> bool:
         with backbone():
-            return bool(await self._store.client.hexists(keys.api_keys_key(reference.account), reference.id))
+            return bool(await self._store.client.hexists(api_keys_key(reference.account), reference.id))
 
     async def _list_old(self, account_id: str, hashed: str) -> KeyReference | None:
         """Lists the key of an account that an earlier version made, which wrote no more than the account's id."""
-        record = await self._store.get(keys.account_key(account_id))
+        record = await self._store.get(account_key(account_id))
         if record is None:
             return None
         made_at = msgspec.json.decode(record, type=Account).createdAt
@@ -137,7 +140,7 @@ class ApiKeys:
         reference = KeyReference(account_id, key.id)
         text = msgspec.json.encode(key).decode()
         await scripts.add_key(self._store, account_id, key.id, text, limit=MAX_KEYS_BY_OPERATORS + 1)
-        await scripts.change(self._store, keys.api_key_key(hashed), str(reference), expected=account_id)
+        await compare_and_set(self._store, api_key_key(hashed), str(reference), expected=account_id)
         return reference
 
     # -- last use --------------------------------------------------------------------------------------------
@@ -179,5 +182,5 @@ class ApiKeys:
         with backbone():
             async with self._store.client.pipeline(transaction=False) as pipe:
                 for account_id in account_ids:
-                    pipe.zadd(keys.accounts_key(keys.tag(account_id)), {account_id: 0}, nx=True)
+                    pipe.zadd(accounts_key(partition_tag(account_id)), {account_id: 0}, nx=True)
                 await pipe.execute()

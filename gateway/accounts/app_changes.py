@@ -20,13 +20,17 @@ from weakref import WeakValueDictionary
 
 from redis.exceptions import ResponseError
 
+from gateway.accounts import scripts
+from gateway.accounts.keys import alias_key, app_changes_key, app_lock_key, deleted_apps_key, former_name_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
 from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken, RateLimited, RequestMalformed
 from gateway.ids import new_id
-from gateway.store import keys, scripts
-from gateway.store.client import backbone
+from gateway.inference.keys import app_window_key
+from gateway.redis.client import backbone
+from gateway.redis.partitions import partition_tag
+from gateway.redis.scripts import compare_and_set
 
 CHANGES_PER_MINUTE = 120  # creations, changes and deletions that an account may try
 FORMER_NAME_SECONDS = 30 * 86_400
@@ -54,7 +58,7 @@ class AppChanges:
                 raise NameTaken
             try:
                 # The alias first: an app must be found by its id as soon as it is found by its name.
-                await scripts.change(self._store, keys.alias_key(app.id), app.name)
+                await compare_and_set(self._store, alias_key(app.id), app.name)
                 await self._registry.put_app(app, None)
                 await self._inherit_window(app)
             except BaseException as error:
@@ -66,24 +70,24 @@ class AppChanges:
 
     async def count(self, account_id: str) -> None:
         """Counts a creation, a change or a deletion that an account holder asks for. Raises RateLimited."""
-        tried, wait = await self._store.count(keys.app_changes_key(account_id), 60)
+        tried, wait = await self._store.count(app_changes_key(account_id), 60)
         if tried > CHANGES_PER_MINUTE:
             message = f"An account can create, change and delete {CHANGES_PER_MINUTE} apps per minute; "
             raise RateLimited(f"{message}try again after the time in Retry-After.", retry_after=wait)
 
     async def _is_withheld(self, app: App) -> bool:
-        return await self._store.get(keys.former_name_key(app.name)) not in (None, app.account)
+        return await self._store.get(former_name_key(app.name)) not in (None, app.account)
 
     async def withhold_name(self, app: App) -> None:
         """Keeps the name of a live app from other accounts, from its deletion on."""
         with backbone():
-            await self._store.client.set(keys.former_name_key(app.name), app.account, ex=FORMER_NAME_SECONDS)
+            await self._store.client.set(former_name_key(app.name), app.account, ex=FORMER_NAME_SECONDS)
 
     async def delete(self, app: App) -> None:
         """May be repeated. Raises NotFound if the app now belongs to another account."""
         async with self._alone(app.account):
             await self._registry.delete_app(app)
-            deleted = keys.deleted_apps_key(app.account)
+            deleted = deleted_apps_key(app.account)
             with backbone():
                 async with self._store.client.pipeline(transaction=True) as pipe:
                     pipe.rpush(deleted, app.id)
@@ -92,17 +96,17 @@ class AppChanges:
             await scripts.forget_app(self._store, app.account, app.id, await self._store.today())
 
     async def _inherit_window(self, app: App) -> None:
-        deleted, tag = keys.deleted_apps_key(app.account), keys.tag(app.account)
+        deleted, tag = deleted_apps_key(app.account), partition_tag(app.account)
         with backbone():
             while (former := await self._store.client.lpop(deleted)) is not None:
                 with contextlib.suppress(ResponseError):  # it had no requests
-                    await self._store.client.rename(keys.app_window_key(tag, former), keys.app_window_key(tag, app.id))
+                    await self._store.client.rename(app_window_key(tag, former), app_window_key(tag, app.id))
                     return
 
     @asynccontextmanager
     async def _alone(self, account_id: str) -> AsyncGenerator[None]:
         """Waits for other creations and deletions of the account. Raises BackboneUnavailable."""
-        key, token = keys.app_lock_key(account_id), new_id("lock")
+        key, token = app_lock_key(account_id), new_id("lock")
         queue = self._queues.setdefault(account_id, asyncio.Lock())
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -132,7 +136,7 @@ class AppChanges:
     async def _unlock(self, key: str, token: str) -> None:
         """Leaves a lock that another request holds. One that cannot be removed expires."""
         with contextlib.suppress(BackboneUnavailable):
-            await scripts.change(self._store, key, "", expected=token)
+            await compare_and_set(self._store, key, "", expected=token)
 
 
 def _busy() -> BackboneUnavailable:

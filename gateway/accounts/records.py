@@ -10,10 +10,10 @@ from typing import Literal
 
 import msgspec
 
+from gateway.accounts.keys import account_key
 from gateway.accounts.vault import Vault
 from gateway.bounds import Audience, Audiences, Branch, Claim, Command, Folder, Issuer, Rate, Sealed, Url
 from gateway.settings import NANO, Plan
-from gateway.store import keys
 
 SLUG = re.compile(r"(?!.*--)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 PREVIEW = re.compile(r".+-preview")  # `<app>-preview` is the host name of that app's previews
@@ -130,7 +130,7 @@ class App(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=Tr
 
     @functools.cached_property
     def account_key(self) -> str:
-        return keys.account_key(self.account)
+        return account_key(self.account)
 
     @functools.cached_property
     def auth_digest(self) -> bytes:

@@ -19,16 +19,20 @@ from typing import Any, TypeVar, cast
 import msgspec
 import structlog
 
+from gateway.accounts import scripts
 from gateway.accounts.api_keys import FIRST, ApiKeys
+from gateway.accounts.keys import account_apps_key, account_key, accounts_key, alias_key, app_key, apps_key, domain_key
 from gateway.accounts.records import SLUG, Account, App, AppLimits, read_app
 from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
+from gateway.monitors.keys import certificate_ends_key, certificates_key, monitored_keys, probes_key, unhealthy_key
+from gateway.redis.client import ATTEMPT, Store, backbone
+from gateway.redis.faults import code_of
+from gateway.redis.partitions import partition_tag
+from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
 from gateway.settings import Plan
-from gateway.store import keys, scripts
-from gateway.store.client import ATTEMPT, Store, backbone
-from gateway.store.faults import code_of
 
 logger = structlog.get_logger()
 
@@ -79,10 +83,10 @@ class Registry:
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def app(self, name: str) -> App | None:
-        return await self._read(keys.app_key(name), App)
+        return await self._read(app_key(name), App)
 
     async def account(self, account_id: str) -> Account | None:
-        return await self._read(keys.account_key(account_id), Account)
+        return await self._read(account_key(account_id), Account)
 
     async def account_of(self, app: App) -> Account | None:
         return await self._read(app.account_key, Account)
@@ -125,16 +129,16 @@ class Registry:
 
     async def _names(self, app_id: str) -> list[str]:
         """The present name of a renamed app, then former names that it still has to give up."""
-        return (await self.store.get(keys.alias_key(app_id)) or "").split()
+        return (await self.store.get(alias_key(app_id)) or "").split()
 
     async def by_ids(self, app_ids: Sequence[str]) -> dict[str, tuple[App, Account]]:
         """Reads many apps with their accounts together, without the copies; leaves out those that do not exist."""
-        aliases = await self.store.get_all([keys.alias_key(app_id) for app_id in app_ids])
+        aliases = await self.store.get_all([alias_key(app_id) for app_id in app_ids])
         names = [(alias or app_id).split()[0] for app_id, alias in zip(app_ids, aliases, strict=True)]
-        records = await self.store.get_all([keys.app_key(name) for name in names])
+        records = await self.store.get_all([app_key(name) for name in names])
         apps = [read_app(record) for record in records if record is not None]
         account_ids = sorted({app.account for app in apps})
-        texts = await self.store.get_all([keys.account_key(account_id) for account_id in account_ids])
+        texts = await self.store.get_all([account_key(account_id) for account_id in account_ids])
         accounts = {
             account_id: msgspec.json.decode(text, type=Account)
             for account_id, text in zip(account_ids, texts, strict=True)
@@ -145,7 +149,7 @@ class Registry:
 
     async def apps_of(self, account_id: str) -> list[App]:
         with backbone():
-            names = await self.store.client.smembers(keys.account_apps_key(account_id))
+            names = await self.store.client.smembers(account_apps_key(account_id))
         apps = [await self.app(name) for name in sorted(names)]
         # The set holds a name from before its record is written until after the record is removed.
         return [app for app in apps if app is not None and app.account == account_id]
@@ -156,8 +160,8 @@ class Registry:
         """Creates an account; returns it with its API key, which cannot be read again later."""
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
         with backbone():  # first: whatever is interrupted, no account is missing in the list
-            await self.store.client.zadd(keys.accounts_key(keys.tag(account.id)), {account.id: 0})
-        await self._write(keys.account_key(account.id), account)
+            await self.store.client.zadd(accounts_key(partition_tag(account.id)), {account.id: 0})
+        await self._write(account_key(account.id), account)
         _, api_key = await self.api_keys.create(account.id, FIRST)
         return account, api_key
 
@@ -173,7 +177,7 @@ class Registry:
         if account is None:
             raise NotFound
         account = msgspec.structs.replace(account, plan=plan)
-        await self._write(keys.account_key(account_id), account)
+        await self._write(account_key(account_id), account)
         return account
 
     async def put_app(self, app: App, before: App | None) -> None:
@@ -183,7 +187,7 @@ class Registry:
         """
         await self._take_domain(app)
         with backbone():
-            await self.store.client.sadd(keys.account_apps_key(app.account), app.name)
+            await self.store.client.sadd(account_apps_key(app.account), app.name)
         try:
             await self._take_name(app, before)
         except RequestMalformed:
@@ -204,10 +208,10 @@ class Registry:
 
         The limits that the account holder set are read again, because they may have changed since `before` was read.
         """
-        key = keys.app_key(app.name)
+        key = app_key(app.name)
         for _ in range(10):
             present = await self.store.get(key)
-            former = present if before is None else present or await self.store.get(keys.app_key(before.name))
+            former = present if before is None else present or await self.store.get(app_key(before.name))
             limits = None
             if former is not None:
                 found = read_app(former)
@@ -215,7 +219,7 @@ class Registry:
                     raise RequestMalformed("name: another app has this name.")
                 limits = found.limits if found.account == app.account else None
             record = msgspec.json.encode(msgspec.structs.replace(app, limits=limits)).decode()
-            if await scripts.change(self.store, key, record, expected=present or ""):
+            if await compare_and_set(self.store, key, record, expected=present or ""):
                 return self._forget(key)
         raise BackboneUnavailable(CONTENDED)
 
@@ -224,14 +228,14 @@ class Registry:
 
         Raises NotFound if the app was deleted, renamed or moved since it was read.
         """
-        key = keys.app_key(app.name)
+        key = app_key(app.name)
         for _ in range(attempts):
             present = await self.store.get(key)
             record = None if present is None else read_app(present)
             if present is None or record is None or (record.id, record.account) != (app.id, app.account):
                 raise NotFound
             changed = change(record)
-            if await scripts.change(self.store, key, msgspec.json.encode(changed).decode(), expected=present):
+            if await compare_and_set(self.store, key, msgspec.json.encode(changed).decode(), expected=present):
                 self._forget(key)
                 return changed
         raise BackboneUnavailable(CONTENDED)
@@ -252,7 +256,7 @@ class Registry:
         """
         if not (domain := verified_domain(app)):
             return
-        key = keys.domain_key(domain)
+        key = domain_key(domain)
         for _ in range(10):
             present = await self.store.get(key) or ""
             owner_id, _, since = present.partition(" ")
@@ -261,20 +265,20 @@ class Registry:
                 confirmed = owner is not None and owner.id == owner_id and verified_domain(owner) == domain
                 if confirmed or time.time() - float(since) < CLAIM_SECONDS:
                     raise RequestMalformed("customDomain: another app has this domain.")
-            if await scripts.change(self.store, key, f"{app.id} {time.time():.0f}", expected=present):
+            if await compare_and_set(self.store, key, f"{app.id} {time.time():.0f}", expected=present):
                 return
         raise BackboneUnavailable("The domain is being claimed from several places at once; try again.")
 
     async def _give_up_domain(self, app: App) -> None:
         if domain := verified_domain(app):
-            present = await self.store.get(keys.domain_key(domain)) or ""
+            present = await self.store.get(domain_key(domain)) or ""
             if present.partition(" ")[0] == app.id:
-                await scripts.change(self.store, keys.domain_key(domain), "", expected=present)
+                await compare_and_set(self.store, domain_key(domain), "", expected=present)
 
     async def claim_domain(self, app: App) -> bool:
         """Whether the app is the one to serve at its custom domain. Records older than the claims make theirs here."""
         domain = verified_domain(app)
-        claim = await self.store.get(keys.domain_key(domain)) or "" if domain else ""
+        claim = await self.store.get(domain_key(domain)) or "" if domain else ""
         if claim.partition(" ")[0] != app.id:
             try:
                 await self._take_domain(app)
@@ -287,41 +291,41 @@ class Registry:
         names = await self._names(app.id)
         former = {app.id, *names, before.name if before else app.name} - {app.name}
         if former or names:
-            await scripts.change(self.store, keys.alias_key(app.id), " ".join([app.name, *sorted(former)]))
+            await compare_and_set(self.store, alias_key(app.id), " ".join([app.name, *sorted(former)]))
         for name in former:
             old = await self.app(name)
             if old is not None and old.id == app.id:
-                await self._remove(keys.app_key(name))
+                await self._remove(app_key(name))
                 await self._remove_from_account(old)
         if app.id != app.name or names:
-            await scripts.change(self.store, keys.alias_key(app.id), "" if app.id == app.name else app.name)
+            await compare_and_set(self.store, alias_key(app.id), "" if app.id == app.name else app.name)
 
     async def _remove_from_account(self, app: App) -> None:
         with backbone():
-            await self.store.client.srem(keys.account_apps_key(app.account), app.name)
+            await self.store.client.srem(account_apps_key(app.account), app.name)
 
     async def _enroll_with_monitors(self, app: App) -> None:
         """Comes last in `put_app`: a monitor that finds no app behind an id removes the id."""
-        tag = keys.tag(app.account)
+        tag = partition_tag(app.account)
         with backbone():
-            await self.store.client.zadd(keys.apps_key(tag), {app.id: 0})
-            await self.store.client.zadd(keys.probes_key(tag), {app.id: 0}, nx=True)
+            await self.store.client.zadd(apps_key(tag), {app.id: 0})
+            await self.store.client.zadd(probes_key(tag), {app.id: 0}, nx=True)
             # The domain may be a new one: its certificate is due now.
-            await self.store.client.zadd(keys.certificates_key(tag), {app.id: 0})
+            await self.store.client.zadd(certificates_key(tag), {app.id: 0})
 
     async def _withdraw_from_monitors(self, app: App) -> None:
-        tag = keys.tag(app.account)
-        listed = [keys.apps_key(tag), keys.probes_key(tag), keys.certificates_key(tag)]
-        listed += [keys.unhealthy_key(tag), keys.certificate_ends_key(tag)]
+        tag = partition_tag(app.account)
+        listed = [apps_key(tag), probes_key(tag), certificates_key(tag)]
+        listed += [unhealthy_key(tag), certificate_ends_key(tag)]
         with backbone():
             for zset in listed:
                 await self.store.client.zrem(zset, app.id)
-            await self.store.client.delete(*keys.monitored_keys(tag, app.id))
+            await self.store.client.delete(*monitored_keys(tag, app.id))
 
     async def delete_app(self, app: App) -> None:
         """May be repeated after an interruption. Raises NotFound if the app now belongs to another account."""
         other = await self._remove_record(app)
-        await self._remove(keys.alias_key(app.id))
+        await self._remove(alias_key(app.id))
         await self._give_up_domain(app)
         if other is None or other.account != app.account:
             await self._remove_from_account(app)
@@ -329,7 +333,7 @@ class Registry:
 
     async def _remove_record(self, app: App) -> App | None:
         """Returns the app that has the name instead, if it was deleted before and its name has been taken since."""
-        key = keys.app_key(app.name)
+        key = app_key(app.name)
         for _ in range(10):
             present = await self.store.get(key)
             record = None if present is None else read_app(present)
@@ -337,17 +341,17 @@ class Registry:
                 return record
             if record.account != app.account:
                 raise NotFound
-            if await scripts.change(self.store, key, "", expected=present):
+            if await compare_and_set(self.store, key, "", expected=present):
                 self._forget(key)
                 return None
         raise BackboneUnavailable(CONTENDED)
 
     async def _remove(self, key: str) -> None:
-        await scripts.change(self.store, key, "")
+        await compare_and_set(self.store, key, "")
         self._forget(key)
 
     async def _write(self, key: str, record: msgspec.Struct) -> None:
-        await scripts.change(self.store, key, msgspec.json.encode(record).decode())
+        await compare_and_set(self.store, key, msgspec.json.encode(record).decode())
         self._forget(key)  # this process does not wait for its own message
 
     # -- staying current -------------------------------------------------------------------------------------
@@ -385,7 +389,7 @@ class Registry:
             end_if_cancelled()
             try:
                 with backbone():
-                    async with self.store.subscription(keys.CHANGES) as subscription:
+                    async with self.store.subscription(CHANGES_CHANNEL) as subscription:
                         await self._follow(subscription)
             except BackboneUnavailable as error:
                 if self.live:

@@ -20,9 +20,9 @@ from litestar import Request
 from litestar.datastructures import Cookie, State
 
 from gateway.accounts.credentials import digest
+from gateway.accounts.keys import REGISTERED_PREFIX, SESSIONS_PREFIX, logins_key, session_key
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
-from gateway.store import keys
-from gateway.store.client import Store, backbone
+from gateway.redis.client import Store, backbone
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 SESSION_SECONDS = 12 * 3600
@@ -39,9 +39,9 @@ class Sessions:
     async def open(self, subject: str) -> str:
         """Returns the token of a new session, for which the subject's oldest ones beyond the limit end."""
         token = secrets.token_urlsafe(32)
-        own, sessions = digest(token), keys.SESSIONS + digest(subject)
+        own, sessions = digest(token), SESSIONS_PREFIX + digest(subject)
         with backbone():
-            await self._store.client.set(keys.session_key(own), subject, ex=SESSION_SECONDS)
+            await self._store.client.set(session_key(own), subject, ex=SESSION_SECONDS)
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.lpush(sessions, own)
                 pipe.lrange(sessions, MOST_SESSIONS, -1)
@@ -49,15 +49,15 @@ class Sessions:
                 pipe.expire(sessions, SESSION_SECONDS)
                 _, ended, *_ = await pipe.execute()
             for each in ended:
-                await self._store.client.delete(keys.session_key(each))
+                await self._store.client.delete(session_key(each))
         return token
 
     async def subject(self, token: str) -> str | None:
-        return await self._store.get(keys.session_key(digest(token))) if token else None
+        return await self._store.get(session_key(digest(token))) if token else None
 
     async def close(self, token: str) -> None:
         with backbone():
-            await self._store.client.delete(keys.session_key(digest(token)))
+            await self._store.client.delete(session_key(digest(token)))
 
     # -- cookies ---------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class Sessions:
         """
         # Another site's page must not log a visitor in to an account of its own choice.
         self.require_own_origin(request)
-        key = keys.logins_key(digest(client_address(request))[:32])
+        key = logins_key(digest(client_address(request))[:32])
         failed, wait = await self._store.count(key, 60)
         if failed > FAILED_A_MINUTE:
             raise LoginsLimited(retry_after=wait)
@@ -133,7 +133,7 @@ class Sessions:
         if not address.is_global:  # a proxy that does not say whose request it is
             return
         network = ipaddress.ip_network((address, 64 if address.version == 6 else 32), strict=False)
-        count, wait = await self._store.count(keys.REGISTERED + digest(str(network))[:32], 86_400)
+        count, wait = await self._store.count(REGISTERED_PREFIX + digest(str(network))[:32], 86_400)
         if count > max(LEAST_REGISTERED, per_day // REGISTERED_SHARE):
             message = "Your address has registered as many accounts as it may in a day; try again after Retry-After."
             raise RegistrationsClosed(message, retry_after=wait)

@@ -26,7 +26,7 @@ from gateway.cli.show import (
     strip_controls,
     text_of,
 )
-from gateway.events import catalogue
+from gateway.events import catalog
 from gateway.ids import now_iso
 
 limit = click.option(
@@ -196,7 +196,7 @@ def webhook_clear(as_json: bool) -> None:
 
 
 @webhook.command("test")
-@click.argument("event", metavar="TYPE", type=click.Choice(list(catalogue.SAMPLES)))
+@click.argument("event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)))
 @as_json
 def webhook_test(event: str, as_json: bool) -> None:
     """Send a sample event, marked as a sample.
@@ -222,7 +222,7 @@ def deliveries() -> None:
 
 @deliveries.command("list")
 @limit
-@click.option("--type", "event", metavar="TYPE", type=click.Choice(list(catalogue.SAMPLES)), help="Only these events.")
+@click.option("--type", "event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)), help="Only these events.")
 @click.option("--app", metavar="APP", help="Only events of this app.")
 @click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="Only these outcomes.")
 @click.option("--before", metavar="ID", help="Only deliveries older than this one: the next page.")

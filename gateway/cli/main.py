@@ -157,7 +157,7 @@ def mcp() -> None:
     An MCP client starts this command and talks to it over standard input and output.
     """
     url, key = find_credentials()
-    from gateway.cli.agents import serve_stdio
+    from gateway.cli.mcp import serve_stdio
 
     if sys.stdin.isatty():
         click.echo("Waiting for an MCP client on standard input. Press Ctrl-C to stop.", err=True)

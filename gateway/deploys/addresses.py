@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from gateway.events.catalogue import Kind
+from gateway.events.catalog import Kind
 from gateway.settings import Settings
 
 SLUG_LENGTH = 19

@@ -13,11 +13,12 @@ import msgspec
 
 from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
+from gateway.deploys.keys import environment_key
 from gateway.errors import BackboneUnavailable, RequestMalformed
-from gateway.events.catalogue import Time
+from gateway.events.catalog import Time
 from gateway.ids import now_iso
-from gateway.store import keys, scripts
-from gateway.store.client import Store, backbone
+from gateway.redis.client import Store, backbone
+from gateway.redis.scripts import compare_and_set
 
 TOTAL_BYTES = 65_536  # of all names and values of an app
 MAX_VARIABLES = 500  # of an app
@@ -65,7 +66,7 @@ class Environments:
             after = {name: variable for name, variable in {**variables, **sealed}.items() if variable is not None}
             _check_size(after)
             text = msgspec.json.encode(after).decode() if after else ""
-            if await scripts.change(self._store, keys.environment_key(app.account, app.id), text, expected=record):
+            if await compare_and_set(self._store, environment_key(app.account, app.id), text, expected=record):
                 return
         raise BackboneUnavailable("The variables are being changed from several places at once; try again.")
 
@@ -76,10 +77,10 @@ class Environments:
 
     async def forget(self, app: App) -> None:
         with backbone():
-            await self._store.client.delete(keys.environment_key(app.account, app.id))
+            await self._store.client.delete(environment_key(app.account, app.id))
 
     async def _read(self, app: App) -> tuple[str, Variables]:
-        record = await self._store.get(keys.environment_key(app.account, app.id)) or ""
+        record = await self._store.get(environment_key(app.account, app.id)) or ""
         return record, msgspec.json.decode(record, type=Variables) if record else {}
 
     def _seal(self, name: str, value: str) -> Variable:

@@ -10,12 +10,12 @@ import msgspec
 from gateway.accounts.credentials import digest
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
+from gateway.deploys.keys import hook_key, hooks_key, hooks_used_key
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events.catalogue import Time
+from gateway.events.catalog import Time
 from gateway.ids import new_id, now_iso
+from gateway.redis.client import backbone
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import backbone
 
 TRIGGERS_PER_MINUTE = 6  # of one hook
 MAX_HOOKS = 100  # of one account
@@ -59,21 +59,21 @@ class Hooks:
             raise RequestMalformed("name: 1 to 100 characters.")
         token = secrets.token_urlsafe(32)
         hook = Hook(new_id("hook"), name.strip(), found.name, found.id, account_id, now_iso())
-        record, key = msgspec.json.encode(hook).decode(), keys.hooks_key(account_id)
+        record, key = msgspec.json.encode(hook).decode(), hooks_key(account_id)
         with backbone():
             if await self._store.client.hlen(key) >= MAX_HOOKS:
                 raise RequestMalformed(f"An account has at most {MAX_HOOKS} hooks; revoke one first.")
             # Listed first and enabled second, so that every hook that works can be found and revoked.
             await self._store.client.hset(key, hook.id, msgspec.json.encode([digest(token), hook]).decode())
-            await self._store.client.set(keys.hook_key(digest(token)), record)
+            await self._store.client.set(hook_key(digest(token)), record)
         url = f"{self._settings.api_url}/hooks/deploy/{token}"
         return CreatedHook(hook.id, hook.name, hook.app, hook.createdAt, url)
 
     async def list(self, account_id: str) -> list[ListedHook]:
         """Newest first."""
         with backbone():
-            records = await self._store.client.hgetall(keys.hooks_key(account_id))
-            used = await self._store.client.hgetall(keys.hooks_used_key(account_id))
+            records = await self._store.client.hgetall(hooks_key(account_id))
+            used = await self._store.client.hgetall(hooks_used_key(account_id))
         hooks = [msgspec.json.decode(record, type=tuple[str, Hook])[1] for record in records.values()]
         hooks.sort(key=lambda hook: hook.id, reverse=True)
         return [
@@ -89,18 +89,18 @@ class Hooks:
 
     async def revoke(self, account_id: str, hook_id: str) -> None:
         with backbone():
-            record = await self._store.client.hget(keys.hooks_key(account_id), hook_id)
+            record = await self._store.client.hget(hooks_key(account_id), hook_id)
             if record is None:
                 raise NotFound("There is no such hook in this account.")
             hashed, _ = msgspec.json.decode(record, type=tuple[str, Hook])
-            await self._store.client.delete(keys.hook_key(hashed))
-            await self._store.client.hdel(keys.hooks_key(account_id), hook_id)
-            await self._store.client.hdel(keys.hooks_used_key(account_id), hook_id)
+            await self._store.client.delete(hook_key(hashed))
+            await self._store.client.hdel(hooks_key(account_id), hook_id)
+            await self._store.client.hdel(hooks_used_key(account_id), hook_id)
 
     async def forget_app(self, app: App) -> None:
         """For an app that is deleted."""
         with backbone():
-            records = await self._store.client.hvals(keys.hooks_key(app.account))
+            records = await self._store.client.hvals(hooks_key(app.account))
         for record in records:
             _, hook = msgspec.json.decode(record, type=tuple[str, Hook])
             if hook.appId == app.id:
@@ -108,5 +108,5 @@ class Hooks:
                     await self.revoke(app.account, hook.id)
 
     async def find_by_token(self, token: str) -> Hook | None:
-        record = await self._store.get(keys.hook_key(digest(token)))
+        record = await self._store.get(hook_key(digest(token)))
         return None if record is None else msgspec.json.decode(record, type=Hook)

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from gateway.deploys.states import FINAL, Deploy
-from gateway.events.catalogue import Phase, Time
+from gateway.events.catalog import Phase, Time
 
 PhaseState = Literal["waiting", "running", "done", "failed", "canceled"]
 STATES: dict[str, Phase] = {"building": "build", "checking": "health", "canary": "canary"}

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.store import keys
-from gateway.store.client import Store, backbone
+from gateway.deploys.keys import BUILD_POSITIONS_KEY
+from gateway.redis.client import Store, backbone
 
 LIFETIME = 15  # seconds
 
@@ -27,10 +27,10 @@ class Position(msgspec.Struct, frozen=True):
 async def write_positions(store: Store, positions: Mapping[str, Position]) -> None:
     """`positions` by deploy id. Raises BackboneUnavailable."""
     with backbone():
-        await store.client.set(keys.BUILD_POSITIONS, msgspec.json.encode(positions), ex=LIFETIME)
+        await store.client.set(BUILD_POSITIONS_KEY, msgspec.json.encode(positions), ex=LIFETIME)
 
 
 async def read_positions(store: Store) -> dict[str, Position] | None:
     """None while no worker builds. Raises BackboneUnavailable."""
-    record = await store.get(keys.BUILD_POSITIONS)
+    record = await store.get(BUILD_POSITIONS_KEY)
     return None if record is None else msgspec.json.decode(record, type=dict[str, Position])

@@ -27,10 +27,21 @@ import structlog
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
-from gateway.deploys import positions
+from gateway.deploys import positions, scripts
 from gateway.deploys.addresses import address, host, url_of
 from gateway.deploys.hooks import TRIGGERS_PER_MINUTE, Hook
+from gateway.deploys.keys import (
+    deploy_key,
+    deploy_log_key,
+    deploys_key,
+    deploys_on_key,
+    served_apps_key,
+    serving_key,
+    site_key,
+    tagged_deploy_key,
+)
 from gateway.deploys.logs import DeployLogs
+from gateway.deploys.scripts import Advance
 from gateway.deploys.sources import Sources
 from gateway.errors import (
     BackboneUnavailable,
@@ -43,13 +54,12 @@ from gateway.errors import (
     StorageUnavailable,
     TarballGone,
 )
-from gateway.events.catalogue import DeployFailed, DeploySucceeded, Event, Kind, Phase, queued_event
+from gateway.events.catalog import DeployFailed, DeploySucceeded, Event, Kind, Phase, queued_event
 from gateway.ids import new_id, now_iso
+from gateway.redis.client import backbone
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from gateway.settings import Settings
 from gateway.storage import Object, open_storage
-from gateway.store import keys, scripts
-from gateway.store.client import backbone
-from gateway.store.scripts import Advance
 
 logger = structlog.get_logger()
 
@@ -143,7 +153,7 @@ class Deploys:
             **({} if reuse is None else {"release": reuse.id}),
             **({} if reuse is None or reuse.commit is None else {"commit": reuse.commit}),
         }
-        reply = await scripts.trigger(
+        reply = await scripts.queue_deploy(
             self._store,
             account.id,
             app.id,
@@ -176,7 +186,7 @@ class Deploys:
                 return DeployQuotaReached(retry_after=86_400 - time.time() % 86_400)
 
     async def count_today(self, account_id: str, day: str) -> int:
-        return int(await self._store.get(keys.deploys_on_key(account_id, day)) or 0)
+        return int(await self._store.get(deploys_on_key(account_id, day)) or 0)
 
     # -- stored sources --------------------------------------------------------------------------------------
 
@@ -224,18 +234,18 @@ class Deploys:
             return
         client = self._store.client
         with backbone():
-            needed = {await client.hget(keys.site_key(app.account, app.id), "source")}
-            waiting = await client.xrange(keys.stream_key(keys.tag(app.account), STREAM), count=SCAN_LIMIT)
+            needed = {await client.hget(site_key(app.account, app.id), "source")}
+            waiting = await client.xrange(stream_key(partition_tag(app.account), STREAM), count=SCAN_LIMIT)
             for _, entry in waiting:
                 if entry.get("app") == app.id and "id" in entry:
-                    needed.add(await client.hget(keys.deploy_key(app.account, entry["id"]), "source"))
+                    needed.add(await client.hget(deploy_key(app.account, entry["id"]), "source"))
         if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
             await self._sources.remove(app.id, set(old) - needed)
 
     async def forget_sources(self, app: App) -> None:
         """Removes the app's stored sources. Its hooks answer TARBALL_GONE until the next publish."""
         with backbone():
-            await self._store.client.hdel(keys.site_key(app.account, app.id), "source")
+            await self._store.client.hdel(site_key(app.account, app.id), "source")
         await self._sources.remove_all(app.id)
 
     async def forget_app(self, app: App) -> None:
@@ -252,25 +262,25 @@ class Deploys:
 
     async def _forget_site(self, account_id: str, app_id: str) -> None:
         with backbone():
-            await self._store.client.delete(keys.site_key(account_id, app_id), keys.serving_key(account_id, app_id))
-            await self._store.client.zrem(keys.served_apps_key(keys.tag(account_id)), app_id)
+            await self._store.client.delete(site_key(account_id, app_id), serving_key(account_id, app_id))
+            await self._store.client.zrem(served_apps_key(partition_tag(account_id)), app_id)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def get(self, deploy_id: str, account_id: str) -> Deploy | None:
         with backbone():
-            record = await self._store.client.hgetall(keys.deploy_key(account_id, deploy_id))
+            record = await self._store.client.hgetall(deploy_key(account_id, deploy_id))
         return msgspec.convert(record, Deploy, strict=False) if record else None
 
     async def find(self, deploy_id: str) -> Deploy | None:
         """Any account's deploy. The id does not name the account, so this asks every partition."""
-        found = await self._get_all([keys.tagged_deploy_key(tag, deploy_id) for tag in keys.TAGS])
+        found = await self._get_all([tagged_deploy_key(tag, deploy_id) for tag in PARTITION_TAGS])
         return found[0] if found else None
 
     async def live_id(self, app: App) -> str | None:
         """The id of the deploy that the app serves."""
         with backbone():
-            live: str | None = await self._store.client.hget(keys.site_key(app.account, app.id), "live")
+            live: str | None = await self._store.client.hget(site_key(app.account, app.id), "live")
             return live
 
     async def live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
@@ -278,21 +288,21 @@ class Deploys:
         with backbone():
             async with self._store.client.pipeline(transaction=False) as pipeline:
                 for app_id in app_ids:
-                    pipeline.hget(keys.site_key(account_id, app_id), "live")
+                    pipeline.hget(site_key(account_id, app_id), "live")
                 return {live for live in await pipeline.execute() if live} if app_ids else set()
 
     async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
         """Newest first; `before` is the last deploy of the page before. Raises RequestMalformed."""
         last = -1 if app or before else limit - 1
         with backbone():
-            ids: Sequence[str] = await self._store.client.zrevrange(keys.deploys_key(account_id), 0, last)
+            ids: Sequence[str] = await self._store.client.zrevrange(deploys_key(account_id), 0, last)
         if before:
             if before not in ids:
                 raise RequestMalformed("before: there is no deploy of this id; leave it out to begin with the newest.")
             ids = ids[ids.index(before) + 1 :]
         found: Sequence[Deploy] = []
         for first in range(0, len(ids), BATCH):
-            deploys = await self._get_all([keys.deploy_key(account_id, name) for name in ids[first : first + BATCH]])
+            deploys = await self._get_all([deploy_key(account_id, name) for name in ids[first : first + BATCH]])
             found = [*found, *(deploy for deploy in deploys if app in (None, deploy.app, deploy.appId))]
             if len(found) >= limit:
                 break
@@ -317,11 +327,11 @@ class Deploys:
     async def _list_in_streams(self) -> Sequence[Deploy]:
         """All deploys that are queued or in progress."""
         records = []
-        for tag in keys.TAGS:
+        for tag in PARTITION_TAGS:
             with backbone():
-                entries = await self._store.client.xrange(keys.stream_key(tag, STREAM), count=SCAN_LIMIT)
+                entries = await self._store.client.xrange(stream_key(tag, STREAM), count=SCAN_LIMIT)
             # An entry without an id is poison: a worker buries it.
-            records += [keys.tagged_deploy_key(tag, entry["id"]) for _, entry in entries if "id" in entry]
+            records += [tagged_deploy_key(tag, entry["id"]) for _, entry in entries if "id" in entry]
         return await self._get_all(records)
 
     async def _get_all(self, records: Sequence[str]) -> Sequence[Deploy]:
@@ -340,7 +350,7 @@ class Deploys:
 
     async def read_log(self, deploy: Deploy) -> str:
         # Redis first: the log leaves it only after it is stored.
-        live = await self._store.get(keys.deploy_log_key(deploy.account, deploy.id))
+        live = await self._store.get(deploy_log_key(deploy.account, deploy.id))
         if live is not None and deploy.state not in FINAL:  # pages that follow a deploy ask every second
             return live
         try:
@@ -354,7 +364,7 @@ class Deploys:
 
         If it cannot be stored, the log stays in Redis until it expires there.
         """
-        key = keys.deploy_log_key(deploy.account, deploy.id)
+        key = deploy_log_key(deploy.account, deploy.id)
         text = await self._store.get(key)
         if text is None:
             return
@@ -368,7 +378,7 @@ class Deploys:
 
     async def append_log(self, deploy: Deploy, text: str) -> None:
         """Keeps the beginning of a log that is too long, because the first error explains the others."""
-        key = keys.deploy_log_key(deploy.account, deploy.id)
+        key = deploy_log_key(deploy.account, deploy.id)
         with backbone():
             length = await self._store.client.strlen(key)
             if length >= LOG_BYTES:
@@ -487,7 +497,7 @@ class Deploys:
             # A source that was cleaned up in the meantime does not come back.
             source=deploy.source if live and await self.has_source(deploy) else "",
         )
-        if not await scripts.advance(self._store, move):
+        if not await scripts.advance_deploy(self._store, move):
             raise StaleDeploy
         after = await self.get(deploy.id, deploy.account)
         if after is None:

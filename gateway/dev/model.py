@@ -16,7 +16,7 @@ from litestar.exceptions import HTTPException, NotAuthorizedException
 from litestar.handlers import BaseRouteHandler
 from litestar.response import Stream
 
-from gateway.inference.prices import PRICES
+from gateway.inference.spend.prices import PRICES
 
 TOKEN_SECONDS = 0.03
 SELF = (

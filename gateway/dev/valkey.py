@@ -7,8 +7,8 @@ from pathlib import Path
 
 import redis.asyncio
 
+from gateway.deploys.keys import BUILDER_KEY
 from gateway.dev.children import StartFailed
-from gateway.store.keys import BUILDER
 
 
 def command(port: int, folder: Path) -> list[str]:
@@ -40,7 +40,7 @@ async def forget_builder(url: str) -> None:
     """Lets the worker take the data folder, also one that is new. This run alone uses the database."""
     client = redis.asyncio.Redis.from_url(url)
     try:
-        await client.delete(BUILDER)
+        await client.delete(BUILDER_KEY)
     finally:
         await client.aclose()
 

@@ -1,8 +1,8 @@
 """The log of an account's deliveries: the last 1,000 outcomes of 30 days, each with what is needed to debug it.
 
-An entry names its event; the event's data is stored once, in the account's bodies (`lua/deliveries.lua`). The request
-is not stored: its body and headers follow from the event and the time of sending. Signatures are left out, because
-whoever holds one can repeat the request until receivers consider it too old.
+An entry names its event; the event's data is stored once, in the account's bodies (`lua/events/deliveries.lua`). The
+request is not stored: its body and headers follow from the event and the time of sending. Signatures are left out,
+because whoever holds one can repeat the request until receivers consider it too old.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import Literal
 import msgspec
 
 from gateway.errors import NotFound, RequestMalformed
-from gateway.events import catalogue
+from gateway.events import catalog
+from gateway.events.keys import bodies_key, deliveries_key, stored_key
+from gateway.events.records import LoggedEvent
 from gateway.ids import now_iso, time_of
-from gateway.store import keys
-from gateway.store.client import Store, backbone
-from gateway.store.event_records import LoggedEvent
+from gateway.redis.client import Store, backbone
+from gateway.redis.partitions import partition_tag
 
 LOGGED = 1_000  # deliveries kept per account
 LOGGED_SECONDS = 30 * 86_400
 PAGE = 100  # entries read at a time
-SHARE = 8_388_608  # bytes that an account's log and the data of its events may take: `lua/deliveries.lua`
+SHARE = 8_388_608  # bytes that an account's log and the data of its events may take: `lua/events/deliveries.lua`
 KEPT_BODY = 1_024  # bytes of an answer
 READ_BODY = KEPT_BODY + 128  # so that a secret at the end is seen whole
 KEPT_HEADERS = 1_024  # characters of an answer's headers
@@ -42,8 +43,8 @@ class Delivery(msgspec.Struct, kw_only=True):
     type: str
     app: str
     url: str | None  # where it was sent; null if no webhook was set
-    at: catalogue.Time  # of the delivery
-    eventAt: catalogue.Time  # of the event
+    at: catalog.Time  # of the delivery
+    eventAt: catalog.Time  # of the event
     durationMs: int
     outcome: Outcome
     sample: bool = False  # a test event
@@ -107,7 +108,7 @@ async def read_delivery(store: Store, account_id: str, delivery_id: str) -> Deli
         raise NotFound("There is no delivery of this id in the last 30 days.")
     attempt, fields = found[0]
     with backbone():
-        data = await store.client.hget(keys.bodies_key(account_id), fields["id"])
+        data = await store.client.hget(bodies_key(account_id), fields["id"])
     data, timestamp = data or fields.get("data"), int(fields["at"])
     body = None if data is None else encode_body(fields["id"], fields["type"], data, timestamp).decode()
     headers = sent_headers(fields["id"], fields["type"], timestamp, NOT_KEPT, [NOT_KEPT]) if fields.get("url") else {}
@@ -147,7 +148,7 @@ async def find_failed(store: Store, account_id: str, since: int) -> list[LoggedE
 async def stored_bytes(store: Store, account_id: str) -> int:
     """What the account's log and the data of its events take, of `SHARE`."""
     with backbone():
-        return int(await store.client.zscore(keys.stored_key(keys.tag(account_id)), account_id) or 0)
+        return int(await store.client.zscore(stored_key(partition_tag(account_id)), account_id) or 0)
 
 
 def _row(entry: Entry) -> dict[str, str | None]:
@@ -178,7 +179,7 @@ async def _find(store: Store, account_id: str, delivery_id: str) -> list[Entry]:
     """Newest first."""
     if _is_attempt(delivery_id):
         with backbone():
-            entries = await store.client.xrange(keys.deliveries_key(account_id), delivery_id, delivery_id)
+            entries = await store.client.xrange(deliveries_key(account_id), delivery_id, delivery_id)
         return [entry for entry in entries if int(entry[0].partition("-")[0]) >= _oldest()]
     found: list[Entry] = []
     after = ""
@@ -192,7 +193,7 @@ async def _read_page(store: Store, account_id: str, before: str, count: int) -> 
     last = f"({before}" if before else "+"
     with backbone():
         page: list[Entry] = await store.client.xrevrange(
-            keys.deliveries_key(account_id), max=last, min=str(_oldest()), count=count
+            deliveries_key(account_id), max=last, min=str(_oldest()), count=count
         )
     return page
 

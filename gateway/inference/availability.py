@@ -22,10 +22,11 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
-from gateway.inference.signals import ProviderSignal
+from gateway.inference.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.redis.client import backbone
+from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
-from gateway.store import keys, scripts
-from gateway.store.client import backbone
 
 logger = structlog.get_logger()
 
@@ -131,8 +132,8 @@ class Availability:
         self._recorder: asyncio.Task[None] | None = None
         self._prober: asyncio.Task[None] | None = None
         # Each by itself: in a cluster they may be on two nodes.
-        registry.subscribe(keys.INFERENCE, self._reload_switch, self._doubt_switch)
-        registry.subscribe(keys.PROVIDER, self._reload_health)
+        registry.subscribe(INFERENCE_KEY, self._reload_switch, self._doubt_switch)
+        registry.subscribe(PROVIDER_KEY, self._reload_health)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -180,12 +181,12 @@ class Availability:
         await self._reload_health()
 
     async def _reload_switch(self) -> None:
-        switch = await self._store.get(keys.INFERENCE)
+        switch = await self._store.get(INFERENCE_KEY)
         self._switch = msgspec.json.decode(switch or "{}", type=Switch)
         self._update_status()
 
     async def _reload_health(self) -> None:
-        health = await self._store.get(keys.PROVIDER)
+        health = await self._store.get(PROVIDER_KEY)
         self._health = msgspec.json.decode(health or "{}", type=ProviderHealth)
         self._update_status()
 
@@ -198,14 +199,14 @@ class Availability:
     async def set(self, *, enabled: bool | None = None, approved: bool | None = None) -> InferenceStatus:
         """Changes what is not None, for all processes."""
         while True:
-            before = await self._store.get(keys.INFERENCE)
+            before = await self._store.get(INFERENCE_KEY)
             switch = msgspec.json.decode(before or "{}", type=Switch)
             switch = Switch(
                 enabled=switch.enabled if enabled is None else enabled,
                 approved=switch.approved if approved is None else approved,
             )
             after = msgspec.json.encode(switch).decode()
-            if await scripts.change(self._store, keys.INFERENCE, after, expected=before or ""):
+            if await compare_and_set(self._store, INFERENCE_KEY, after, expected=before or ""):
                 await self.reload()
                 return self.status()
 
@@ -230,7 +231,7 @@ class Availability:
                 continue
             try:
                 with backbone():
-                    mine = await self._store.client.set(keys.PROBE, str(os.getpid()), nx=True, ex=PROBE_LEASE)
+                    mine = await self._store.client.set(PROBE_KEY, str(os.getpid()), nx=True, ex=PROBE_LEASE)
             except BackboneUnavailable:
                 continue
             if mine:
@@ -253,12 +254,12 @@ class Availability:
                 pass  # the next attempt reveals the same
 
     async def _change_health(self, signals: list[ProviderSignal]) -> bool:
-        before = await self._store.get(keys.PROVIDER)
+        before = await self._store.get(PROVIDER_KEY)
         health = msgspec.json.decode(before or "{}", type=ProviderHealth)
         after = reduce(ProviderHealth.after, signals, health)
         if after != health:
             value = msgspec.json.encode(after).decode()
-            if not await scripts.change(self._store, keys.PROVIDER, value, expected=before or ""):
+            if not await compare_and_set(self._store, PROVIDER_KEY, value, expected=before or ""):
                 return False
             self._written = asyncio.get_running_loop().time()
         self._health = after

@@ -34,20 +34,21 @@ from gateway.errors import (
     TokenInvalid,
     TokenMissing,
 )
-from gateway.inference import cors, native, openai
-from gateway.inference.admission import Admission, Reservation
+from gateway.inference import cors
+from gateway.inference.auth.users import Users
 from gateway.inference.availability import Availability
 from gateway.inference.backlog import ANSWER, Backlog, Backlogs
-from gateway.inference.call import REPEATED, Call
-from gateway.inference.connection import ClientGone, Interrupted, Stream
-from gateway.inference.formats import Ask, Format, Whole
-from gateway.inference.hints import explain_missing
-from gateway.inference.permits import Permit, Permits
-from gateway.inference.prices import NOTHING, PRICES, Owed, most_tokens, owed_for_usage, worst_case
-from gateway.inference.provider import Provider
-from gateway.inference.signals import ProviderSignal
+from gateway.inference.concurrency.permits import Permit, Permits
+from gateway.inference.formats import native, openai
+from gateway.inference.formats.completion import Ask, Format, Whole
+from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.inference.provider.pool import Provider
+from gateway.inference.request import REPEATED, Call
+from gateway.inference.spend.admission import Admission, Reservation
+from gateway.inference.spend.prices import NOTHING, PRICES, Owed, most_tokens, owed_for_usage, worst_case
 from gateway.inference.traces import SETTLE, RequestTraces
-from gateway.inference.users import Users
+from gateway.inference.unknown_paths import explain_missing
 from gateway.log import RequestLine, request_line
 from gateway.settings import Settings
 from gateway.telemetry import tracing

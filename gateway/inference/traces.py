@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.errors import Headers
-from gateway.inference.call import Call
-from gateway.inference.connection import Stream
-from gateway.inference.formats import Ask, finish_reason
-from gateway.inference.prices import PRICES
-from gateway.inference.tools import TOOL_CALLS
+from gateway.inference.formats.completion import Ask, finish_reason
+from gateway.inference.formats.tools import TOOL_CALLS
+from gateway.inference.provider.connection import Stream
+from gateway.inference.request import Call
+from gateway.inference.spend.prices import PRICES
 from gateway.settings import Settings
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
 

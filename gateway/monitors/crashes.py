@@ -11,10 +11,11 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.records import App
-from gateway.events.catalogue import AppCrashed, Time
-from gateway.events.receivers import Webhooks
-from gateway.store import keys
-from gateway.store.client import Store, backbone
+from gateway.events.catalog import AppCrashed, Time
+from gateway.events.webhooks import Webhooks
+from gateway.monitors.keys import crashes_key
+from gateway.redis.client import Store, backbone
+from gateway.redis.partitions import partition_tag
 
 KEPT = 20
 KEPT_SECONDS = 30 * 86_400
@@ -41,7 +42,7 @@ class Crashes:
         queued = await self._webhooks.emit(app, crash, event_id)
         text = "\n".join(lines[-LINES:])[-LINES_LENGTH:]
         kept = Crash(crash.at, crash.reason, crash.exitCode, text.split("\n") if text else [])
-        key = keys.crashes_key(keys.tag(app.account), app.id)
+        key = crashes_key(partition_tag(app.account), app.id)
         fields = {"event": queued, "crash": msgspec.json.encode(kept).decode()}
         with backbone():
             async with self._store.client.pipeline(transaction=False) as pipeline:
@@ -53,7 +54,7 @@ class Crashes:
     async def list(self, app: App) -> list[Crash]:
         """Newest first."""
         with backbone():
-            entries = await self._store.client.xrevrange(keys.crashes_key(keys.tag(app.account), app.id))
+            entries = await self._store.client.xrevrange(crashes_key(partition_tag(app.account), app.id))
         # A report that was repeated is one crash.
         by_event = {fields["event"]: fields["crash"] for _, fields in entries}
         return [msgspec.json.decode(text, type=Crash) for text in by_event.values()]

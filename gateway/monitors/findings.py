@@ -17,14 +17,17 @@ import msgspec
 import structlog
 
 from gateway.accounts.records import App
+from gateway.deploys.keys import site_key
 from gateway.errors import BackboneUnavailable, RequestMalformed
-from gateway.events.catalogue import Finding, SecurityFinding, queued_event
-from gateway.events.receivers import DATA_BYTES
+from gateway.events.catalog import Finding, SecurityFinding, queued_event
+from gateway.events.webhooks import DATA_BYTES
 from gateway.ids import new_id, now_iso
+from gateway.monitors import scripts
+from gateway.monitors.keys import findings_key
 from gateway.monitors.scans import RANKS, Reported, Scan, Tier
+from gateway.redis.client import Store, backbone
+from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
-from gateway.store import keys, scripts
-from gateway.store.client import Store, backbone
 
 logger = structlog.get_logger()
 
@@ -109,18 +112,18 @@ class Findings:
     async def find_open(self, app: App) -> list[Finding]:
         """The most urgent first: red ones, then by deadline."""
         with backbone():
-            text = await self._store.client.hget(keys.findings_key(keys.tag(app.account), app.id), "open")
+            text = await self._store.client.hget(findings_key(partition_tag(app.account), app.id), "open")
         found = msgspec.json.decode(text or "[]", type=list[Finding])
         return sorted(found, key=lambda each: (each.tier != "red", each.deadlineAt or "", each.cve, each.component))
 
     async def take_in(self, app: App, scan: Scan) -> Counts:
         """Replaces the open findings of an app. Raises RequestMalformed or BackboneUnavailable, without any change."""
-        key = keys.findings_key(keys.tag(app.account), app.id)
+        key = findings_key(partition_tag(app.account), app.id)
         for _ in range(10):
             with backbone():
                 seconds, _micros = await self._store.client.time()
                 version, text = await self._store.client.hmget(key, ["version", "open"])
-                live = bool(await self._store.client.hget(keys.site_key(app.account, app.id), "live"))
+                live = bool(await self._store.client.hget(site_key(app.account, app.id), "live"))
             before = msgspec.json.decode(text or "[]", type=list[Open])
             after, notify, counts = merge(before, scan, seconds, self._deadlines, live)
             if len(after) > MOST_OPEN:
@@ -133,7 +136,7 @@ class Findings:
 
     async def _write(self, app: App, key: str, version: str, after: list[Open], notify: list[Open]) -> bool:
         red = sum(each.tier == "red" for each in after)
-        recorded = await scripts.observe(
+        recorded = await scripts.record_observation(
             self._store,
             key,
             app=app.id,

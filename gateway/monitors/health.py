@@ -22,11 +22,13 @@ from typing import Literal
 import msgspec
 
 from gateway.accounts.records import Account, App
-from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event, Time
+from gateway.deploys.keys import site_key
+from gateway.events.catalog import AppRecovered, AppUnhealthy, Event, Time
 from gateway.ids import now_iso
+from gateway.monitors.keys import certificate_key, findings_key, health_key
+from gateway.redis.client import Store, backbone
+from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import Store, backbone
 
 FAILURES = 3  # in a row
 READS = 4  # values per app
@@ -168,11 +170,11 @@ async def of_owned_apps(store: Store, apps: Sequence[tuple[App, Account]]) -> li
     with backbone():
         async with store.client.pipeline(transaction=False) as pipeline:
             for app, account in apps:
-                tag = keys.tag(account.id)
-                pipeline.hget(keys.site_key(account.id, app.id), "live")
-                pipeline.hget(keys.health_key(tag, app.id), "state")
-                pipeline.hget(keys.certificate_key(tag, app.id), "expiresAt")
-                pipeline.hmget(keys.findings_key(tag, app.id), ["red", "yellow"])
+                tag = partition_tag(account.id)
+                pipeline.hget(site_key(account.id, app.id), "live")
+                pipeline.hget(health_key(tag, app.id), "state")
+                pipeline.hget(certificate_key(tag, app.id), "expiresAt")
+                pipeline.hmget(findings_key(tag, app.id), ["red", "yellow"])
             found = await pipeline.execute() if apps else []
     answers = [found[first : first + READS] for first in range(0, len(found), READS)]
     return [_monitored(account, *answer) for (_, account), answer in zip(apps, answers, strict=True)]

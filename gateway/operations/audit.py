@@ -24,11 +24,11 @@ import structlog
 
 from gateway.accounts.operators import Operator
 from gateway.errors import BackboneUnavailable
-from gateway.events.catalogue import Time
+from gateway.events.catalog import Time
 from gateway.ids import now_iso
-from gateway.store import keys
-from gateway.store.client import Store, backbone
-from gateway.store.faults import code_of
+from gateway.operations.keys import audit_key
+from gateway.redis.client import Store, backbone
+from gateway.redis.faults import code_of
 
 logger = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class Audit:
             target=target,
             requestId=request_id,
         )
-        key = keys.audit_key(trail)
+        key = audit_key(trail)
         with backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
                 pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
@@ -94,7 +94,7 @@ class Audit:
 
     async def finish(self, trail: Trail, record: AuditRecord) -> None:
         """Records and logs the result. A failure is logged too: the change has happened."""
-        key, begun = keys.audit_key(trail), record.id
+        key, begun = audit_key(trail), record.id
         who = {"operator": record.operator, "token": record.token}
         what = {"action": record.action, "target": record.target, "status": record.status, "code": record.code}
         logger.info("audit.recorded", trail=trail, request_id=record.requestId, **who, **what)
@@ -114,7 +114,7 @@ class Audit:
         newest = "+" if before is None else f"({before}"
         oldest = int((time.time() - LIFE) * 1000)
         with backbone():
-            entries = await self._store.client.xrevrange(keys.audit_key(trail), newest, oldest, count=limit)
+            entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=limit)
         return [_decode(entry, fields) for entry, fields in entries]
 
 

@@ -14,11 +14,13 @@ import msgspec
 from redis.exceptions import RedisError
 
 from gateway.deploys import states
-from gateway.events import receivers
-from gateway.store import keys
-from gateway.store.client import Store
+from gateway.events import webhooks
+from gateway.events.keys import outcomes_key
+from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
+from gateway.redis.client import Store
+from gateway.redis.partitions import PARTITION_TAGS, stream_key
 
-STREAMS = {receivers.GROUP: receivers.STREAM, states.GROUP: states.STREAM}
+STREAMS = {webhooks.GROUP: webhooks.STREAM, states.GROUP: states.STREAM}
 GROUPS = (*STREAMS, "monitors", "sites")
 
 
@@ -58,14 +60,14 @@ class Backlog(msgspec.Struct):
 
 async def read_backlog(store: Store, now: int) -> Backlog:
     """`now`: Redis's clock, ms. Raises the Redis client's errors."""
-    tags = keys.TAGS
+    tags = PARTITION_TAGS
     async with store.client.pipeline(transaction=False) as pipe:
         for tag in tags:
-            pipe.hgetall(keys.outcomes_key(tag))
+            pipe.hgetall(outcomes_key(tag))
             for group, stream in STREAMS.items():
-                pipe.xlen(keys.stream_key(tag, stream))
-                pipe.xrange(keys.stream_key(tag, stream), count=1)
-                pipe.xinfo_consumers(keys.stream_key(tag, stream), group)
+                pipe.xlen(stream_key(tag, stream))
+                pipe.xrange(stream_key(tag, stream), count=1)
+                pipe.xinfo_consumers(stream_key(tag, stream), group)
         answers = iter(await pipe.execute(raise_on_error=False))
     queues = {group: Queue() for group in STREAMS}
     outcomes: dict[str, int] = {}
@@ -79,13 +81,13 @@ async def read_backlog(store: Store, now: int) -> Backlog:
             for consumer in consumers:
                 name = (group, consumer["name"])
                 pending[name] = pending.get(name, 0) + consumer["pending"]
-    listed = await store.client.smembers(keys.WORKERS)
+    listed = await store.client.smembers(WORKERS_KEY)
     for group, _, name in (member.partition(":") for member in listed):
         pending.setdefault((group, name), 0)
     workers = await _read_workers(store, pending)
     if dead := listed - {f"{worker.group}:{worker.name}" for worker in workers}:
-        await store.client.srem(keys.WORKERS, *dead)
-    return Backlog(queues[receivers.GROUP], queues[states.GROUP], workers, outcomes)
+        await store.client.srem(WORKERS_KEY, *dead)
+    return Backlog(queues[webhooks.GROUP], queues[states.GROUP], workers, outcomes)
 
 
 def _value(answer: Any) -> Any:
@@ -100,10 +102,10 @@ def _value(answer: Any) -> Any:
 async def _read_workers(store: Store, pending: dict[tuple[str, str], int]) -> list[Worker]:
     async with store.client.pipeline(transaction=False) as pipe:
         for group, name in pending:
-            pipe.pttl(keys.worker_key(group, name))
+            pipe.pttl(worker_key(group, name))
         left = await pipe.execute()
     workers = [
-        Worker(group, name, keys.HEARTBEAT_SECONDS * 1000 - life if life > 0 else None, pending[group, name])
+        Worker(group, name, HEARTBEAT_SECONDS * 1000 - life if life > 0 else None, pending[group, name])
         for (group, name), life in zip(pending, left, strict=True)
     ]
     workers.sort(key=lambda worker: (worker.group, worker.name))

@@ -21,8 +21,16 @@ from gateway.deploys.states import FINAL
 from gateway.errors import BackboneUnavailable
 from gateway.ids import day_of, now_iso
 from gateway.inference.availability import Availability
-from gateway.inference.permits import Permits
+from gateway.inference.concurrency.lease_replies import read_share
+from gateway.inference.concurrency.permits import Permits
+from gateway.inference.keys import spend_key
 from gateway.operations.backlog import Backlog, read_backlog
+from gateway.operations.needs_attention import (
+    count_ended_deploys,
+    count_expiring_certificates,
+    count_failed_deploys,
+    count_unhealthy_apps,
+)
 from gateway.operations.snapshot import (
     AccountSpend,
     DaySpend,
@@ -37,18 +45,11 @@ from gateway.operations.snapshot import (
     render_counts,
 )
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
-from gateway.operations.troubles import (
-    count_ended_deploys,
-    count_expiring_certificates,
-    count_failed_deploys,
-    count_unhealthy_apps,
-)
+from gateway.redis.client import backbone
+from gateway.redis.faults import code_of
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import backbone
-from gateway.store.faults import code_of
-from gateway.store.lease_replies import read_share
 from gateway.telemetry.counters import TOTAL, Counters
+from gateway.telemetry.keys import CLOCK_KEY, PROCESSES_KEY, minute_key, process_key, spenders_key
 from gateway.telemetry.metrics import Metrics
 
 logger = structlog.get_logger()
@@ -127,8 +128,8 @@ class Overview:
         moment = time.gmtime(now // 1000)
         formats = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H", "minute": "%Y-%m-%dT%H:%M"}
         async with self._store.client.pipeline(transaction=True) as pipe:
-            pipe.hset(keys.CLOCK, mapping={name: time.strftime(each, moment) for name, each in formats.items()})
-            pipe.expire(keys.CLOCK, CLOCK_SECONDS)
+            pipe.hset(CLOCK_KEY, mapping={name: time.strftime(each, moment) for name, each in formats.items()})
+            pipe.expire(CLOCK_KEY, CLOCK_SECONDS)
             await pipe.execute()
 
     async def _check_caps(self, now: int) -> None:
@@ -146,7 +147,7 @@ class Overview:
         """In the same order, without accounts that no longer exist."""
         async with self._store.client.pipeline(transaction=False) as pipe:
             for account in accounts:
-                pipe.hmget(keys.spend_key(account, day), ["settled", "reserved"])
+                pipe.hmget(spend_key(account, day), ["settled", "reserved"])
             spends = await pipe.execute()
         found = []
         for account, (settled, reserved) in zip(accounts, spends, strict=True):
@@ -198,22 +199,22 @@ class Overview:
         names = [time.strftime("%Y-%m-%dT%H:%M", moment) for moment in moments]
         async with self._store.client.pipeline(transaction=False) as pipe:
             for name in names:
-                pipe.hgetall(keys.minute_key(name))
+                pipe.hgetall(minute_key(name))
             return list(zip(names, await pipe.execute(), strict=True))
 
     async def _read_top_spends(self, day: str) -> DaySpend:
-        top = await self._store.client.zrevrange(keys.spenders_key(day), 0, TOP, withscores=True)
+        top = await self._store.client.zrevrange(spenders_key(day), 0, TOP, withscores=True)
         total = next((int(spent) for account, spent in top if account == TOTAL), 0)
         return DaySpend(day, total, await self._read_spends([account for account, _ in top if account != TOTAL], day))
 
     async def _read_processes(self) -> list[Process]:
         found = []
-        for process in sorted(await self._store.client.smembers(keys.PROCESSES)):
-            record = await self._store.client.hgetall(keys.process_key(process))
+        for process in sorted(await self._store.client.smembers(PROCESSES_KEY)):
+            record = await self._store.client.hgetall(process_key(process))
             if record:
                 found.append(msgspec.convert({"id": process, **record}, Process, strict=False))
             else:  # it died; a process that lives adds itself again within two seconds
-                await self._store.client.srem(keys.PROCESSES, process)
+                await self._store.client.srem(PROCESSES_KEY, process)
         return found
 
     async def _read_provider_share(self) -> ProviderShare:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import structlog
 
 from gateway.errors import BackboneUnavailable
-from gateway.store.client import Store
-from gateway.store.faults import advise, code_of, describe
+from gateway.redis.client import Store
+from gateway.redis.faults import advise, code_of, describe
 
 logger = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.events.catalogue import Time
+from gateway.events.catalog import Time
 from gateway.inference.availability import InferenceState
 from gateway.operations.backlog import Queue, Worker
 from gateway.operations.storage import DeadLetters, StorageByAccount

@@ -5,11 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from gateway.accounts.registry import Registry
-from gateway.events.catalogue import Time
+from gateway.events import scripts
+from gateway.events.catalog import Time
 from gateway.events.deliveries import SHARE
+from gateway.events.keys import dead_letters_key, stored_key
 from gateway.ids import now_iso
-from gateway.store import keys, scripts
-from gateway.store.client import Store
+from gateway.redis.client import Store
+from gateway.redis.partitions import PARTITION_TAGS
 
 TOP = 8  # accounts
 NEWEST = 10  # dead letters
@@ -44,16 +46,16 @@ class StorageByAccount(msgspec.Struct):
 async def count_dead_letters(store: Store) -> int:
     """Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.TAGS:
-            pipe.xlen(keys.dead_letters_key(tag))
+        for tag in PARTITION_TAGS:
+            pipe.xlen(dead_letters_key(tag))
         return sum(await pipe.execute())
 
 
 async def read_dead_letters(store: Store) -> DeadLetters:
     """Raises the Redis client's errors."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.TAGS:
-            pipe.xrevrange(keys.dead_letters_key(tag), count=NEWEST)
+        for tag in PARTITION_TAGS:
+            pipe.xrevrange(dead_letters_key(tag), count=NEWEST)
         letters = [letter for page in await pipe.execute() for letter in page]
     letters.sort(key=lambda letter: -int(letter[0].partition("-")[0]))
     return DeadLetters(await count_dead_letters(store), [_dead_letter(*letter) for letter in letters[:NEWEST]])
@@ -71,8 +73,8 @@ def _dead_letter(letter_id: str, letter: dict[str, str]) -> DeadLetter:
 async def read_storage(store: Store, registry: Registry) -> StorageByAccount:
     """Raises the Redis client's errors, or BackboneUnavailable."""
     async with store.client.pipeline(transaction=False) as pipe:
-        for tag in keys.TAGS:
-            pipe.zrevrange(keys.stored_key(tag), 0, TOP - 1, withscores=True)
+        for tag in PARTITION_TAGS:
+            pipe.zrevrange(stored_key(tag), 0, TOP - 1, withscores=True)
         stored = [(account, int(count)) for page in await pipe.execute() for account, count in page]
     top = []
     for account, count in sorted(stored, key=lambda each: -each[1])[:TOP]:

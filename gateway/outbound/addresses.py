@@ -29,7 +29,7 @@ import httpx
 
 from gateway.outbound.public import Address, is_own_service
 from gateway.outbound.public import is_public as is_public
-from gateway.outbound.turns import Turns
+from gateway.outbound.tenant_limiter import Turns
 
 Reason = Literal["blocked", "dns", "connect", "tls", "timeout", "too-large", "encoded"]
 

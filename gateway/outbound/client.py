@@ -29,7 +29,7 @@ from yarl import URL
 
 from gateway.outbound.addresses import BlockedAddress, CallFailed, check_url, host_and_port, is_public, resolve
 from gateway.outbound.public import is_own_service
-from gateway.outbound.turns import Turns
+from gateway.outbound.tenant_limiter import Turns
 
 KEEP_ALIVE = 4.0  # seconds; Node, uvicorn and Apache close idle connections after 5
 HEADERS = 64  # of an answer; with aiohttp's bound of 8,190 bytes for each, at most half a MiB

@@ -33,9 +33,10 @@ import structlog
 from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.log import RequestLine
-from gateway.store import keys, scripts
-from gateway.store.client import Store, backbone
-from gateway.store.faults import code_of
+from gateway.redis.client import Store, backbone
+from gateway.redis.faults import code_of
+from gateway.redis.scripts import increment
+from gateway.telemetry.keys import PROCESSES_KEY, minute_key, process_key, spenders_key
 from gateway.telemetry.usage import UsageRecorder
 
 logger = structlog.get_logger()
@@ -123,8 +124,8 @@ class Counters:
         moment = time.gmtime(minute * 60)
         self._minute = minute
         self._usage.start_hour(time.strftime("%Y-%m-%dT%H", moment))
-        self._here = self._tally(keys.minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_LIFE)
-        self._spent = self._tally(keys.spenders_key(time.strftime("%Y-%m-%d", moment)), "zset", DAY_LIFE)
+        self._here = self._tally(minute_key(time.strftime("%Y-%m-%dT%H:%M", moment)), "hash", MINUTE_LIFE)
+        self._spent = self._tally(spenders_key(time.strftime("%Y-%m-%d", moment)), "zset", DAY_LIFE)
 
     def _tally(self, key: str, kind: str, life: int) -> defaultdict[str, int]:
         tally = self._tallies.get(key)
@@ -159,7 +160,7 @@ class Counters:
 
     async def _write(self, tally: Tally) -> None:
         try:
-            await scripts.count(self._store, tally.key, tally.kind, tally.life, tally.counts)
+            await increment(self._store, tally.key, tally.kind, tally.life, tally.counts)
         except BackboneRefused:
             # Redis took none of it, for want of memory for instance: it waits with what is counted from now on.
             self._put_back(tally)
@@ -184,10 +185,10 @@ class Counters:
         heartbeat = {"streams": self._streams_open(), "startedAt": self._started, "seenAt": now_iso()}
         with backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.hset(keys.process_key(self._id), mapping=heartbeat)
-                pipe.expire(keys.process_key(self._id), PROCESS_LIFE)
-                pipe.sadd(keys.PROCESSES, self._id)
-                pipe.expire(keys.PROCESSES, PROCESS_LIFE)
+                pipe.hset(process_key(self._id), mapping=heartbeat)
+                pipe.expire(process_key(self._id), PROCESS_LIFE)
+                pipe.sadd(PROCESSES_KEY, self._id)
+                pipe.expire(PROCESSES_KEY, PROCESS_LIFE)
                 await pipe.execute()
 
     async def leave(self) -> None:
@@ -197,6 +198,6 @@ class Counters:
             return
         with contextlib.suppress(BackboneUnavailable), backbone():
             async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.srem(keys.PROCESSES, self._id)
-                pipe.delete(keys.process_key(self._id))
+                pipe.srem(PROCESSES_KEY, self._id)
+                pipe.delete(process_key(self._id))
                 await pipe.execute()

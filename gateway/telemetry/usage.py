@@ -27,9 +27,10 @@ import structlog
 
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.log import RequestLine
-from gateway.store import keys, scripts
-from gateway.store.client import Store
-from gateway.store.faults import code_of
+from gateway.redis.client import Store
+from gateway.redis.faults import code_of
+from gateway.telemetry import scripts
+from gateway.telemetry.keys import usage_key
 
 logger = structlog.get_logger()
 
@@ -171,7 +172,7 @@ class UsageRecorder:
         except BackboneRefused:
             self._put_back(write)  # Redis took none of it, for want of memory for instance
         except BackboneUnavailable as error:
-            key = keys.usage_key(write.account, write.hour)
+            key = usage_key(write.account, write.hour)
             logger.warning("counters.lost", key=key, error=code_of(error.__cause__))
             self._on_drop(len(write.lines))
 

@@ -11,10 +11,10 @@ from typing import Literal
 
 import msgspec
 
-from gateway.events.catalogue import Time
+from gateway.events.catalog import Time
 from gateway.ids import now_iso
-from gateway.store import keys
-from gateway.store.client import Store, backbone
+from gateway.redis.client import Store, backbone
+from gateway.telemetry.keys import requests_key, usage_key
 from gateway.telemetry.usage import Counts, LoggedRequest, Outcome, outcome_of
 
 Period = Literal["hour", "day"]
@@ -24,7 +24,7 @@ PAGE = 4  # hours or days that are read together; each may have a thousand numbe
 SLICE = 100  # rows that are worked on before others get their turn
 NAMES: dict[Period, str] = {"hour": "%Y-%m-%dT%H", "day": "%Y-%m-%d"}  # in their keys
 SECONDS: dict[Period, int] = {"hour": 3_600, "day": 86_400}
-KEPT: dict[Period, int] = {"hour": 14 * 86_400, "day": 400 * 86_400}  # seconds, as in lua/record_usage.lua
+KEPT: dict[Period, int] = {"hour": 14 * 86_400, "day": 400 * 86_400}  # seconds, as in lua/telemetry/record_usage.lua
 COUNTS = Counts.__struct_fields__
 
 
@@ -93,7 +93,7 @@ async def _read_hashes(store: Store, account: str, period: Period, begins: Seque
     with backbone():
         async with store.client.pipeline(transaction=False) as pipe:
             for begin in begins:
-                pipe.hgetall(keys.usage_key(account, time.strftime(NAMES[period], time.gmtime(begin))))
+                pipe.hgetall(usage_key(account, time.strftime(NAMES[period], time.gmtime(begin))))
             hashes: list[dict[str, str]] = await pipe.execute()
             return hashes
 
@@ -142,7 +142,7 @@ def _lines(rows: Iterable[Sequence[object]]) -> bytes:
 async def read_requests(store: Store, account: str, chosen: RequestFilter, limit: int) -> list[RequestRow]:
     """Newest first. Raises BackboneUnavailable."""
     with backbone():
-        lines: list[str] = await store.client.lrange(keys.requests_key(account), 0, -1)
+        lines: list[str] = await store.client.lrange(requests_key(account), 0, -1)
     logged: list[LoggedRequest] = []
     for n in range(0, len(lines), SLICE):
         decoded = map(_DECODER.decode, lines[n : n + SLICE])

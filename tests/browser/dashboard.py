@@ -9,9 +9,11 @@ from typing import Any
 
 from playwright.async_api import Browser, Locator, Page, expect
 
+from gateway.deploys.keys import deploy_log_key
 from gateway.ids import day_of, now_iso
 from gateway.monitors import history
-from gateway.store import keys
+from gateway.monitors.keys import crashes_key, health_days_key
+from gateway.redis.partitions import partition_tag
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 
@@ -89,20 +91,20 @@ class Holder:
 
     async def suffer(self, app: str) -> None:
         """A finding, a crash with its last output, and an outage three days ago."""
-        tag, now = keys.tag(self.account.id), int(time.time() * 1000)
+        tag, now = partition_tag(self.account.id), int(time.time() * 1000)
         found = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
         assert (await self.gateway.platform("POST", f"apps/{app}/findings", {"findings": [found]})).is_success
         crash = {"at": now_iso(), "reason": "exit", "exitCode": 7, "lines": ["GET / 200", "about to end"]}
         days = history.outage(now - 3 * history.DAY, now - 3 * history.DAY + 60_000)
         with self.gateway.redis.client() as client:
-            client.xadd(keys.crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
-            client.hset(keys.health_days_key(tag, app), mapping={**days, f"{day_of(now)}:down": 0})
-            for key in (keys.crashes_key(tag, app), keys.health_days_key(tag, app)):
+            client.xadd(crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
+            client.hset(health_days_key(tag, app), mapping={**days, f"{day_of(now)}:down": 0})
+            for key in (crashes_key(tag, app), health_days_key(tag, app)):
                 client.expire(key, 600)
 
     def log(self, deploy: str, text: str) -> None:
         with self.gateway.redis.client() as client:
-            key = keys.deploy_log_key(self.account.id, deploy)
+            key = deploy_log_key(self.account.id, deploy)
             client.append(key, text)
             client.expire(key, 3600)
 

@@ -14,7 +14,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from gateway.store import keys
+from gateway.events.keys import deliveries_key
+from gateway.monitors.keys import certificate_key, findings_key, health_key
+from gateway.redis.partitions import partition_tag
 from tests.browser.dashboard import Holder, visiting
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
@@ -237,7 +239,7 @@ async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: 
 
 
 async def test_older_deliveries(holder: Holder) -> None:
-    key = keys.deliveries_key(holder.account.id)
+    key = deliveries_key(holder.account.id)
     with holder.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000
         for number in range(120):
@@ -441,12 +443,12 @@ async def test_what_the_monitors_see_of_an_app(holder: Holder) -> None:
         await holder.report(deploy, phase)
     at = time.time() * 1000
     with holder.gateway.redis.client() as client:
-        tag = keys.tag(holder.account.id)
+        tag = partition_tag(holder.account.id)
         state = {"status": "unhealthy", "since": int(at - 7_200_000)}
-        client.hset(keys.health_key(tag, live), mapping={"version": 1, "state": json.dumps(state)})
+        client.hset(health_key(tag, live), mapping={"version": 1, "state": json.dumps(state)})
         certificate = {"version": 1, "domain": "a.example", "expiresAt": int(at + 6 * 86_400_000)}
-        client.hset(keys.certificate_key(tag, live), mapping=certificate)
-        client.hset(keys.findings_key(tag, live), mapping={"version": 1, "open": "[]", "red": 2, "yellow": 1})
+        client.hset(certificate_key(tag, live), mapping=certificate)
+        client.hset(findings_key(tag, live), mapping={"version": 1, "open": "[]", "red": 2, "yellow": 1})
     await holder.log_in()
     rows = holder.page.locator("ul.list").get_by_role("listitem")
     row = rows.filter(has_text=live)

@@ -9,7 +9,9 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from gateway.store import keys
+from gateway.deploys.keys import deploy_key, deploys_key
+from gateway.monitors.keys import certificate_key
+from gateway.redis.partitions import partition_tag
 from tests.browser.dashboard import Holder, visiting
 from tests.support.gateway_process import Gateway
 
@@ -39,7 +41,7 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     await holder.suffer(app)
     certificate = {"version": 1, "domain": "a.example", "issuer": "An Authority"}
     with gw.redis.client() as client:
-        key = keys.certificate_key(keys.tag(holder.account.id), app)
+        key = certificate_key(partition_tag(holder.account.id), app)
         client.hset(key, mapping={**certificate, "expiresAt": int((time.time() + 6 * 86_400) * 1000)})
     output = gw.data_folder / "running" / f"{deploy}.output"
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -88,12 +90,12 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
         older = {f"dep_0{n:03}": n for n in range(60)}
         fields = {"app": other, "appId": other, "account": holder.account.id, "kind": "live", "trigger": "hook"}
         for name in older:
-            key = keys.deploy_key(holder.account.id, name)
+            key = deploy_key(holder.account.id, name)
             client.hset(
                 key, mapping={**fields, "id": name, "state": "canceled", "createdAt": "2026-01-01T00:00:00.000Z"}
             )
             client.expire(key, 600)
-        client.zadd(keys.deploys_key(holder.account.id), older)
+        client.zadd(deploys_key(holder.account.id), older)
     await holder.log_in("deploys")
     await expect(holder.row("Current")).to_have_count(1)
     await expect(holder.row("Build: exit status 1 of npm-run")).to_have_count(1)

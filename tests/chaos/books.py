@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 from redis.crc import key_slot
 
-from gateway.store import keys
+from gateway.accounts.keys import app_key
+from gateway.redis.partitions import partition_tag
 from tests.chaos.load import NOT_REPLICATED, Answer
 from tests.chaos.nodes import Slots
 from tests.chaos.prompts import bound, cost
@@ -99,8 +100,8 @@ def concerning(faults: Iterable[Disturbance], account: str, app: str = "") -> li
 
 @functools.lru_cache(10_000)
 def _slots(account: str, app: str) -> tuple[int, ...]:
-    own = key_slot(keys.tag(account).encode())
-    return (own, key_slot(keys.app_key(app).encode())) if app else (own,)
+    own = key_slot(partition_tag(account).encode())
+    return (own, key_slot(app_key(app).encode())) if app else (own,)
 
 
 # -- answers -------------------------------------------------------------------------------------------------

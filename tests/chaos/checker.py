@@ -14,7 +14,8 @@ from typing import Any
 import redis
 from standardwebhooks import Webhook
 
-from gateway.store import keys
+from gateway.inference.keys import spend_key
+from gateway.redis.partitions import PARTITION_TAGS, stream_key
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Paid, Received
 from tests.chaos.load import Answer
@@ -158,9 +159,7 @@ class Checker:
         for days in (-1, 0, 1):
             day = (today + datetime.timedelta(days=days)).isoformat()
             try:
-                settled, reserved = await self._servers.ask(
-                    "HMGET", keys.spend_key(account, day), "settled", "reserved"
-                )
+                settled, reserved = await self._servers.ask("HMGET", spend_key(account, day), "settled", "reserved")
             except redis.RedisError:
                 return None
             found[day] = int(settled or 0), int(reserved or 0)
@@ -212,7 +211,7 @@ class Checker:
     async def backlog(self) -> int:
         """Events and deploys that have not ended; at least 1 if Redis cannot say."""
         try:
-            streams = [keys.stream_key(tag, name) for tag in keys.TAGS for name in ("events", "builds")]
+            streams = [stream_key(tag, name) for tag in PARTITION_TAGS for name in ("events", "builds")]
             return sum([int(await self._servers.ask("XLEN", stream)) for stream in streams])
         except redis.RedisError:
             return 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import redis
 from redis.crc import key_slot
 
-from gateway.store import keys
+from gateway.redis.partitions import PARTITION_TAGS
 from tests.chaos.books import TAKEOVERS, Disturbance
 from tests.chaos.nodes import FAKETIME, Node, Servers, Slots
 from tests.chaos.plan import Fault
@@ -137,7 +137,7 @@ class Faults:
             case "fail over":
                 doing = self._failed_over(replica)
             case "move slot":
-                slot = key_slot(keys.TAGS[fault.chance % 16].encode())
+                slot = key_slot(PARTITION_TAGS[fault.chance % 16].encode())
                 injection.slots = ((slot, slot),)
                 doing = self._moved(fault)
             case "cut redis" | "pause redis":
@@ -187,7 +187,7 @@ class Faults:
     @contextlib.asynccontextmanager
     async def _moved(self, fault: Fault) -> AsyncIterator[None]:
         yield
-        await self._servers.move_slot(keys.TAGS[fault.chance % 16], fault.chance // 16)
+        await self._servers.move_slot(PARTITION_TAGS[fault.chance % 16], fault.chance // 16)
 
     @contextlib.asynccontextmanager
     async def _clients(self, fault: Fault) -> AsyncIterator[None]:

@@ -20,7 +20,7 @@ import redis
 import redis.asyncio
 from redis.crc import key_slot
 
-from gateway.store import keys
+from gateway.redis.partitions import PARTITION_TAGS
 from tests.support.redis_servers import SLOTS, RedisServer, binary, free_port, is_in_sync
 
 DISK_MIB = 256
@@ -380,15 +380,15 @@ class Cluster(Servers):
                 if "cluster_state:ok" not in _text(info):
                     return False
                 pipe = node.connection.pipeline(transaction=False)
-                for tag in keys.TAGS:
+                for tag in PARTITION_TAGS:
                     pipe.set(f"{tag}:chaos", 1, ex=60)
                 pipe.wait(1, 300)
                 *answers, replicas = await pipe.execute(raise_on_error=False)
                 if replicas == 1:
-                    written |= {tag for tag, ok in zip(keys.TAGS, answers, strict=True) if ok is True}
+                    written |= {tag for tag, ok in zip(PARTITION_TAGS, answers, strict=True) if ok is True}
         except (redis.RedisError, OSError):
             return False
-        return len(written) == len(keys.TAGS)
+        return len(written) == len(PARTITION_TAGS)
 
     async def is_whole(self) -> bool:
         return await self._follow_all(3) and await self.takes_writes()

@@ -21,7 +21,7 @@ class Plant:
 
 def _drop_text() -> None:
     """2 % of what is read together reaches nobody."""
-    from gateway.inference.native import Native
+    from gateway.inference.formats.native import Native
 
     texts = Native.texts
     Native.texts = lambda self, some: b"" if random.random() < 0.02 else texts(self, some)
@@ -29,7 +29,7 @@ def _drop_text() -> None:
 
 def _mix_streams() -> None:
     """2 % of what is read together reaches the next stream that reads something."""
-    from gateway.inference.native import Native
+    from gateway.inference.formats.native import Native
 
     texts, kept = Native.texts, list[bytes]()
 
@@ -45,7 +45,7 @@ def _mix_streams() -> None:
 
 def _forget_settlements() -> None:
     """A settlement that Redis refused is not repeated."""
-    from gateway.inference.admission import Admission, Unwritten
+    from gateway.inference.spend.admission import Admission, Unwritten
 
     later = Admission._settle_later
 
@@ -58,7 +58,7 @@ def _forget_settlements() -> None:
 
 def _undercharge() -> None:
     """One request in fifty costs a nano-euro less."""
-    from gateway.inference.admission import Admission
+    from gateway.inference.spend.admission import Admission
 
     settle = Admission.settle
 
@@ -70,7 +70,7 @@ def _undercharge() -> None:
 
 def _free_leases() -> None:
     """What a dead gateway had reserved is settled at nothing."""
-    from gateway.store import scripts
+    from gateway.inference.spend import scripts
 
     settle = scripts.settle
 
@@ -82,7 +82,7 @@ def _free_leases() -> None:
 
 def _raise_rates() -> None:
     """The windows of apps and users let half as many more pass."""
-    from gateway.store import scripts
+    from gateway.inference.spend import scripts
 
     admit = scripts.admit
 
@@ -135,7 +135,7 @@ def _sign_wrongly() -> None:
 
 def _fail_health() -> None:
     """One check of a release's health in ten fails."""
-    from workers.sites.serving import DeployError, Serving
+    from workers.hosting.serving import DeployError, Serving
 
     check = Serving.check_health
 
@@ -149,7 +149,7 @@ def _fail_health() -> None:
 
 def _serve_nothing_new() -> None:
     """A swap that is told as done, and not done, in one deploy of ten."""
-    from workers.sites.releases import Site
+    from workers.hosting.releases import Site
 
     swap = Site.swap
 
@@ -162,7 +162,7 @@ def _serve_nothing_new() -> None:
 
 def _log_content() -> None:
     """A token of a user is logged."""
-    from gateway.inference import users
+    from gateway.inference.auth import users
 
     verify = users.Users.verify
 

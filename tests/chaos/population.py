@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 import jwt
 
-from gateway.events.catalogue import SAMPLES
-from gateway.store import keys
+from gateway.events.catalog import SAMPLES
+from gateway.redis.partitions import partition_tag
 from tests.chaos.books import Ended
 from tests.chaos.load import Generation, LoadedApp
 from tests.fakes.backend import jwk, private_key
@@ -123,7 +123,7 @@ class Population:
         found: dict[int, Account] = {}
         while len(found) < shards:
             account = await self.account("max", apps=0)
-            found.setdefault(await shard(keys.tag(account.id)), account)
+            found.setdefault(await shard(partition_tag(account.id)), account)
         await asyncio.gather(*(self._add_apps(account, apps) for account in found.values()))
         return [[(app, self.issuer.token(app, "probe")) for app in account.apps] for account in found.values()]
 

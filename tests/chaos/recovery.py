@@ -16,7 +16,7 @@ import aiohttp
 import redis
 
 from gateway.cancellation import end_if_cancelled
-from gateway.store import keys
+from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
 from tests.chaos.nodes import Servers
 from tests.chaos.prompts import prompt
 
@@ -98,9 +98,9 @@ class Recovery:
                 names = [f"{socket.gethostname()}-{number}" for number in range(1, NAMES + 1)]
                 renewed = []
                 for name in names:
-                    left = await self._time_to_live(keys.worker_key(group, name))
+                    left = await self._time_to_live(worker_key(group, name))
                     if left > 0:
-                        renewed.append(time.monotonic() - keys.HEARTBEAT_SECONDS + left / 1000)
+                        renewed.append(time.monotonic() - HEARTBEAT_SECONDS + left / 1000)
                 self._renewals[group].append(sorted(renewed))
             await asyncio.sleep(2 * EVERY)
 

@@ -41,7 +41,7 @@ SMALL = {
     "workers.stream.HEARTBEAT": 1.0,
     "workers.heartbeat.INTERVAL": 1.0,
 }
-SMALL_DEPLOYS = {"workers.deploys.shared.UNDO_SECONDS": 10.0, "workers.deploys.schedule.LEASE": 5_000}
+SMALL_DEPLOYS = {"workers.builds.shared.UNDO_SECONDS": 10.0, "workers.builds.schedule.LEASE": 5_000}
 STREAM_SECONDS = 15  # that a stream may take; a lease is 60 s longer
 PROBED = 12  # apps of each shard with which recovery is measured
 HEARTBEAT = 5.0  # seconds between two heartbeats of a worker

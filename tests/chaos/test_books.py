@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from redis.crc import key_slot
 
-from gateway.store import keys
+from gateway.accounts.keys import app_key
+from gateway.redis.partitions import partition_tag
 from tests.chaos import books
 from tests.chaos.books import Disturbance, Ended, Paid, Received
 from tests.chaos.load import Answer
@@ -16,7 +17,7 @@ KILL = Disturbance("kill gateway", "gateway-1", 100, 110)
 PRIMARY = Disturbance("kill primary", "redis", 100, 110, redis=True, lossy=True)
 CLOCK = Disturbance("step clock", "redis", 100, 110, redis=True, clock=True)
 RECEIVER = Disturbance("cut receiver", "receiver", 100, 110)
-OWN = {key_slot(name.encode()) for name in (keys.tag("acc"), keys.app_key("app"))}
+OWN = {key_slot(name.encode()) for name in (partition_tag("acc"), app_key("app"))}
 ELSEWHERE = tuple((slot, slot) for slot in range(16_384) if slot not in OWN)[:100]  # slots of other accounts
 
 

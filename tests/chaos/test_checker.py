@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 import redis.asyncio
 
-from gateway.store import keys
+from gateway.inference.keys import spend_key
+from gateway.redis.partitions import stream_key
 from tests.chaos.checker import Checker
 from tests.chaos.load import Answer
 from tests.chaos.nodes import Servers
@@ -61,7 +62,7 @@ def record(folder: Path, *numbers: int) -> None:
 async def spend(checker: Any, settled: int, reserved: int = 0) -> None:
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     fields = ("settled", settled, "reserved", reserved)
-    await checker._servers.ask("HSET", keys.spend_key("acc_1", day), *fields)
+    await checker._servers.ask("HSET", spend_key("acc_1", day), *fields)
 
 
 async def test_right_books_pass(checker: Any, tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ async def test_overfull_window_is_seen(checker: Any, tmp_path: Path) -> None:
 
 async def test_backlog_counts_what_has_not_ended(checker: Any) -> None:
     assert await checker.backlog() == 0
-    await checker._servers.ask("XADD", keys.stream_key("{p19}", "builds"), "*", "deploy", "dep_1")
+    await checker._servers.ask("XADD", stream_key("{p19}", "builds"), "*", "deploy", "dep_1")
     assert await checker.backlog() == 1
 
 

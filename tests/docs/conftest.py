@@ -31,7 +31,7 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 @session_fixture
 async def gateway(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     """A limit of 0 says that a minute has to pass. Here it is a second."""
-    soon = {"gateway.inference.admission.MINUTE": 1.0, "gateway.telemetry.counters.INTERVAL": 0.3}
+    soon = {"gateway.inference.spend.admission.MINUTE": 1.0, "gateway.telemetry.counters.INTERVAL": 0.3}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), soon) as running:
         yield running
 

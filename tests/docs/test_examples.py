@@ -14,8 +14,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.events import catalogue
-from gateway.events.receivers import new_secret, sign_event
+from gateway.events import catalog
+from gateway.events.webhooks import new_secret, sign_event
 from tests.support.polling import wait_until
 from tests.support.programs import miss
 from tests.support.redis_servers import free_port
@@ -86,8 +86,8 @@ async def example(
 
 
 def delivery(example: Example, age: float = 0) -> tuple[bytes, dict[str, str]]:
-    event = catalogue.SAMPLES["app.unhealthy"]
-    data = catalogue.encode(event, "app_1", "café \u2028").decode()
+    event = catalog.SAMPLES["app.unhealthy"]
+    data = catalog.encode(event, "app_1", "café \u2028").decode()
     signed = sign_event([example.secret], "evt_1", event.type, data, time.time() - age)
     return signed.body, signed.headers
 

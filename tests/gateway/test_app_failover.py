@@ -10,7 +10,9 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from gateway.store.keys import INFERENCE, app_key, tag
+from gateway.accounts.keys import app_key
+from gateway.inference.keys import INFERENCE_KEY
+from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.fakes.receiver import FakeReceiver
@@ -101,7 +103,7 @@ class Load:
 
 def node_of(servers: ReplicatedCluster, app: App) -> int:
     """Where its account's keys are. Its record may be elsewhere."""
-    return servers.owner(key_slot(tag(app.account.id).strip("{}").encode()))
+    return servers.owner(key_slot(partition_tag(app.account.id).strip("{}").encode()))
 
 
 async def move_slot(servers: ReplicatedCluster, gw: Gateway, load: Load, app: App) -> None:
@@ -109,7 +111,7 @@ async def move_slot(servers: ReplicatedCluster, gw: Gateway, load: Load, app: Ap
 
     Until the slot has moved, Redis refuses scripts of whose keys one does not exist (TRYAGAIN).
     """
-    slot = key_slot(tag(app.account.id).strip("{}").encode())
+    slot = key_slot(partition_tag(app.account.id).strip("{}").encode())
     source = servers.primaries[servers.owner(slot)]
     target = servers.primaries[(servers.owner(slot) + 1) % 3]
     with source.client() as old, target.client() as new:
@@ -129,7 +131,7 @@ async def test_failovers_and_a_slot_that_moves(provider: FakeProvider, backend: 
         async with FakeReceiver() as site, hosting(servers.url, provider, site, tmp_path) as host:
             gw, hosted = host.gateway, await host.app()
             apps = [await gw.app(backend) for _ in range(12)]
-            lost = servers.owner(key_slot(INFERENCE.encode()))
+            lost = servers.owner(key_slot(INFERENCE_KEY.encode()))
             unconcerned = [app for app in apps if node_of(servers, app) != lost]
             assert any(servers.owner(key_slot(app_key(app.name).encode())) == lost for app in unconcerned)
             async with Load(apps, prompt) as load:

@@ -12,11 +12,11 @@ from msgspec import inspect as types
 from gateway import bounds
 from gateway.accounts.records import App as Record
 from gateway.accounts.records import BackendAuth, JwksAuth, Repository, read_app
-from gateway.api.bodies import Body
-from gateway.api.steering import Rollback
 from gateway.app import create_app
+from gateway.deploys.action_routes import Rollback
 from gateway.errors import TokenInvalid
-from gateway.inference.tokens import validate_claims
+from gateway.http.bodies import Body
+from gateway.inference.auth.jwt import validate_claims
 from gateway.settings import Settings
 from tests.fakes import FakeAppBackend
 from tests.support.gateway_process import Gateway

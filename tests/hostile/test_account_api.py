@@ -8,7 +8,7 @@ import pytest
 from gateway.app import Front
 from gateway.process import Gateway as Process
 from gateway.settings import Settings
-from gateway.store import keys
+from gateway.telemetry.keys import requests_key, usage_key
 from tests.fakes import FakeAppBackend
 from tests.hostile.bystander import FULL, Bystander, attacked, measure, report
 from tests.support.accounts import App
@@ -61,10 +61,10 @@ def fill(app: App) -> None:
     line = json.dumps(["r" * 20, int(time.time() * 1000), app.name, "gpt", 200, "", 5, 5, 5, 5, 5])
     account = app.account.id
     with app.gateway.redis.client() as client:
-        client.rpush(keys.requests_key(account), *[line] * 1_000)
-        client.expire(keys.requests_key(account), 3_600)
+        client.rpush(requests_key(account), *[line] * 1_000)
+        client.expire(requests_key(account), 3_600)
         for ago in range(400):
-            key = keys.usage_key(account, time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * 86_400)))
+            key = usage_key(account, time.strftime("%Y-%m-%d", time.gmtime(time.time() - ago * 86_400)))
             client.hset(key, mapping=numbers)
             client.expire(key, 3_600)
 

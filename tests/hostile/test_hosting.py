@@ -16,7 +16,7 @@ from tests.support.hosted_apps import SERVERS, Hosting, needs_nginx
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
 from tests.support.sandbox import require_control_groups
-from tests.workers.sites.test_sites import Sites
+from tests.workers.hosting.test_sites import Sites
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -40,7 +40,7 @@ class Attacked(Sites):
     """Requests that wait for their turn do so only briefly: the attack begins when each has its answer."""
 
     def start(self) -> None:
-        constants = {"workers.sites.limits.WAIT_SECONDS": 1.0}
+        constants = {"workers.hosting.limits.WAIT_SECONDS": 1.0}
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [*python("workers", constants), "sites"], env=self.environment, stdout=log, stderr=log

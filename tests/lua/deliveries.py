@@ -28,7 +28,7 @@ class Deliveries:
 
     def emit(self, event: str = "evt_1", data: str = DATA, **bounds: int) -> str:
         keys, args = EVENT_KEYS, [event, "acc", "shop", "app.crashed", data]
-        return self.script("emit", **bounds)(keys, args).decode()
+        return self.script("events/emit", **bounds)(keys, args).decode()
 
     def read(self, consumer: str = "one", last: str = ">") -> list[Entry]:
         if not self.client.exists(STREAM) or not self.client.xinfo_groups(STREAM):
@@ -43,7 +43,7 @@ class Deliveries:
 
     def begin_with_secret(self, entry: Entry, consumer: str = "one") -> tuple[int, str, str, str, int]:
         args = [GROUP, consumer, entry.id, entry.fields["id"]]
-        mine, *found, attempt = self.script("begin")([STREAM, RECEIVER, BODIES, PREVIOUS], args)
+        mine, *found, attempt = self.script("events/claim_delivery")([STREAM, RECEIVER, BODIES, PREVIOUS], args)
         receiver, data, previous = (each.decode() for each in found)
         return mine, receiver, data, previous, attempt
 
@@ -60,10 +60,10 @@ class Deliveries:
         event = [fields["id"], fields["account"], fields["app"], fields["type"]]
         marks = [fields.get("sample", ""), fields.get("redelivery", "")]
         args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, status, reason, *answer, *marks]
-        return self.script("finish", **bounds)(EVENT_KEYS, args)
+        return self.script("events/record_delivery", **bounds)(EVENT_KEYS, args)
 
     def keep(self, *entries: Entry, consumer: str = "one", idle: int = 0) -> int:
-        return self.script("keep")([STREAM], [GROUP, consumer, idle, *(e.id for e in entries)])
+        return self.script("set_entry_idle")([STREAM], [GROUP, consumer, idle, *(e.id for e in entries)])
 
     def pending(self) -> dict[str, tuple[str, int]]:
         """Entry → its worker and its idle time, ms."""
@@ -76,17 +76,19 @@ class Deliveries:
             keys += EVENT_KEYS[1:]
             args += [entry.fields[name] for name in ("id", "account", "app", "type")]
             args += [entry.fields.get(name, "") for name in ("sample", "redelivery")]
-        return self.script("bury", **bounds)(keys, args)
+        return self.script("events/dead_letter", **bounds)(keys, args)
 
     def request(self, event: str) -> str:
         """Queues an event of the log again."""
-        verdict, _ = self.script("request_event")([*EVENT_KEYS, f"{TAG}:window:events:acc"], [1000, event, "acc"])
+        verdict, _ = self.script("events/request_event")(
+            [*EVENT_KEYS, f"{TAG}:window:events:acc"], [1000, event, "acc"]
+        )
         return verdict.decode()
 
     def redeliver(self, *events: tuple[str, int], **bounds: int) -> int:
         """Queues events again, each with the number of its entries in the log."""
         args = [part for event, entries in events for part in (event, "shop", "app.crashed", "", "1", entries)]
-        return self.script("redeliver", **bounds)(EVENT_KEYS, ["acc", *args])
+        return self.script("events/redeliver", **bounds)(EVENT_KEYS, ["acc", *args])
 
     def deliver(self, event: str, data: str = DATA, **bounds: int) -> None:
         """Emits and finishes it."""

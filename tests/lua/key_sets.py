@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.store.keys import key_set_keys
+from gateway.inference.keys import key_set_keys
 from tests.lua.scripts import SECOND, on_test_clock
 
 KEYS = key_set_keys("acc", "app")
@@ -13,8 +13,8 @@ NOON = 1_800_000_000 * SECOND
 class KeySets:
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._find = client.register_script(on_test_clock("find_key_set"))
-        self._share = client.register_script(on_test_clock("share_key_set"))
+        self._find = client.register_script(on_test_clock("inference/find_key_set"))
+        self._share = client.register_script(on_test_clock("inference/share_key_set"))
 
     def find(self, identity: str = "one", oldest: int = LIFE, claim: int = 6_000) -> list[Any]:
         reply = self._find(KEYS, [identity, oldest, claim])

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from gateway.inference.lease import Lease
-from gateway.store.keys import lease_keys, permits_key, waiting_key
-from gateway.store.lease_replies import BudgetCall
-from gateway.store.lease_replies import LeaseAnswer as Answer
-from gateway.store.lease_replies import LeaseCall as Call
-from gateway.store.lease_replies import read_lease_answer as read_answer
+from gateway.inference.concurrency.lease import Lease
+from gateway.inference.concurrency.lease_replies import BudgetCall
+from gateway.inference.concurrency.lease_replies import LeaseAnswer as Answer
+from gateway.inference.concurrency.lease_replies import LeaseCall as Call
+from gateway.inference.concurrency.lease_replies import read_lease_answer as read_answer
+from gateway.inference.keys import lease_keys, permits_key, waiting_key
 from tests.lua.scripts import CLOCK, SECOND, on_test_clock
 
 MESSAGES = "test:messages"
@@ -28,7 +28,7 @@ class Provider:
 
     def __init__(self, client: Any, bound: int) -> None:
         self.client, self.bound = client, bound
-        self._script = client.register_script(with_kept_messages(on_test_clock("lease")))
+        self._script = client.register_script(with_kept_messages(on_test_clock("inference/lease")))
         self.now = 0.0
         self.set_clock(1000.0)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.store.client import Script
-from gateway.store.reservations import ReservationRecord
+from gateway.inference.spend.reservations import ReservationRecord
+from gateway.redis.client import Script
 
 CLOCK = "test:clock"
 READING = "redis.call('TIME')"
@@ -70,9 +70,9 @@ class Scripts:
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self._admit = client.register_script(on_test_clock("admit"))
-        self._overdue = client.register_script(on_test_clock("overdue"))
-        self._settle = client.register_script(on_test_clock("settle"))
+        self._admit = client.register_script(on_test_clock("inference/admit"))
+        self._overdue = client.register_script(on_test_clock("inference/list_expired_reservations"))
+        self._settle = client.register_script(on_test_clock("inference/settle"))
 
     def set_clock(self, clock: int) -> None:
         set_clock(self.client, clock)

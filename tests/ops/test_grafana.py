@@ -13,7 +13,7 @@ import pytest_asyncio
 import redis
 
 from gateway.accounts.records import App as Record
-from gateway.store.keys import TAGS, tag
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.server import answer
 from tests.support.accounts import App
@@ -73,11 +73,11 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
         worker = await Worker(gw.redis.url, gw.folder).start()
         queue = Queue(gw.redis.url, gw.folder)
         await queue.webhooks.emit(Record(id=app.name, name=app.name, account=app.account.id, createdAt=""), CRASH)
-        missing = set(TAGS)
+        missing = set(PARTITION_TAGS)
         while missing:
             account = queue.unset_account()
             await account.emit()
-            missing.discard(tag(account.id))
+            missing.discard(partition_tag(account.id))
 
         async def over() -> bool:
             return await queue.waiting() == 0
@@ -159,7 +159,7 @@ async def test_every_label_is_there(gw: Gateway, app: App) -> None:
 
 def variables(client: redis.Redis, app: App) -> dict[str, str]:
     """As Grafana fills them: the queries run on Redis, and the text boxes hold what somebody typed."""
-    typed = {"partition": tag(app.account.id), "account": app.account.id}
+    typed = {"partition": partition_tag(app.account.id), "account": app.account.id}
     found = {}
     for variable in (v for dashboard in dashboards() for v in dashboard["templating"]["list"]):
         name = variable["name"]

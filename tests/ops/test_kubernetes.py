@@ -13,7 +13,7 @@ from kubernetes_validate.utils import ValidationError
 
 from gateway import supervisor
 from gateway.cli.main import main
-from gateway.inference.prices import PRICES
+from gateway.inference.spend.prices import PRICES
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
 from gateway.server import END_SECONDS
 from gateway.telemetry.metrics import Metrics

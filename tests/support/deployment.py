@@ -21,10 +21,10 @@ from tests.support.worker_process import Worker
 # So that no test waits long for the next look at something.
 QUICK: dict[str, float] = {
     "gateway.settings.SHORTEST_CLAIM_IDLE": 1.0,
-    "workers.deploys.builder.CANCEL_INTERVAL": 0.1,
-    "workers.deploys.log.FLUSH_INTERVAL": 0.1,
-    "workers.sites.serving.POLL_INTERVAL": 0.05,
-    "workers.sites.serving.DRAIN": 0.3,
+    "workers.builds.builder.CANCEL_INTERVAL": 0.1,
+    "workers.builds.log.FLUSH_INTERVAL": 0.1,
+    "workers.hosting.serving.POLL_INTERVAL": 0.05,
+    "workers.hosting.serving.DRAIN": 0.3,
 }
 
 

@@ -37,7 +37,7 @@ ENCRYPTION_KEY = base64.urlsafe_b64encode(os.urandom(32)).decode()
 def python(module: str, constants: Mapping[str, float] = {}) -> list[str]:
     """The command that runs a module, as `python -m` does.
 
-    `constants` are changed first, such as `{"gateway.inference.users.TOKEN_LIFE": 5}`, so that no test waits long.
+    `constants` are changed first, such as `{"gateway.inference.auth.users.TOKEN_LIFE": 5}`, so that no test waits long.
     """
     if not constants:
         return [sys.executable, "-m", module]

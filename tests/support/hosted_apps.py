@@ -9,11 +9,11 @@ from typing import Self
 import aiohttp
 
 from gateway.deploys.states import Deploy
-from gateway.events.catalogue import Kind
+from gateway.events.catalog import Kind
 from tests.support.programs import miss
 from tests.support.redis_servers import free_port
-from workers.sites import nginx, web
-from workers.sites.releases import Releases, Site
+from workers.hosting import nginx, web
+from workers.hosting.releases import Releases, Site
 
 DOMAIN = "apps.test"
 HOST = f"shop.{DOMAIN}"

@@ -9,9 +9,11 @@ from typing import Any
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.deploys.keys import site_key
 from gateway.ids import now_iso
 from gateway.monitors import health
-from gateway.store import keys
+from gateway.monitors.keys import certificates_key, health_key, monitored_keys, probes_key
+from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import Script, answer
 from tests.support.gateway_process import ENCRYPTION_KEY
@@ -46,7 +48,7 @@ class Watched:
 
     async def health(self) -> health.AppHealth:
         client = self.fleet.queue.store.client
-        return health.read(await client.hget(keys.health_key(keys.tag(self.account.id), self.app.id), "state"))
+        return health.read(await client.hget(health_key(partition_tag(self.account.id), self.app.id), "state"))
 
     async def until(self, status: str) -> None:
         async def reached() -> bool:
@@ -65,13 +67,13 @@ class Watched:
         await wait_until(lambda: self.types() == list(types), 10)
 
     async def goes_live(self) -> None:
-        await self.fleet.queue.store.client.hset(keys.site_key(self.account.id, self.app.id), "live", "dep_1")
+        await self.fleet.queue.store.client.hset(site_key(self.account.id, self.app.id), "live", "dep_1")
 
     async def keys(self) -> list[str]:
         """What the monitors keep of it."""
-        client, tag = self.fleet.queue.store.client, keys.tag(self.account.id)
-        found = [key for key in keys.monitored_keys(tag, self.app.id) if await client.exists(key)]
-        for due in (keys.probes_key(tag), keys.certificates_key(tag)):
+        client, tag = self.fleet.queue.store.client, partition_tag(self.account.id)
+        found = [key for key in monitored_keys(tag, self.app.id) if await client.exists(key)]
+        for due in (probes_key(tag), certificates_key(tag)):
             found += [due] if await client.zscore(due, self.app.id) is not None else []
         return found
 

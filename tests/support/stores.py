@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.store.client import Store
+from gateway.redis.client import Store
 
 
 @asynccontextmanager

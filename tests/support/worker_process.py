@@ -14,17 +14,17 @@ import msgspec
 
 from gateway.accounts.records import App
 from gateway.accounts.vault import Vault
-from gateway.events import catalogue
-from gateway.events.receivers import Webhooks
-from gateway.store import keys
-from gateway.store.client import Store
+from gateway.events import catalog
+from gateway.events.webhooks import Webhooks
+from gateway.redis.client import Store
+from gateway.redis.partitions import PARTITION_TAGS
 from tests.fakes.receiver import FakeReceiver
 from tests.support.gateway_process import ENCRYPTION_KEY, python
 from tests.support.key_leaks import unexplained
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 
-CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
+CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
 class Worker:
@@ -116,7 +116,7 @@ class Account:
             self.queue.confidential.add(secret)
         return self
 
-    async def emit(self, event: catalogue.Event = CRASH) -> str:
+    async def emit(self, event: catalog.Event = CRASH) -> str:
         return await self.queue.webhooks.emit(self.app, event)
 
     async def emit_many(self, count: int) -> list[str]:
@@ -173,13 +173,13 @@ class Queue:
 
     async def waiting(self) -> int:
         """Events without an outcome."""
-        lengths = [await self.store.client.xlen(f"{tag}:events") for tag in keys.TAGS]
+        lengths = [await self.store.client.xlen(f"{tag}:events") for tag in PARTITION_TAGS]
         return sum(lengths)
 
     async def outcomes(self) -> dict[str, int]:
         """How often each, with its reasons."""
         found: dict[str, int] = {}
-        for tag in keys.TAGS:
+        for tag in PARTITION_TAGS:
             for name, count in (await self.store.client.hgetall(f"{tag}:outcomes")).items():
                 found[name] = found.get(name, 0) + int(count)
         return found

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
+from gateway.operations.keys import worker_key
+from gateway.redis.client import Store
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import Store
 from workers import check, heartbeat
 
 
@@ -20,7 +20,7 @@ async def store(redis_url: str) -> AsyncIterator[Store]:
 async def test_a_worker_that_was_restarted_counts(store: Store) -> None:
     settings = Settings(redis_url=store.url)
     assert "no webhooks worker" in await check.find_fault(settings, ["webhooks"])
-    await store.client.set(keys.worker_key("webhooks", heartbeat.worker_name(2)), "token", ex=15)
+    await store.client.set(worker_key("webhooks", heartbeat.worker_name(2)), "token", ex=15)
     assert await check.find_fault(settings, ["webhooks"]) == ""
-    await store.client.set(keys.worker_key("deploys", "another-host-1"), "token", ex=15)
+    await store.client.set(worker_key("deploys", "another-host-1"), "token", ex=15)
     assert "no deploys worker" in await check.find_fault(settings, ["webhooks", "deploys"])

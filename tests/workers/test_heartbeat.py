@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from gateway.store import keys
-from gateway.store.client import Store
+from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
+from gateway.redis.client import Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from workers import heartbeat
@@ -38,7 +38,7 @@ async def beating(store: Store) -> AsyncIterator[asyncio.Task[None]]:
 
 
 def key(number: int) -> str:
-    return keys.worker_key("monitors", heartbeat.worker_name(number))
+    return worker_key("monitors", heartbeat.worker_name(number))
 
 
 async def test_each_worker_of_a_host_has_a_number_of_its_own(store: Store) -> None:
@@ -47,7 +47,7 @@ async def test_each_worker_of_a_host_has_a_number_of_its_own(store: Store) -> No
         async with beating(store):
             await wait_until(lambda: store.client.exists(key(2)))
         assert await store.client.get(key(1)) != await store.client.get(key(2))
-    assert 0 < await store.client.ttl(key(1)) <= keys.HEARTBEAT_SECONDS
+    assert 0 < await store.client.ttl(key(1)) <= HEARTBEAT_SECONDS
 
 
 async def test_a_heartbeat_is_renewed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.keys import SITES_HOSTS, worker_key
+from gateway.deploys.keys import HOSTS_KEY
+from gateway.operations.keys import worker_key
 from tests.support.folders import passable_folder
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer, free_port
@@ -33,7 +34,7 @@ async def test_every_worker_trusts_the_authority_that_is_set(tls: tuple[ssl.SSLC
         try:
             await worker.start()
             with server.client() as client:
-                await wait_until(lambda: client.zcard(SITES_HOSTS) == 1, 30)
+                await wait_until(lambda: client.zcard(HOSTS_KEY) == 1, 30)
                 for group in ("webhooks", "monitors", "deploys"):
                     await wait_until(lambda group=group: client.keys(worker_key(group, "*")), 30)
             assert await worker.stop() == 0

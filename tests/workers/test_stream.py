@@ -10,9 +10,9 @@ import pytest_asyncio
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from gateway.store import scripts
-from gateway.store.client import ATTEMPT, Store
-from gateway.store.event_records import Ownership
+from gateway.events import scripts
+from gateway.events.records import Ownership
+from gateway.redis.client import ATTEMPT, Store
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
@@ -192,7 +192,9 @@ async def test_a_name_that_another_took_is_lost(events: Stream, monkeypatch: pyt
     assert await events.client.get(f"worker:webhooks:{first}") == "of another", "who has it keeps it"
     assert await events.pending(first) == 1, "and what is pending for it"
     entry = one.entries[0].id
-    ownership = await scripts.begin(one.store, "{p19}", "x", "e", group="webhooks", consumer=one.name, entry=entry)
+    ownership = await scripts.claim_delivery(
+        one.store, "{p19}", "x", "e", group="webhooks", consumer=one.name, entry=entry
+    )
     assert ownership == Ownership(False, "", "", "")
     (number,) = await events.add()
     await wait_until(lambda: number in one.taken, 10)

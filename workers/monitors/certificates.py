@@ -23,14 +23,15 @@ from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
-from gateway.events.catalogue import DomainExpiring
+from gateway.events.catalog import DomainExpiring
 from gateway.ids import new_id, now_iso
+from gateway.monitors.keys import certificate_ends_key, certificate_key, certificates_key
 from gateway.outbound.addresses import CallFailed, resolve
+from gateway.redis.client import backbone
+from gateway.redis.faults import code_of
+from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
-from gateway.store import keys
-from gateway.store.client import backbone
-from gateway.store.faults import code_of
-from workers.monitors.rounds import Claim, Observation, Rounds
+from workers.monitors.inspection_loop import Claim, Observation, Rounds
 
 logger = structlog.get_logger()
 
@@ -59,8 +60,8 @@ class Certificates:
         self._tls.verify_mode = ssl.CERT_NONE
         self._rounds = Rounds(
             registry,
-            keys.certificates_key,
-            keys.certificate_key,
+            certificates_key,
+            certificate_key,
             self._applies,
             self.inspect,
             interval=settings.certificate_interval,
@@ -79,14 +80,14 @@ class Certificates:
         """
         soon = int(min(AFTER_START, self._settings.certificate_interval) * 1000)
         client, waiting = self._store.client, False
-        for tag in keys.TAGS:
+        for tag in PARTITION_TAGS:
             while True:
                 end_if_cancelled()
                 try:
                     with backbone():
                         seconds, micros = await client.time()
                         at = seconds * 1000 + micros // 1000 + soon
-                        key = keys.certificates_key(tag)
+                        key = certificates_key(tag)
                         later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH)
                         if not later:
                             break
@@ -109,7 +110,7 @@ class Certificates:
             logger.info("certificate.unseen", app=claim.app.id, domain=domain, reason=error.reason)
             return Observation({}, [], min(AFTER_FAILURE, settings.certificate_interval))
         known, event = step(claim.known, domain, certificate, claim.now())
-        ends = keys.certificate_ends_key(claim.tag)  # for operators; whoever reads it asks the app's record too
+        ends = certificate_ends_key(claim.tag)  # for operators; whoever reads it asks the app's record too
         await self._store.client.zadd(ends, {claim.app.id: certificate.expires})
         events = [] if event is None else [(new_id("evt"), event)]
         return Observation(known, events, settings.certificate_interval)

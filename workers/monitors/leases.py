@@ -11,9 +11,10 @@ import structlog
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable
-from gateway.store import keys, scripts
-from gateway.store.client import Store
-from gateway.store.faults import code_of, concerns_every_write
+from gateway.inference.spend import scripts
+from gateway.redis.client import Store
+from gateway.redis.faults import code_of, concerns_every_write
+from gateway.redis.partitions import PARTITION_TAGS
 
 logger = structlog.get_logger()
 
@@ -31,9 +32,9 @@ async def keep_settling_leases(store: Store) -> None:
 async def settle_overdue(store: Store) -> int:
     """Settles what is overdue in every partition. Returns the number of reservations that it ended."""
     ended, postponed = 0, False
-    for tag in keys.TAGS:
+    for tag in PARTITION_TAGS:
         try:
-            for reservation in await scripts.overdue(store, tag, BATCH):
+            for reservation in await scripts.list_expired_reservations(store, tag, BATCH):
                 ended += await _settle(store, tag, reservation)
         except BackboneUnavailable as error:  # the other partitions may be on another node
             if not postponed:

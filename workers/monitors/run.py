@@ -11,8 +11,8 @@ from gateway.accounts.vault import Vault
 from gateway.cancellation import end_if_cancelled
 from gateway.deploys.states import Deploys
 from gateway.errors import BackboneUnavailable
+from gateway.redis.client import Store
 from gateway.settings import Settings
-from gateway.store.client import Store
 from workers.heartbeat import keep_heartbeat
 from workers.monitors.certificates import Certificates
 from workers.monitors.leases import keep_settling_leases

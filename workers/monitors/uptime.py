@@ -19,13 +19,14 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
+from gateway.events.keys import awaited_key
 from gateway.ids import day_of, new_id
 from gateway.monitors import health, history
+from gateway.monitors.keys import health_key, probes_key, unhealthy_key
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
-from gateway.store import keys
-from workers.monitors.rounds import Claim, Observation, Rounds
+from workers.monitors.inspection_loop import Claim, Observation, Rounds
 
 logger = structlog.get_logger()
 
@@ -52,8 +53,8 @@ class Uptime:
         self._today, self._seen = "", set[str]()  # ids of the apps whose record has a mark of this day
         self._rounds = Rounds(
             registry,
-            keys.probes_key,
-            keys.health_key,
+            probes_key,
+            health_key,
             self._applies,
             self.inspect,
             interval=settings.probe_interval,
@@ -84,7 +85,7 @@ class Uptime:
             return Observation({}, [], again)
         before = health.read(claim.known.get("state"))
         awaited = before.awaited
-        outcomes = await self._store.get_all([keys.awaited_key(claim.tag, event_id) for event_id in awaited])
+        outcomes = await self._store.get_all([awaited_key(claim.tag, event_id) for event_id in awaited])
         now = claim.now()
         after, events = health.step(
             before,
@@ -115,7 +116,7 @@ class Uptime:
 
     async def _list(self, claim: Claim, before: health.AppHealth, after: health.AppHealth) -> None:
         """Keeps operators' list of unhealthy apps. Whoever reads it asks the app's record too."""
-        unhealthy = keys.unhealthy_key(claim.tag)
+        unhealthy = unhealthy_key(claim.tag)
         if after.status == "unhealthy":
             await self._store.client.zadd(unhealthy, {claim.app.id: after.since})
         elif before.status == "unhealthy":

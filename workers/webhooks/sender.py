@@ -25,15 +25,15 @@ import structlog
 
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.errors import BackboneUnavailable
+from gateway.events import scripts
 from gateway.events.deliveries import READ_BODY, describe_answer
-from gateway.events.receivers import GROUP, STREAM, Receiver, sign_event
+from gateway.events.records import Delivery, Ownership, QueuedEvent
+from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
+from gateway.redis.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.redis.faults import code_of
 from gateway.settings import Settings
-from gateway.store import scripts
-from gateway.store.client import ATTEMPT, Store, backbone, until_redis_answers
-from gateway.store.event_records import Delivery, Ownership, QueuedEvent
-from gateway.store.faults import code_of
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import Kind, Trace, Value
 from workers.stream import Consumer, Entry, require_partition
@@ -214,7 +214,7 @@ class Sender:
     async def _begin(self, entry: Entry) -> Ownership:
         await self._consumer.confirm_name()
         account, event, consumer = entry.fields["account"], entry.fields["id"], self._consumer.name
-        return await scripts.begin(
+        return await scripts.claim_delivery(
             self._store, entry.tag, account, event, group=GROUP, consumer=consumer, entry=entry.id
         )
 
@@ -276,7 +276,7 @@ class Sender:
             body=result.body,
         )
         if await until_redis_answers(
-            lambda: scripts.finish(self._store, tag, event, delivery, group=GROUP, entry=entry.id),
+            lambda: scripts.record_delivery(self._store, tag, event, delivery, group=GROUP, entry=entry.id),
             waiting="delivery.waiting",
         ):
             logger.info(

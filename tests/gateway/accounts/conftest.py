@@ -9,8 +9,8 @@ import redis.asyncio
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.store import servers
-from gateway.store.client import Store
+from gateway.redis import servers
+from gateway.redis.client import Store
 from tests.support.polling import wait_until
 
 KEY = "k" * 32

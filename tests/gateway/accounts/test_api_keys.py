@@ -12,15 +12,15 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from gateway.accounts import api_keys
+from gateway.accounts import api_keys, scripts
 from gateway.accounts.api_keys import MAX_KEYS, MAX_KEYS_BY_OPERATORS, ApiKeys, KeyReference
 from gateway.accounts.credentials import digest
+from gateway.accounts.keys import api_key_key, api_keys_key, api_keys_used_key
 from gateway.accounts.registry import Registry
 from gateway.accounts.sessions import ACCOUNT
 from gateway.errors import LastKey
 from gateway.ids import now_iso
-from gateway.store import keys, scripts
-from gateway.store.client import Store
+from gateway.redis.client import Store
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
@@ -118,8 +118,8 @@ async def test_a_revoked_key_ends_in_every_process_within_a_second(holder: Holde
         refused(await leaked.call("POST", body={"name": "again"}, at=process), 401, "UNAUTHORIZED")
     refused(await holder.revoke(key_id), 404, "NOT_FOUND")
     with holder.gw.redis.client() as client:
-        assert not client.exists(keys.api_key_key(digest(leaked.key)))
-        assert key_id.encode() not in client.hgetall(keys.api_keys_used_key(holder.id))
+        assert not client.exists(api_key_key(digest(leaked.key)))
+        assert key_id.encode() not in client.hgetall(api_keys_used_key(holder.id))
 
 
 @session
@@ -343,8 +343,8 @@ async def test_a_use_that_is_written_late_leaves_nothing_of_a_revoked_key(
     here.api_keys.note_use(await here.api_keys.identify(first))
     await here.api_keys.revoke(account.id, key.id)
     await here.api_keys.write_uses()
-    assert key.id not in await raw.hgetall(keys.api_keys_used_key(account.id))
-    assert len(await raw.hgetall(keys.api_keys_used_key(account.id))) == 1
+    assert key.id not in await raw.hgetall(api_keys_used_key(account.id))
+    assert len(await raw.hgetall(api_keys_used_key(account.id))) == 1
 
 
 async def test_what_a_process_remembers_is_bounded(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,7 +370,7 @@ async def test_a_revocation_that_was_interrupted_holds(
     async def die(*_: Any, **__: Any) -> bool:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(scripts, "change", die)
+    monkeypatch.setattr("gateway.accounts.api_keys.compare_and_set", die)
     with pytest.raises(asyncio.CancelledError):
         await here.api_keys.revoke(account.id, key.id)
     assert await there.api_keys.identify(secret) is None
@@ -398,8 +398,8 @@ async def test_a_key_of_an_earlier_version_works_and_is_listed(
 ) -> None:
     """Before there were several, `key:<sha256>` held the account's id and nothing listed the key."""
     account, secret = await here.create_account("One", "free")
-    old = keys.api_key_key(digest(secret))
-    await raw.delete(keys.api_keys_key(account.id))
+    old = api_key_key(digest(secret))
+    await raw.delete(api_keys_key(account.id))
     await raw.set(old, account.id)
     found = await asyncio.gather(*(each.api_keys.identify(secret) for each in (here, there) for _ in range(10)))
     [key] = {*found}

@@ -8,12 +8,15 @@ import redis.asyncio
 
 from gateway.accounts import app_changes
 from gateway.accounts.app_changes import AppChanges
+from gateway.accounts.keys import app_changes_key, app_lock_key, deleted_apps_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken
-from gateway.store import keys, scripts
+from gateway.inference.keys import app_window_key, spend_key
+from gateway.redis.partitions import partition_tag
+from gateway.redis.scripts import compare_and_set
 
-LOCK = keys.app_lock_key("acc_one")
+LOCK = app_lock_key("acc_one")
 
 
 def an_app(number: int = 1, account: str = "acc_one", name: str = "shop") -> App:
@@ -25,19 +28,20 @@ async def test_a_creation_that_fails_leaves_nothing(
     here: Registry, raw: redis.asyncio.Redis, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Redis went away before one of its writes, and came back: the name is free, and so is the room for an app."""
-    changes, change, writes = AppChanges(here), scripts.change, iter(range(100))
+    changes, change, writes = AppChanges(here), compare_and_set, iter(range(100))
 
     async def failing(*args: Any, **options: str) -> bool:
         if next(writes) == step:
             raise BackboneUnavailable
         return await change(*args, **options)
 
-    monkeypatch.setattr(scripts, "change", failing)
+    for module in ("app_changes", "registry"):
+        monkeypatch.setattr(f"gateway.accounts.{module}.compare_and_set", failing)
     with pytest.raises(BackboneUnavailable):
         await changes.create(an_app(), limit=1)
     monkeypatch.undo()
     await raw.delete(LOCK)  # it would expire, if it was the unlocking that failed
-    assert set(await raw.keys("*")) <= {keys.app_changes_key("acc_one")}
+    assert set(await raw.keys("*")) <= {app_changes_key("acc_one")}
     await changes.create(an_app(2), limit=1)
     assert await here.find("app-2") == await here.find("shop") == an_app(2)
     with pytest.raises(AppLimitReached):
@@ -71,18 +75,18 @@ async def test_a_dead_process_s_lock_expires(
 
 async def test_a_new_app_goes_on_with_the_requests_of_a_deleted_one(here: Registry, raw: redis.asyncio.Redis) -> None:
     """Each creation gave an account a whole minute's requests more, whatever its plan."""
-    changes, tag = AppChanges(here), keys.tag("acc_one")
+    changes, tag = AppChanges(here), partition_tag("acc_one")
 
     async def window(app: App) -> list[str]:
-        found: list[str] = await raw.lrange(keys.app_window_key(tag, app.id), 0, -1)  # type: ignore[misc]
+        found: list[str] = await raw.lrange(app_window_key(tag, app.id), 0, -1)  # type: ignore[misc]
         return found
 
     one, two, three, four = (an_app(number, name=f"shop-{number}") for number in range(1, 5))
     for app in (one, two):
         await changes.create(app, limit=2)
-    await raw.rpush(keys.app_window_key(tag, two.id), "1", "2", "3")  # type: ignore[misc]
-    await raw.expire(keys.app_window_key(tag, two.id), 60)
-    spend = keys.spend_key("acc_one", await here.store.today())
+    await raw.rpush(app_window_key(tag, two.id), "1", "2", "3")  # type: ignore[misc]
+    await raw.expire(app_window_key(tag, two.id), 60)
+    spend = spend_key("acc_one", await here.store.today())
     await raw.hset(spend, mapping={"settled": "9", f"settled:{two.id}": "9", f"reserved:{two.id}": "0"})  # type: ignore[misc]
     await raw.expire(spend, 60)
     for app in (one, two):
@@ -91,5 +95,5 @@ async def test_a_new_app_goes_on_with_the_requests_of_a_deleted_one(here: Regist
     await changes.create(three, limit=2)
     await changes.create(four, limit=2)
     assert [await window(app) for app in (two, three, four)] == [[], ["1", "2", "3"], []]
-    assert 0 < await raw.ttl(keys.app_window_key(tag, three.id)) <= 60
-    assert not await raw.exists(keys.deleted_apps_key("acc_one"))
+    assert 0 < await raw.ttl(app_window_key(tag, three.id)) <= 60
+    assert not await raw.exists(deleted_apps_key("acc_one"))

@@ -10,16 +10,17 @@ import redis.asyncio
 from msgspec.structs import replace
 
 from gateway.accounts import registry as registry_module
+from gateway.accounts.keys import account_key, app_key, domain_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
 from gateway.inference.availability import Availability
+from gateway.inference.keys import INFERENCE_KEY
+from gateway.redis import client as store_module
+from gateway.redis.client import Store
+from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
-from gateway.store import client as store_module
-from gateway.store import scripts
-from gateway.store.client import Store
-from gateway.store.keys import INFERENCE, account_key, app_key, domain_key
 from tests.gateway.accounts.conftest import KEY, process
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -38,7 +39,7 @@ async def at_rest(registry: Registry) -> None:
         reached.set()
 
     registry.subscribe("fence", reach)
-    await scripts.change(registry.store, "fence", "")
+    await compare_and_set(registry.store, "fence", "")
     await asyncio.wait_for(reached.wait(), 5)
 
 
@@ -287,10 +288,10 @@ async def test_subscribers_are_told_of_changes_and_of_every_new_beginning(here: 
             told.append(await there.store.get("inference"))
 
         there.subscribe("inference", reload)
-        await scripts.change(here.store, "inference", "1")
+        await compare_and_set(here.store, "inference", "1")
         await wait_until(lambda: told == ["1"], timeout=1)
         proxy.go_down()
-        await scripts.change(here.store, "inference", "2")
+        await compare_and_set(here.store, "inference", "2")
         proxy.down = False
         await wait_until(lambda: told == ["1", "2"], timeout=3)
 
@@ -311,7 +312,7 @@ async def test_a_switch_that_cannot_be_read_costs_no_copies(
         await here.put_app(an_app(), None)
         await felt(there, an_app())
 
-        proxy.hold_requests = INFERENCE.encode()
+        proxy.hold_requests = INFERENCE_KEY.encode()
         with valkey.client() as client:
             client.client_kill_filter(_type="pubsub")
         await wait_until(lambda: proxy.held and there.live)
@@ -321,7 +322,7 @@ async def test_a_switch_that_cannot_be_read_costs_no_copies(
         assert availability.status() == "operational"
         assert app_key("shop") in there._copies
 
-        await scripts.change(here.store, INFERENCE, '{"enabled":false}')
+        await compare_and_set(here.store, INFERENCE_KEY, '{"enabled":false}')
 
         def is_in_doubt() -> bool:
             return availability._status is None
@@ -347,10 +348,10 @@ async def test_a_message_that_a_cluster_lost(
         read: list[str | None] = []
 
         async def reload() -> None:
-            read.append(await there.store.get(INFERENCE))
+            read.append(await there.store.get(INFERENCE_KEY))
 
-        there.subscribe(INFERENCE, reload)
-        await raw.set(INFERENCE, "1")  # and nobody is told
+        there.subscribe(INFERENCE_KEY, reload)
+        await raw.set(INFERENCE_KEY, "1")  # and nobody is told
         await wait_until(lambda: read[-1:] == ["1"])
 
 
@@ -420,7 +421,7 @@ async def test_of_many_apps_that_want_a_domain_at_once_one_gets_it(redis_url: st
 
 async def test_a_claim_without_its_record_lapses(here: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process died between the two, or the put failed because the name was taken."""
-    await scripts.change(here.store, domain_key("www.example.com"), f"dead {time.time():.0f}")
+    await compare_and_set(here.store, domain_key("www.example.com"), f"dead {time.time():.0f}")
     with pytest.raises(RequestMalformed):
         await here.put_app(with_domain("shop"), None)
     monkeypatch.setattr(registry_module, "CLAIM_SECONDS", -1.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.store.client import Script
+from gateway.redis.client import Script
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import tokens
 from tests.support.accounts import App

@@ -8,11 +8,11 @@ import pytest
 import redis.asyncio
 from msgspec.structs import replace
 
+from gateway.accounts.keys import app_key
 from gateway.accounts.records import App, JwksAuth, SecretAuth
 from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
-from gateway.store import scripts
-from gateway.store.keys import app_key
+from gateway.redis.scripts import compare_and_set
 from tests.gateway.accounts.test_registry import an_app, felt
 from tests.support.polling import wait_until
 
@@ -128,14 +128,14 @@ async def test_an_interrupted_renaming_can_be_repeated(
     """Redis went away between two of its writes: the operator sends it again, and everything is as it should be."""
     for name in dict.fromkeys(("shop", former)):
         await put(here, "shop", name, "acc_one")
-    change, writes = scripts.change, iter(range(100))
+    change, writes = compare_and_set, iter(range(100))
 
     async def failing(*args: Any, **options: str) -> bool:
         if next(writes) == step:
             raise BackboneUnavailable
         return await change(*args, **options)
 
-    monkeypatch.setattr(scripts, "change", failing)
+    monkeypatch.setattr("gateway.accounts.registry.compare_and_set", failing)
     with pytest.raises(BackboneUnavailable):
         await put(here, "shop", "store", "acc_one")
     monkeypatch.undo()

@@ -8,7 +8,7 @@ import pytest
 from gateway.accounts.records import App
 from gateway.accounts.vault import NoEncryptionKey, Vault
 from gateway.deploys.environment import Environments
-from gateway.store.client import Store
+from gateway.redis.client import Store
 from tests.gateway.deploys.test_states import an_app, call
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway

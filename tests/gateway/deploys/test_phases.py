@@ -5,7 +5,7 @@ import pytest
 
 from gateway.deploys.phases import phases_of
 from gateway.deploys.states import Deploy
-from gateway.events.catalogue import Kind
+from gateway.events.catalog import Kind
 
 
 def at(second: int) -> str:

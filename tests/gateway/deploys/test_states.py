@@ -11,10 +11,12 @@ import pytest
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
+from gateway.deploys.keys import deploy_key
 from gateway.deploys.states import Deploys
+from gateway.events.keys import bodies_key
+from gateway.redis.client import Store
+from gateway.redis.partitions import partition_tag, stream_key
 from gateway.settings import Settings
-from gateway.store.client import Store
-from gateway.store.keys import bodies_key, deploy_key, stream_key, tag
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 
@@ -303,7 +305,7 @@ async def test_an_entry_without_an_id_refuses_no_publish(gw: Gateway) -> None:
     assert (await publish(account, app)).status_code == 202
     with gw.redis.client() as client:
         site = next(client.scan_iter(match="*:site:*"))
-        key = stream_key(tag(account.id), "builds")
+        key = stream_key(partition_tag(account.id), "builds")
         client.xadd(key, {"account": account.id, "app": site.decode().rpartition(":")[2]})
     for _ in range(12):
         assert (await publish(account, app)).status_code == 202

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.events.deliveries import KEPT_BODY, describe_answer
-from gateway.store import keys
+from gateway.events.keys import bodies_key, deliveries_key
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.fakes.server import HANG, Head, Raw, Script, answer
 from tests.support.redis_servers import free_port
@@ -115,7 +115,7 @@ async def test_each_delivery_of_an_event(holder: Holder, worker: Worker, receive
     assert (await detail(holder, new["attempt"]))["response"]["body"] == "second"
     assert (await detail(holder, old["attempt"]))["response"]["body"] == "first"
     with holder.account.gateway.redis.client() as client:
-        assert client.hlen(keys.bodies_key(holder.id)) == 2, "one copy of the data, and how often it is needed"
+        assert client.hlen(bodies_key(holder.id)) == 2, "one copy of the data, and how often it is needed"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_another_account_s_delivery(holder: Holder, worker: Worker, receiv
 
 def fill(holder: Holder, count: int) -> None:
     """Deliveries of two types, two apps and three outcomes; each event has two in a row."""
-    key = keys.deliveries_key(holder.id)
+    key = deliveries_key(holder.id)
     with holder.account.gateway.redis.client() as client:
         now = int(client.time()[0]) * 1000
         for number in range(count):

@@ -8,10 +8,11 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from gateway.accounts.records import Account, App
-from gateway.inference.admission import Admission, Admitted, Reservation
+from gateway.inference.keys import spend_key
+from gateway.inference.spend.admission import Admission, Admitted, Reservation
+from gateway.redis.client import Store
+from gateway.redis.partitions import partition_tag
 from gateway.settings import RateLimits, Settings
-from gateway.store.client import Store
-from gateway.store.keys import spend_key, tag
 from gateway.telemetry.metrics import Metrics
 from tests.lua.scripts import SECOND, day_of
 
@@ -85,11 +86,11 @@ class Books:
         return int(settled or 0), int(reserved or 0)
 
     async def open(self, owner: str = "acc_one") -> dict[str, str]:
-        return await self.client.hgetall(f"{tag(owner)}:reservations")
+        return await self.client.hgetall(f"{partition_tag(owner)}:reservations")
 
     async def closed(self, owner: str = "acc_one") -> bool:
-        leases = await self.client.zcard(f"{tag(owner)}:leases")
+        leases = await self.client.zcard(f"{partition_tag(owner)}:leases")
         return not await self.open(owner) and not leases and (await self.spend(owner))[1] == 0
 
     async def passed(self, name: str = "shop", owner: str = "acc_one") -> int:
-        return await self.client.llen(f"{tag(owner)}:window:app:{name}")
+        return await self.client.llen(f"{partition_tag(owner)}:window:app:{name}")

@@ -6,10 +6,10 @@ import pytest
 import redis.asyncio
 
 from gateway.accounts.vault import Vault
-from gateway.inference import admission as admission_module
-from gateway.inference.users import Users
+from gateway.inference.auth.users import Users
+from gateway.inference.spend import admission as admission_module
+from gateway.redis import client as store_module
 from gateway.settings import Settings
-from gateway.store import client as store_module
 from tests.fakes import FakeProvider
 from tests.gateway.inference.admissions import Books, Desk, desk
 from tests.gateway.inference.key_hosts import Hosts
@@ -18,10 +18,10 @@ from tests.support.gateway_process import Gateway, gateway_with_redis
 from tests.support.tcp_proxy import Proxy
 
 BRISK = {  # seconds
-    "gateway.inference.users.TOKEN_LIFE": 2,
-    "gateway.inference.key_sets.FETCH_INTERVAL": 2,
-    "gateway.inference.key_sets.FETCH_BUDGET": 3,
-    "gateway.inference.app_backends.CALL_BUDGET": 3,
+    "gateway.inference.auth.users.TOKEN_LIFE": 2,
+    "gateway.inference.auth.key_sets.FETCH_INTERVAL": 2,
+    "gateway.inference.auth.key_sets.FETCH_BUDGET": 3,
+    "gateway.inference.auth.backend.CALL_BUDGET": 3,
     "gateway.outbound.backoff.LONGEST_PAUSE": 3,
 }
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.inference.permits import Permit, Permits
-from gateway.store.client import Store
+from gateway.inference.concurrency.permits import Permit, Permits
+from gateway.redis.client import Store
 from tests.support.polling import wait_until
 
 

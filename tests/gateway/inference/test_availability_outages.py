@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.inference.availability import FAILURES, ProviderHealth, condense
-from gateway.inference.signals import ProviderSignal
-from gateway.store import keys
+from gateway.inference.keys import PROVIDER_KEY
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.redis.scripts import CHANGES_CHANNEL
 from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.provider import DONE, ROLE, answer, chunk, tokens
 from tests.fakes.server import HANG, Head
@@ -67,7 +68,7 @@ async def test_a_wavering_provider_is_published_now_and_then(launch: Launch, bac
         moods = [provider.plays(tokens("x")), provider.plays(answer(402)), provider.plays(answer(500))]
         prompts = itertools.cycle(moods)
         async with redis.asyncio.Redis.from_url(gw.redis.url) as client, client.pubsub() as pubsub:
-            await pubsub.subscribe(keys.CHANGES)
+            await pubsub.subscribe(CHANGES_CHANNEL)
             began = time.monotonic()
 
             async def ask() -> None:
@@ -79,7 +80,7 @@ async def test_a_wavering_provider_is_published_now_and_then(launch: Launch, bac
             await asyncio.sleep(0.7)
             announced = 0
             while (message := await pubsub.get_message(timeout=0.1)) is not None:
-                announced += message["type"] == "message" and message["data"] == keys.PROVIDER.encode()
+                announced += message["type"] == "message" and message["data"] == PROVIDER_KEY.encode()
             assert len(provider.exchanges) >= 270
             assert announced <= 2 * (passed + 0.7) + 2, f"{announced} in {passed:.1f} s"
         # What is true at the end is what everybody sees.

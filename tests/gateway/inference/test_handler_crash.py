@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.inference.call import Call
 from gateway.inference.handler import Inference
+from gateway.inference.request import Call
 
 CONTENT = "Mandarine ardoise"
 

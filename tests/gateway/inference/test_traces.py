@@ -14,7 +14,7 @@ from tests.fakes import FakeAppBackend, FakeProvider
 from tests.fakes.collector import HEADER_SECRET, FakeCollector, Span
 from tests.fakes.provider import MODEL, ROLE, chunk, tokens
 from tests.fakes.server import CLOSE, HANG, answer
-from tests.gateway.inference.test_permits_handler import metric
+from tests.gateway.inference.concurrency.test_permits_handler import metric
 from tests.support.accounts import App
 from tests.support.fixtures import session_fixture
 from tests.support.gateway_process import Gateway, gateway_with_redis

@@ -10,12 +10,15 @@ import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.catalogue import encode
-from gateway.events.receivers import DATA_BYTES
+from gateway.deploys.keys import site_key
+from gateway.events.catalog import encode
+from gateway.events.keys import bodies_key
+from gateway.events.webhooks import DATA_BYTES
 from gateway.monitors import findings, health
 from gateway.monitors.findings import Open, merge
+from gateway.monitors.keys import certificate_key, health_key, monitored_keys
 from gateway.monitors.scans import Reported, Scan
-from gateway.store import keys
+from gateway.redis.partitions import partition_tag
 from tests.fakes import FakeAppBackend
 from tests.gateway.monitors.test_scans import fixture
 from tests.support.accounts import App
@@ -156,14 +159,14 @@ async def taken_in(app: App, scan: Any) -> tuple[int, int, int]:
 
 async def go_live(app: App) -> None:
     async with redis.asyncio.Redis.from_url(app.gateway.redis.url) as client:
-        await client.hset(keys.site_key(app.account.id, app.name), "live", "dep_1")
+        await client.hset(site_key(app.account.id, app.name), "live", "dep_1")
 
 
 async def told(app: App) -> list[dict[str, Any]]:
     """The data of what waits to be delivered of the account."""
     async with redis.asyncio.Redis.from_url(app.gateway.redis.url, decode_responses=True) as client:
-        entries = await client.xrange(f"{keys.tag(app.account.id)}:events")
-        bodies = await client.hgetall(keys.bodies_key(app.account.id))
+        entries = await client.xrange(f"{partition_tag(app.account.id)}:events")
+        bodies = await client.hgetall(bodies_key(app.account.id))
     mine = [fields for _, fields in entries if fields["account"] == app.account.id]
     assert {fields["type"] for fields in mine} <= {"security.finding"}
     return [json.loads(bodies[fields["id"]]) for fields in mine]
@@ -279,7 +282,7 @@ async def test_a_deleted_app_leaves_nothing(gw: Gateway, backend: FakeAppBackend
     await gw.platform("DELETE", f"apps/{app.name}")
     refused(await send(app, {"findings": []}), 404, "NOT_FOUND")
     async with redis.asyncio.Redis.from_url(gw.redis.url) as client:
-        assert not await client.exists(*keys.monitored_keys(keys.tag(app.account.id), app.name))
+        assert not await client.exists(*monitored_keys(partition_tag(app.account.id), app.name))
 
 
 @wire
@@ -304,11 +307,11 @@ async def test_what_is_shown_before_anything_was_seen(app: App) -> None:
 async def test_what_the_monitors_saw_is_shown(gw: Gateway, backend: FakeAppBackend) -> None:
     app = await gw.app(backend, plan="starter")
     await go_live(app)
-    tag = keys.tag(app.account.id)
+    tag = partition_tag(app.account.id)
     state = health.AppHealth(status="unhealthy", since=NOW * 1000, failures=4)
     async with redis.asyncio.Redis.from_url(gw.redis.url) as client:
-        await client.hset(keys.health_key(tag, app.name), "state", msgspec.json.encode(state))
-        await client.hset(keys.certificate_key(tag, app.name), "expiresAt", NOW * 1000 + 7)
+        await client.hset(health_key(tag, app.name), "state", msgspec.json.encode(state))
+        await client.hset(certificate_key(tag, app.name), "expiresAt", NOW * 1000 + 7)
     row = await shown(app)
     assert (row["health"], row["healthSince"]) == ("unhealthy", "2026-07-02T08:00:00.000Z")
     assert row["certificateExpiresAt"] == "2026-07-02T08:00:00.007Z"

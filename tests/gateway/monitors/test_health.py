@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.catalogue import AppRecovered, AppUnhealthy, Event
+from gateway.events.catalog import AppRecovered, AppUnhealthy, Event
 from gateway.monitors import health
 from gateway.monitors.health import FAILURES, PENDING_FOR, AppHealth, Reason
 

@@ -5,19 +5,19 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from gateway.accounts.operator_routes import AppFields
 from gateway.accounts.operators import Operator
-from gateway.api.apps import AppFields
 from gateway.errors import BackboneUnavailable
 from gateway.operations import audit
 from gateway.operations.audit import Audit, describe_answer, describe_body
-from gateway.store import keys
-from gateway.store.client import Store
+from gateway.operations.keys import audit_key
+from gateway.redis.client import Store
 from tests.support.logs import captured
 from tests.support.redis_servers import cluster
 from tests.support.tcp_proxy import Proxy
 
 ANA = Operator("ana", "0a1b2c3d", "operator:…")
-KEY = keys.audit_key("changes")
+KEY = audit_key("changes")
 
 
 @pytest.fixture

@@ -11,16 +11,18 @@ import pytest_asyncio
 
 from gateway.accounts.records import App
 from gateway.errors import BackboneUnavailable
-from gateway.events import catalogue
+from gateway.events import catalog
+from gateway.inference.keys import spend_key
 from gateway.operations.backlog import read_backlog
 from gateway.operations.overview import SnapshotFeed
 from gateway.process import Gateway
+from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
-from gateway.store.keys import TAGS, spend_key, spenders_key
+from gateway.telemetry.keys import spenders_key
 from tests.gateway.telemetry.desk import line
 from tests.support.redis_servers import RedisServer, cluster
 
-CRASH = catalogue.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
+CRASH = catalog.AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
 
 
 async def inside(url: str) -> AsyncIterator[Gateway]:
@@ -134,12 +136,12 @@ async def queues_and_workers(url: str) -> None:
         accounts = [f"acc_{n}" for n in range(40)]
         for account in accounts:
             await crash(gateway, account)
-        client, now = gateway.store.client, await gateway.overview._now() + 5000
+        client, now = gateway.redis.client, await gateway.overview._now() + 5000
         backlog = await read_backlog(gateway.store, now)
         assert (backlog.webhooks.waiting, backlog.webhooks.pending, backlog.workers) == (40, 0, [])
         assert 5000 <= backlog.webhooks.oldestMs < 15_000
         # Two workers read; one of them dies with what it has in hand.
-        for tag in TAGS:
+        for tag in PARTITION_TAGS:
             await client.xgroup_create(f"{tag}:events", "webhooks", "0", mkstream=True)
             await client.xgroup_create(f"{tag}:builds", "deploys", "0", mkstream=True)
             await client.xgroup_createconsumer(f"{tag}:builds", "deploys", "builder")
@@ -151,8 +153,8 @@ async def queues_and_workers(url: str) -> None:
         await client.set("worker:monitors:one", "token", ex=15)
         await client.sadd("{ops}:workers", "monitors:one", "monitors:dead")
         await client.expire("{ops}:workers", 60)
-        await client.hincrby(f"{TAGS[3]}:outcomes", "delivered", 2)
-        await client.hincrby(f"{TAGS[9]}:outcomes", "delivered", 3)
+        await client.hincrby(f"{PARTITION_TAGS[3]}:outcomes", "delivered", 2)
+        await client.hincrby(f"{PARTITION_TAGS[9]}:outcomes", "delivered", 3)
         backlog = await read_backlog(gateway.store, now)
         assert backlog.webhooks.waiting == 40
         assert [(worker.group, worker.name) for worker in backlog.workers] == [
@@ -188,7 +190,7 @@ async def test_the_gauges_show_it_too(gateway: Gateway) -> None:
     assert gauge(gateway, "gateway_deploy_queue_deploys") == 0
     assert gauge(gateway, "gateway_dead_letters") == 0
     assert gauge(gateway, "gateway_workers", group="webhooks") == 0
-    await gateway.store.client.delete(*[f"{tag}:events" for tag in TAGS])
+    await gateway.store.client.delete(*[f"{tag}:events" for tag in PARTITION_TAGS])
     await gateway.overview.refresh_gauges()
     assert gauge(gateway, "gateway_webhook_queue_oldest_seconds") == 0
 
@@ -197,7 +199,7 @@ async def test_outcomes_have_no_zeros_before_their_first_count(gateway: Gateway)
     """A process that starts reads counts of all time: a zero before them would look like an increase."""
     outcomes = ("delivered", "failed", "dropped")
     assert [gauge(gateway, "gateway_deliveries", outcome=each) for each in outcomes] == [None, None, None]
-    tag = TAGS[3]
+    tag = PARTITION_TAGS[3]
     await gateway.store.client.hset(f"{tag}:outcomes", mapping={"failed": 7, "failed:timeout": 7})
     await gateway.store.client.hset(f"{tag}:builds:ended", mapping={"live": 5})
     await gateway.overview.refresh_gauges()

@@ -10,13 +10,13 @@ import pytest
 import redis
 
 from gateway.errors import BackboneUnavailable
-from gateway.inference.admission import Reservation
+from gateway.inference.spend.admission import Reservation
+from gateway.inference.spend.reservations import ReservationRecord
 from gateway.operations import redis_health
 from gateway.operations.redis_health import RedisHealth
-from gateway.store import scripts
-from gateway.store.client import ATTEMPT, Store
-from gateway.store.keys import tag
-from gateway.store.reservations import ReservationRecord
+from gateway.redis.client import ATTEMPT, Store
+from gateway.redis.partitions import partition_tag
+from gateway.redis.scripts import compare_and_set
 from gateway.telemetry.metrics import Metrics
 from tests.gateway.inference.admissions import Books, desk
 from tests.support.polling import wait_until
@@ -64,9 +64,9 @@ def run(server: RedisServer, command: str) -> None:
 async def test_every_kind_of_call_while_redis_takes_no_writes(own: RedisServer, code: str) -> None:
     broken, mended = STATES[code]
     async with watched(own.url) as watch, desk(own.url) as gateway:
-        books = Books(gateway.store.client)
+        books = Books(gateway.redis.client)
         running, overdue = await gateway.reserve(1000), await gateway.reserve(300)
-        await books.client.zadd(f"{tag('acc_one')}:leases", {overdue.id: 1})
+        await books.client.zadd(f"{partition_tag('acc_one')}:leases", {overdue.id: 1})
         assert (await watch.health.check(), watch.up()) == ("", 1)
         run(own, broken)
         with pytest.raises(BackboneUnavailable, match=rf"New requests are refused: .*\({code}\)\.$"):
@@ -75,7 +75,7 @@ async def test_every_kind_of_call_while_redis_takes_no_writes(own: RedisServer, 
         with pytest.raises(BackboneUnavailable):
             await gateway.admit(1000)
         with pytest.raises(BackboneUnavailable):
-            await scripts.change(gateway.store, "app:shop", "{}")
+            await compare_and_set(gateway.store, "app:shop", "{}")
         await gateway.settle(running, 7)
         assert await settle_overdue(gateway.store) == (1 if code == "OOM" else 0)
         if code == "OOM":  # money moves while the memory is full
@@ -89,7 +89,7 @@ async def test_every_kind_of_call_while_redis_takes_no_writes(own: RedisServer, 
 
 async def test_a_lost_reservation_is_booked_while_the_memory_is_full(own: RedisServer) -> None:
     async with desk(own.url) as gateway:
-        books = Books(gateway.store.client)
+        books = Books(gateway.redis.client)
         day, now = await books.today(), (await books.client.time())[0] * 1000
         run(own, STATES["OOM"][0])
         record = ReservationRecord("acc_one", day, 1000, now + 60_000, "shop")

@@ -9,11 +9,13 @@ from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.errors import BackboneRefused
-from gateway.events.catalogue import AppCrashed
-from gateway.events.receivers import Webhooks
+from gateway.events import scripts
+from gateway.events.catalog import AppCrashed
+from gateway.events.keys import bodies_key, dead_letters_key
+from gateway.events.webhooks import Webhooks
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
-from gateway.store import keys, scripts
-from gateway.store.client import Store
+from gateway.redis.client import Store
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from tests.support.redis_servers import RedisServer, cluster
 
 CRASH = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
@@ -47,18 +49,18 @@ async def everywhere(store: Store, *command: str) -> None:
 
 
 async def bury(store: Store, tag: str, number: int) -> None:
-    key = keys.stream_key(tag, "events")
+    key = stream_key(tag, "events")
     await store.client.xgroup_create(key, "webhooks", "0", mkstream=True)
     entry = await store.client.xadd(key, {"n": number})
     await store.client.xreadgroup("webhooks", "one", {key: ">"})
     fields = {"n": str(number), "long": "x" * 1000}
-    assert await scripts.bury(
+    assert await scripts.dead_letter(
         store, tag, "events", fields, None, group="webhooks", entry=entry, reason=f"ValueError: {number}"
     )
 
 
 async def test_the_newest_dead_letters_of_all_partitions(store: Store) -> None:
-    for number, tag in enumerate(keys.TAGS):
+    for number, tag in enumerate(PARTITION_TAGS):
         await bury(store, tag, number)
     letters = await read_dead_letters(store)
     assert letters.count == await count_dead_letters(store) == 16
@@ -72,7 +74,7 @@ async def test_the_newest_dead_letters_of_all_partitions(store: Store) -> None:
 
 async def test_a_letter_that_is_not_ours_hides_no_other(store: Store) -> None:
     await bury(store, "{p19}", 1)
-    await store.client.xadd(keys.dead_letters_key("{p19}"), {"fields": "[", "odd": "1"})
+    await store.client.xadd(dead_letters_key("{p19}"), {"fields": "[", "odd": "1"})
     odd, whole = (await read_dead_letters(store)).newest
     assert (odd.stream, odd.reason, odd.fields) == ("", "", {})
     assert whole.reason == "ValueError: 1"
@@ -85,8 +87,8 @@ async def test_a_full_redis_takes_no_event(store: Store, expired: bool) -> None:
     webhooks, app = Webhooks(store, Vault(""), allow_private=True), App(id="a", name="a", account=account, createdAt="")
     await webhooks.emit(app, CRASH)
     if expired:
-        await store.client.delete(keys.bodies_key(account))
-    stream = keys.stream_key(keys.tag(account), "events")
+        await store.client.delete(bodies_key(account))
+    stream = stream_key(partition_tag(account), "events")
     await everywhere(store, "CONFIG", "SET", "maxmemory", "1")
     try:
         for _ in range(3):
@@ -112,7 +114,7 @@ async def test_who_stores_most(store: Store) -> None:
 
     # The log and the events of one account expire.
     gone = accounts[9].id
-    await store.client.delete(keys.bodies_key(gone))
+    await store.client.delete(bodies_key(gone))
     assert gone not in {row.account for row in (await read_storage(store, registry)).top}
     assert await webhooks.stored_bytes(gone) == 0
     assert await webhooks.stored_bytes(accounts[8].id) == storage.top[1].bytes

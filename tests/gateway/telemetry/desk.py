@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.log import RequestLine
-from gateway.store.client import Store
+from gateway.redis.client import Store
 from gateway.telemetry.counters import Counters
 
 NOON = datetime(2026, 7, 2, 12, 0, 30, tzinfo=UTC).timestamp()

@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from gateway.store import keys
 from gateway.telemetry import counters as counters_module
 from gateway.telemetry.counters import MINUTE_LIFE, PROCESS_LIFE
+from gateway.telemetry.keys import requests_key
 from tests.fakes import FakeAppBackend
 from tests.fakes.provider import ROLE, chunk
 from tests.fakes.server import CLOSE
@@ -175,5 +175,5 @@ async def test_a_gateway_that_ends_leaves_nothing_uncounted(launch: Launch, back
             minutes = [client.hgetall(key) for key in client.keys("{ops}:minute:*")]
             assert sum(int(minute[b"requests"]) for minute in minutes) == 2
             assert sum(int(minute.get(b"code:PROVIDER_ERROR", 0)) for minute in minutes) == 1
-            assert client.llen(keys.requests_key(app.account.id)) == 2
+            assert client.llen(requests_key(app.account.id)) == 2
             assert client.keys("{ops}:process*") == []

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
-from gateway.inference.prices import PRICES
+from gateway.inference.spend.prices import PRICES
 from gateway.telemetry.metrics import BATCH, TTFT, BulkHistogram, Metrics
 from tests.gateway.telemetry.desk import line
 

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from gateway.store import keys
 from gateway.telemetry import counters as counters_module
 from gateway.telemetry import usage as usage_module
+from gateway.telemetry.keys import requests_key, usage_keys
 from gateway.telemetry.usage import LoggedRequest, outcome_of
 from tests.gateway.telemetry.desk import Desk, line
 from tests.support.redis_servers import RedisServer
 from tests.support.tcp_proxy import Proxy
 
-HOUR, DAY, REQUESTS = keys.usage_keys("acc", "2026-07-02T12")
+HOUR, DAY, REQUESTS = usage_keys("acc", "2026-07-02T12")
 
 
 @pytest_asyncio.fixture
@@ -25,7 +25,7 @@ async def desk(redis_url: str) -> AsyncIterator[Desk]:
 
 
 async def logged(desk: Desk, account: str = "acc") -> list[LoggedRequest]:
-    lines = await desk.store.client.lrange(keys.requests_key(account), 0, -1)
+    lines = await desk.store.client.lrange(requests_key(account), 0, -1)
     return [msgspec.json.decode(each, type=LoggedRequest) for each in lines]
 
 

@@ -16,12 +16,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from msgspec.structs import replace
 
 from gateway.accounts.records import App
-from gateway.events.catalogue import DomainExpiring
+from gateway.events.catalog import DomainExpiring
 from gateway.ids import now_iso
-from gateway.operations.troubles import count_expiring_certificates
+from gateway.monitors.keys import certificate_key, certificates_key
+from gateway.operations.needs_attention import count_expiring_certificates
 from gateway.outbound import addresses
+from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
-from gateway.store import keys
 from tests.support.monitored_apps import Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import free_port
@@ -109,7 +110,7 @@ async def app_of(own: Fleet, domain: str, *, verified: bool = True, **fields: An
 
 async def known(app: Watched) -> dict[str, str]:
     client = app.fleet.queue.store.client
-    return await client.hgetall(keys.certificate_key(keys.tag(app.account.id), app.app.id))
+    return await client.hgetall(certificate_key(partition_tag(app.account.id), app.app.id))
 
 
 # By two workers
@@ -179,7 +180,7 @@ def _replace(app: Watched, **fields: Any) -> App:
 async def test_after_a_start_every_certificate_is_looked_at_soon(own: Fleet, edge: Edge) -> None:
     app = await app_of(own, DOMAIN)
     edge.shows(DOMAIN, 30)
-    client, key = own.queue.store.client, keys.certificates_key(keys.tag(app.account.id))
+    client, key = own.queue.store.client, certificates_key(partition_tag(app.account.id))
     seconds, _ = await client.time()
     later, sooner = (seconds + 80_000) * 1000, (seconds + 60) * 1000
     await client.zadd(key, {app.app.id: later, "sooner": sooner})

@@ -12,11 +12,12 @@ from itertools import count
 
 import pytest
 
-from gateway.inference.admission import Admission, Reservation
+from gateway.inference.keys import reservation_keys, spend_key
+from gateway.inference.spend import scripts
+from gateway.inference.spend.admission import Admission, Reservation
+from gateway.redis.client import Store
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from gateway.settings import Settings
-from gateway.store import scripts
-from gateway.store.client import Store
-from gateway.store.keys import TAGS, reservation_keys, spend_key, tag
 from gateway.telemetry.metrics import Metrics
 from tests.support.polling import wait_until
 from tests.support.redis_servers import RedisServer
@@ -88,8 +89,8 @@ async def test_overdue_is_settled_at_its_bound_and_nothing_else_is_touched(here:
 
 
 async def test_every_partition_is_looked_at(here: Worker) -> None:
-    accounts = {tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
-    for partition in TAGS:
+    accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
+    for partition in PARTITION_TAGS:
         await here.reserve(accounts[partition], 7, lease=-1)
     assert await here.look() == 16
     for account in accounts.values():
@@ -136,7 +137,7 @@ async def test_more_than_one_look_takes_are_left_for_the_next(here: Worker, monk
 
 async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker) -> None:
     """As when one node of a cluster is down."""
-    accounts = {tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
+    accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
     first, last = accounts["{p09}"], accounts["{p96}"]
     await here.reserve(first, 7, lease=-1)
     await here.reserve(last, 7, lease=-1)
@@ -157,7 +158,7 @@ async def test_a_broken_reservation_does_not_hold_up_the_others(here: Worker) ->
     broken = await here.reserve("acc_1", 100, lease=-5000)
     for _ in range(3):
         await here.reserve("acc_1", 7, lease=-1)
-    reservations = reservation_keys(tag("acc_1"))[0]
+    reservations = reservation_keys(partition_tag("acc_1"))[0]
     whole = await here.store.client.hget(reservations, broken)
     await here.store.client.hset(reservations, broken, "no words of three")
     assert await here.look() == 3

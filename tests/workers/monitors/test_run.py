@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store import keys
+from gateway.deploys.keys import tagged_deploy_key
+from gateway.redis.partitions import partition_tag, stream_key
 from tests.support.monitored_apps import fleet
 from tests.support.polling import wait_until
 
@@ -16,10 +17,10 @@ async def test_a_broken_deploy_of_an_outside_engine(tmp_path: Path, entry: dict[
     async with fleet(tmp_path) as running:
         app = await running.app()
         client = running.queue.store.client
-        tag = keys.tag("acc_1")
-        await client.xadd(keys.stream_key(tag, "builds"), entry)
-        await client.hset(keys.tagged_deploy_key(tag, "dep_1"), mapping={"id": "dep_1", "state": "no such state"})
-        await client.expire(keys.tagged_deploy_key(tag, "dep_1"), 600)
+        tag = partition_tag("acc_1")
+        await client.xadd(stream_key(tag, "builds"), entry)
+        await client.hset(tagged_deploy_key(tag, "dep_1"), mapping={"id": "dep_1", "state": "no such state"})
+        await client.expire(tagged_deploy_key(tag, "dep_1"), 600)
         worker = await running.worker("monitors", GATEWAY_DEPLOY_ENGINE="external")
         worker.tracebacks_allowed = True
         if "id" in entry:

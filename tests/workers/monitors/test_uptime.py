@@ -11,21 +11,24 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
+from gateway.accounts.keys import app_key
 from gateway.accounts.records import App
 from gateway.ids import now_iso
 from gateway.monitors import history
-from gateway.operations.troubles import list_unhealthy_apps
+from gateway.monitors.keys import certificates_key, findings_key, unhealthy_key
+from gateway.operations.needs_attention import list_unhealthy_apps
 from gateway.outbound.client import Client
+from gateway.redis.client import Store
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag
+from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
-from gateway.store import keys, scripts
-from gateway.store.client import Store
 from tests.fakes.receiver import FakeReceiver, certificate, drip
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Script, answer
 from tests.support.monitored_apps import DOWN, UP, Fleet, Watched, fleet
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster, free_port
 from tests.support.worker_process import Queue
-from workers.monitors import rounds, uptime
+from workers.monitors import inspection_loop, uptime
 from workers.monitors.uptime import Uptime, probe
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -61,7 +64,7 @@ async def test_an_incident(shared: Fleet) -> None:
     app.heals()
     await app.hears("app.unhealthy", "app.recovered")
     await app.probed(3)
-    unhealthy = keys.unhealthy_key(keys.tag(app.account.id))
+    unhealthy = unhealthy_key(partition_tag(app.account.id))
     assert await shared.queue.store.client.zscore(unhealthy, app.app.id) is None
     down, up = (envelope["data"] for envelope in app.told())
     same = {"appId": app.app.id, "appName": app.app.name, "url": shared.site.url(app.path)}
@@ -205,7 +208,7 @@ async def test_apps_that_change(shared: Fleet) -> None:
     await moved.goes_live()
     await shared.registry.put_app(moved.app, named.app)
     await moved.probed()
-    if keys.tag(app.account.id) != keys.tag(other.account.id):
+    if partition_tag(app.account.id) != partition_tag(other.account.id):
         assert await app.keys() == []
     await shared.registry.delete_app(moved.app)
     assert await moved.keys() == []
@@ -222,11 +225,11 @@ def _with(watched: Watched, **fields: str) -> App:
 async def test_a_deletion_that_was_interrupted_is_finished(shared: Fleet) -> None:
     app = await shared.app()
     await app.until("healthy")
-    await scripts.change(shared.queue.store, keys.app_key(app.app.name), "")
-    tag = keys.tag(app.account.id)
+    await compare_and_set(shared.queue.store, app_key(app.app.name), "")
+    tag = partition_tag(app.account.id)
     client = shared.queue.store.client
-    await client.hset(keys.findings_key(tag, app.app.id), "version", "x")
-    await client.zadd(keys.certificates_key(tag), {app.app.id: 0})
+    await client.hset(findings_key(tag, app.app.id), "version", "x")
+    await client.zadd(certificates_key(tag), {app.app.id: 0})
 
     async def forgotten() -> bool:
         return await app.keys() == []
@@ -244,7 +247,7 @@ async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
     first = {app: app.probes for app in apps}
     began = time.monotonic()
     await wait_until(lambda: all(app.probes >= first[app] + 4 for app in apps), 15)
-    most = 1 + (time.monotonic() - began) / (0.4 * (1 - rounds.JITTER))
+    most = 1 + (time.monotonic() - began) / (0.4 * (1 - inspection_loop.JITTER))
     assert max(app.probes - first[app] for app in apps) <= most
     assert not [log for worker in own.queue.workers if (log := worker.log).count("look.") > 0]
 
@@ -339,7 +342,7 @@ async def test_a_certificate_that_is_trusted(tmp_path: Path) -> None:
 
 
 async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rounds, "PAUSE", 0.05)
+    monkeypatch.setattr(inspection_loop, "PAUSE", 0.05)
     with cluster() as url:
         async with FakeReceiver() as site, FakeReceiver() as receiver:
             store = Store(url)
@@ -355,7 +358,7 @@ async def test_on_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
                     await app.until("unhealthy")
                 for app in apps[6:]:
                     await app.until("healthy")
-                waiting = [await store.client.xlen(f"{tag}:events") for tag in keys.TAGS]
+                waiting = [await store.client.xlen(f"{tag}:events") for tag in PARTITION_TAGS]
                 assert sum(waiting) == 6
             finally:
                 running.cancel()
@@ -372,7 +375,7 @@ async def _apps_of(store: Store, folder: Path, site: FakeReceiver, receiver: Fak
 
 
 async def test_a_look_that_crashes_costs_its_app_alone(own: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "MARGIN", 0.2)
+    monkeypatch.setattr(inspection_loop, "MARGIN", 0.2)
     apps = [await own.app() for _ in range(3)]
     settings = Settings(
         redis_url=own.queue.url,

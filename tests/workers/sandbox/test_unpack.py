@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.sandbox import Room
-from workers.deploys import source
-from workers.deploys.source import DeployError
+from workers.builds import source
+from workers.builds.source import DeployError
 from workers.sandbox.sandbox import MIB, Limits
 
 FILE, FOLDER, LINK, HARD, DEVICE, FIFO = (

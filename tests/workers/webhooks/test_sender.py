@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 
 from gateway.accounts.vault import Vault
-from gateway.events.catalogue import SAMPLES
-from gateway.events.receivers import new_secret
-from gateway.store import keys
+from gateway.events.catalog import SAMPLES
+from gateway.events.keys import previous_secret_key
+from gateway.events.webhooks import new_secret
+from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import HUGE_ANSWER, OK, FakeReceiver, drip, verified
 from tests.fakes.server import CLOSE, HANG, RESET, Head, Raw, Script, answer
 from tests.support.polling import wait_until
@@ -212,7 +213,7 @@ async def test_a_previous_secret_that_cannot_be_read(shared: Queue, receiver: Fa
     account.secret = await shared.webhooks.rotate(account.id)
     shared.confidential.add(account.secret)
     sealed = Vault("another key of 32 characters or more").seal(new_secret())
-    await shared.store.client.set(keys.previous_secret_key(account.id), sealed, ex=60)
+    await shared.store.client.set(previous_secret_key(account.id), sealed, ex=60)
     assert await account.outcome(await account.emit()) == ("delivered", 204)
     (exchange,) = receiver.got(f"/{account.id}")
     verified(exchange, account.secret)
@@ -238,7 +239,7 @@ async def test_cleared_in_the_meantime(own: Queue, receiver: FakeReceiver) -> No
 
 async def test_older_than_a_day(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
-    tag, now = keys.tag(account.id), time.time()
+    tag, now = partition_tag(account.id), time.time()
     fields = {"account": account.id, "app": "shop", "type": "app.crashed", "data": "{}"}
     for name, age in (("old", 86_410), ("young", 86_300)):
         at = str(int((now - age) * 1000))
@@ -252,7 +253,7 @@ async def test_older_than_a_day(own: Queue, receiver: FakeReceiver) -> None:
 async def test_a_full_partition_refuses_the_new(own: Queue, receiver: FakeReceiver) -> None:
     """What waits is never trimmed."""
     account = await own.account(receiver)
-    key, bound = f"{keys.tag(account.id)}:events", 100_000
+    key, bound = f"{partition_tag(account.id)}:events", 100_000
     fill = "for n = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'id', n) end"
     await own.store.client.eval(fill, 1, key, bound)
     event_id = await account.emit()
@@ -273,10 +274,10 @@ async def test_a_hanging_receiver_delays_nobody_else(own: Queue, receiver: FakeR
     await wait_until(lambda: receiver.got(f"/{hanging.id}"))
     # One of the same partition and so of the same stream, and one of another.
     same = own.unset_account()
-    while keys.tag(same.id) != keys.tag(hanging.id):
+    while partition_tag(same.id) != partition_tag(hanging.id):
         same = own.unset_account()
     other = own.unset_account()
-    while keys.tag(other.id) == keys.tag(hanging.id):
+    while partition_tag(other.id) == partition_tag(hanging.id):
         other = own.unset_account()
     for account in (same, other):
         path = f"/{account.id}"
@@ -299,7 +300,7 @@ async def test_more_than_a_lane_holds(own: Queue, receiver: FakeReceiver) -> Non
     hanging, lane, count = await own.account(receiver), 1_000, 1_500
     path = f"/{hanging.id}"
     receiver.hangs(path)
-    at, tag = str(int(time.time() * 1000)), keys.tag(hanging.id)
+    at, tag = str(int(time.time() * 1000)), partition_tag(hanging.id)
     fields = {"account": hanging.id, "app": "shop", "type": "app.crashed", "data": "{}", "at": at}
     pipeline = own.store.client.pipeline(transaction=False)
     for number in range(count):
@@ -312,7 +313,7 @@ async def test_more_than_a_lane_holds(own: Queue, receiver: FakeReceiver) -> Non
 
     await wait_until(lambda: dropped(), 20)
     other = own.unset_account()
-    while keys.tag(other.id) != tag:
+    while partition_tag(other.id) != tag:
         other = own.unset_account()
     await other.set(receiver.url(f"/{other.id}"))
     await wait_until(_at_most(own, lane + 1), 20)

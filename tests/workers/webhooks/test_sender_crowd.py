@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.store import keys
+from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import OK, FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.redis_servers import cluster
@@ -36,7 +36,7 @@ async def write_events(own: Queue, accounts: list[Account], each: int) -> None:
     """Straight into the streams: faster than a script for each."""
     for account in accounts:
         at = int(time.time() * 1000)
-        await own.store.client.eval(WRITE_EVENTS, 1, f"{keys.tag(account.id)}:events", account.id, at, each)
+        await own.store.client.eval(WRITE_EVENTS, 1, f"{partition_tag(account.id)}:events", account.id, at, each)
 
 
 async def delays(account: Account, receiver: FakeReceiver, count: int) -> list[float]:
@@ -86,7 +86,7 @@ async def test_more_than_memory_holds(own: Queue, receiver: FakeReceiver) -> Non
     assert left + outcomes["delivered"] + outcomes.get("failed", 0) + outcomes["dropped"] == 12 * each + 20
     assert outcomes["dropped"] == outcomes["dropped:overflow"] < 6 * each
     for account in hanging:
-        entries = await own.store.client.xrange(f"{keys.tag(account.id)}:events")
+        entries = await own.store.client.xrange(f"{partition_tag(account.id)}:events")
         kept = {fields["id"] for _, fields in entries} | receiver.ids(f"/{account.id}").keys()
         assert {f"{account.id}-{number}" for number in range(each // 8)} <= kept, "the oldest are kept"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.store import keys
+from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import OK, FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.tcp_proxy import Proxy
@@ -178,7 +178,7 @@ async def test_one_is_killed_and_one_stands_still(own: Queue, receiver: FakeRece
     killed, frozen = await own.worker(), await own.worker()
     await asyncio.gather(killed.joined(), frozen.joined())
     accounts = [await own.account(receiver) for _ in range(16)]
-    tags = {keys.tag(account.id) for account in accounts}
+    tags = {partition_tag(account.id) for account in accounts}
     ids: list[str] = []
 
     async def both_hold_some() -> bool:

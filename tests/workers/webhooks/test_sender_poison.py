@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gateway.store import keys
+from gateway.events.keys import bodies_key, dead_letters_key, webhook_key
+from gateway.redis.partitions import partition_tag
 from tests.fakes.receiver import FakeReceiver, verified
 from tests.support.polling import wait_until
 from tests.support.worker_process import Queue, queue
@@ -28,16 +29,16 @@ async def own(tmp_path: Path) -> AsyncIterator[Queue]:
 
 
 async def dead(own: Queue, tag: str) -> list[dict[str, str]]:
-    return [fields for _, fields in await own.store.client.xrange(keys.dead_letters_key(tag))]
+    return [fields for _, fields in await own.store.client.xrange(dead_letters_key(tag))]
 
 
 async def test_poison_ends_no_worker(own: Queue, receiver: FakeReceiver) -> None:
     """One of each kind, before the worker starts and while it runs; all other events arrive."""
     account = await own.account(receiver)
-    tag = keys.tag(account.id)
+    tag = partition_tag(account.id)
     whole = {"id": "evt_x", "account": account.id, "app": "shop", "type": "app.crashed", "data": "{}", "at": "1"}
     elsewhere = own.unset_account()
-    while keys.tag(elsewhere.id) == tag:
+    while partition_tag(elsewhere.id) == tag:
         elsewhere = own.unset_account()
     poison = [
         {"garbage": "1"},
@@ -69,18 +70,18 @@ async def test_poison_ends_no_worker(own: Queue, receiver: FakeReceiver) -> None
 async def test_a_broken_receiver_record(own: Queue, receiver: FakeReceiver) -> None:
     """A fault of ours is tried three times. Then the account sees a failure, and can send the event again."""
     account, other = await own.account(receiver), await own.account(receiver)
-    record = await own.store.client.get(keys.webhook_key(account.id))
-    await own.store.client.set(keys.webhook_key(account.id), '{"url": 1}')
+    record = await own.store.client.get(webhook_key(account.id))
+    await own.store.client.set(webhook_key(account.id), '{"url": 1}')
     event_id = await account.emit()
     worker = await own.worker(constants=QUICK, GATEWAY_WEBHOOK_CLAIM_IDLE="2")
     worker.tracebacks_allowed = True
     assert await other.outcome(await other.emit()) == ("delivered", 204)
     assert await account.outcome(event_id, 60) == ("failed", "internal")
     assert worker.log.count("delivery.postponed") == 3
-    (letter,) = await dead(own, keys.tag(account.id))
+    (letter,) = await dead(own, partition_tag(account.id))
     assert letter["reason"].startswith("ValidationError")
     assert event_id in letter["fields"]
-    await own.store.client.set(keys.webhook_key(account.id), record)
+    await own.store.client.set(webhook_key(account.id), record)
     await own.webhooks.redeliver(account.id, event_id)
     await wait_until(lambda: receiver.got(f"/{account.id}"))
     assert verified(receiver.got(f"/{account.id}")[0], account.secret)["id"] == event_id
@@ -89,7 +90,7 @@ async def test_a_broken_receiver_record(own: Queue, receiver: FakeReceiver) -> N
 async def test_an_event_whose_data_is_gone(own: Queue, receiver: FakeReceiver) -> None:
     account = await own.account(receiver)
     event_id = await account.emit()
-    await own.store.client.hdel(keys.bodies_key(account.id), event_id)
+    await own.store.client.hdel(bodies_key(account.id), event_id)
     await own.worker()
     assert await account.outcome(event_id) == ("dropped", "expired")
     assert receiver.exchanges == []

@@ -1,0 +1,67 @@
+"""Writes what the documentation says about the code from the code itself: `python -m docs.generate`.
+
+These are the tables of keyspace.md, from the modules that build the keys, and modules.md, from the first line of each
+module.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+KEYS = {
+    "Accounts and apps": "gateway/accounts/keys.py",
+    "Inference": "gateway/inference/keys.py",
+    "Usage and counters": "gateway/telemetry/keys.py",
+    "Events": "gateway/events/keys.py",
+    "Deploys": "gateway/deploys/keys.py",
+    "Monitors": "gateway/monitors/keys.py",
+    "Operation": "gateway/operations/keys.py",
+    "Partitions": "gateway/redis/partitions.py",
+}
+TABLES = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
+MODULES = """# Modules
+
+Every module of the service with its first line. `python -m docs.generate` writes this page, and a test compares it.
+[architecture.md](architecture.md) says how they work together.
+"""
+
+
+def describe(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def keyspace() -> str:
+    sections = []
+    for title, module in KEYS.items():
+        table = "\n".join(line for line in describe(ROOT / module).splitlines() if line.startswith("|"))
+        sections.append(f"## {title}\n\n`{module}`\n\n{table}\n")
+    page = (DOCS / "keyspace.md").read_text()
+    return TABLES.sub(lambda match: match[1] + "\n" + "\n".join(sections) + "\n" + match[2], page)
+
+
+def modules() -> str:
+    return "\n".join([MODULES, *sections()])
+
+
+def sections() -> Iterator[str]:
+    """One for each folder: a table of its modules."""
+    folders = {path.parent for top in ("gateway", "workers") for path in (ROOT / top).rglob("*.py")}
+    for folder in sorted(folders):
+        lines = [f"| `{path.name}` | {first_line(path)} |" for path in sorted(folder.glob("*.py")) if describe(path)]
+        if lines:
+            yield "\n".join([f"## {folder.relative_to(ROOT)}/\n", "| module | |", "| --- | --- |", *lines, ""])
+
+
+def first_line(path: Path) -> str:
+    """The first line of its docstring, which is a sentence."""
+    return describe(path).splitlines()[0].replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    (DOCS / "keyspace.md").write_text(keyspace())
+    (DOCS / "modules.md").write_text(modules())

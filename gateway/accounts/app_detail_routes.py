@@ -1,0 +1,95 @@
+"""The account API: one app with all that its page shows, its security findings, and its crashes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from litestar import get
+from litestar.params import FromPath, QueryParameter
+
+from gateway.accounts.operator_routes import RepositoryView
+from gateway.accounts.records import Account, App, Build
+from gateway.accounts.routes import AccountApp, view_apps
+from gateway.deploys.routes import require_own_app
+from gateway.errors import NotFound, RequestMalformed
+from gateway.events.catalog import Finding, Time
+from gateway.http.authentication import Caller
+from gateway.ids import now_iso
+from gateway.monitors import history
+from gateway.monitors.crashes import Crash
+from gateway.monitors.findings import MOST_OPEN
+from gateway.monitors.history import HealthDay
+from gateway.monitors.keys import certificate_key
+from gateway.process import Gateway, Injected
+from gateway.redis.client import backbone
+from gateway.redis.partitions import partition_tag
+
+
+class Certificate(msgspec.Struct):
+    """Of the custom domain, when it was inspected last."""
+
+    domain: str
+    expiresAt: Time
+    issuer: str | None
+
+
+class AppDetails(AccountApp, kw_only=True):
+    """An app of the list, with what belongs to it alone."""
+
+    createdAt: Time
+    liveDeploy: str | None  # id of the deploy that the app serves
+    repository: RepositoryView | None
+    build: Build | None
+    certificate: Certificate | None
+    healthDays: list[HealthDay]  # of 90 days, oldest first; the last one is today, in UTC
+
+
+async def view_app(account: Account, app: App, gateway: Gateway) -> AppDetails:
+    [listed] = await view_apps(account, [app], gateway)
+    repository = app.repository
+    return AppDetails(
+        **msgspec.structs.asdict(listed),
+        createdAt=app.createdAt,
+        liveDeploy=await gateway.deploys.live_id(app),
+        repository=None if repository is None else RepositoryView(repository.url, repository.branch),
+        build=app.build,
+        certificate=await _read_certificate(app, gateway),
+        healthDays=await history.read(gateway.store, account.id, app.id),
+    )
+
+
+async def _read_certificate(app: App, gateway: Gateway) -> Certificate | None:
+    key = certificate_key(partition_tag(app.account), app.id)
+    with backbone():
+        domain, expires, issuer = await gateway.store.client.hmget(key, ["domain", "expiresAt", "issuer"])
+    return Certificate(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
+
+
+@get("/account/apps/{app:str}", errors=[NotFound])
+async def show_app(account: Caller, app: FromPath[str], gateway: Injected) -> AppDetails:
+    """One app, with its certificate and the history of its health."""
+    return await view_app(account, await require_own_app(app, account, gateway), gateway)
+
+
+@get("/account/apps/{app:str}/findings", errors=[RequestMalformed, NotFound])
+async def list_findings(
+    account: Caller,
+    app: FromPath[str],
+    gateway: Injected,
+    limit: Annotated[int, QueryParameter(ge=1, le=MOST_OPEN)] = 100,
+) -> list[Finding]:
+    """An app's open security findings, the most urgent first.
+
+    Red ones come first, then those whose deadline is near.
+    """
+    return (await gateway.findings.find_open(await require_own_app(app, account, gateway)))[:limit]
+
+
+@get("/account/apps/{app:str}/crashes", errors=[NotFound])
+async def list_crashes(account: Caller, app: FromPath[str], gateway: Injected) -> list[Crash]:
+    """An app's last 20 crashes of 30 days, newest first."""
+    return await gateway.crashes.list(await require_own_app(app, account, gateway))
+
+
+HANDLERS = [show_app, list_findings, list_crashes]  # of the router of `account_apps.py`

@@ -1,0 +1,143 @@
+"""The account API: listing, creating, changing and deleting the account's apps."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from litestar import Router, delete, get, patch, post
+from litestar.params import FromPath, JSONBody
+from litestar.types import ControllerRouterHandler
+
+from gateway.accounts import app_detail_routes
+from gateway.accounts.operator_routes import (
+    NewAuth,
+    check_auth,
+    check_build,
+    check_name,
+    check_new_name,
+    check_repository,
+    forget_app,
+    view_auth,
+)
+from gateway.accounts.records import App, Build, JwksAuth, Repository
+from gateway.accounts.routes import AccountApp, list_apps, view_apps
+from gateway.deploys.routes import require_own_app
+from gateway.errors import AppLimitReached, NameTaken, NotFound, RateLimited, RequestMalformed
+from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.ids import new_id, now_iso
+from gateway.process import Gateway, Injected
+
+
+class NewApp(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
+
+
+class AppChange(msgspec.Struct, forbid_unknown_fields=True):
+    """A field that is left out stays as it is; null resets it."""
+
+    auth: NewAuth | msgspec.UnsetType | None = msgspec.UNSET
+    repository: Repository | msgspec.UnsetType | None = msgspec.UNSET
+    build: Build | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class OwnRepository(msgspec.Struct):
+    url: str
+    branch: str
+    hasCredentials: bool
+
+
+class AppSettings(msgspec.Struct):
+    """What an account sets for its app. The auth secret and the repository's credentials are left out."""
+
+    auth: dict[str, Any]
+    repository: OwnRepository | None
+    build: Build | None
+
+
+def view_settings(app: App) -> AppSettings:
+    view = None
+    if (repository := app.repository) is not None:
+        view = OwnRepository(repository.url, repository.branch, hasCredentials=bool(repository.credentials))
+    return AppSettings(auth=view_auth(app.auth), repository=view, build=app.build)
+
+
+@post("/account/apps", errors=[RequestMalformed, NameTaken, AppLimitReached, RateLimited])
+async def create_app(account: Caller, data: JSONBody[NewApp], gateway: Injected) -> AccountApp:
+    """Create an app.
+
+    Its name is the first part of its address. The plan says how many apps an account may have.
+    """
+    check_name(data.name)
+    check_new_name(data.name)
+    check_service_host(data.name, gateway)
+    # Unlike that of an operators' app, the id is not the name: whoever uses the name next inherits nothing.
+    app_id = new_id("app").replace("_", "-")
+    app = App(id=app_id, name=data.name, account=account.id, createdAt=now_iso())
+    await gateway.app_changes.create(app, gateway.settings.app_limits[account.plan])
+    (view,) = await view_apps(account, [app], gateway)
+    return view
+
+
+def check_service_host(name: str, gateway: Gateway) -> None:
+    """Raises RequestMalformed for the name whose address would be the service's own."""
+    host = f"{name}.{gateway.settings.apps_domain.partition(':')[0]}"
+    if host in {urlsplit(url).hostname for url in (gateway.settings.base_url, gateway.settings.api_url)}:
+        raise RequestMalformed("name: this is the service's own address; choose another name.")
+
+
+@get("/account/apps/{app:str}/settings", summary="What the account set for an app", errors=[NotFound])
+async def show_settings(account: Caller, app: FromPath[str], gateway: Injected) -> AppSettings:
+    return view_settings(await require_own_app(app, account, gateway))
+
+
+@patch("/account/apps/{app:str}", errors=[RequestMalformed, NotFound, RateLimited])
+async def change_app(account: Caller, app: FromPath[str], data: JSONBody[AppChange], gateway: Injected) -> AppSettings:
+    """Change how an app verifies tokens, and what it is built from.
+
+    A field that is left out stays as it is; null resets it. Repository and build count from the next deploy on.
+    """
+    found = await require_own_app(app, account, gateway)
+    await gateway.app_changes.count(account.id)
+    changes: dict[str, Any] = {}
+    if data.auth is not msgspec.UNSET:
+        changes["auth"] = check_auth(data.auth or JwksAuth(), gateway)
+    if data.repository is not msgspec.UNSET:
+        repository = check_repository(data.repository, gateway)
+        changes["repository"] = keep_credentials(repository, found.repository)
+    if data.build is not msgspec.UNSET:
+        changes["build"] = check_build(data.build)
+    if changes:
+        found = await gateway.registry.change_app(found, lambda record: msgspec.structs.replace(record, **changes))
+    return view_settings(found)
+
+
+def keep_credentials(repository: Repository | None, before: Repository | None) -> Repository | None:
+    """A repository at the same address keeps its credentials, which no answer shows, until they are given anew."""
+    if repository is None or before is None or repository.credentials or repository.url != before.url:
+        return repository
+    return msgspec.structs.replace(repository, credentials=before.credentials)
+
+
+@delete("/account/apps/{app:str}", errors=[NotFound, RateLimited])
+async def delete_app(account: Caller, app: FromPath[str], gateway: Injected) -> None:
+    """Delete an app.
+
+    It is no longer served, and its hooks, variables, sources and queued deploys are gone. This cannot be undone.
+    """
+    found = await require_own_app(app, account, gateway)
+    await gateway.app_changes.count(account.id)
+    await forget_app(found, gateway)
+
+
+ROUTES: list[ControllerRouterHandler] = [
+    Router(
+        "/",
+        route_handlers=[list_apps, create_app, show_settings, change_app, delete_app, *app_detail_routes.HANDLERS],
+        guards=[account_only],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    )
+]

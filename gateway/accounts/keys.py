@@ -1,0 +1,99 @@
+"""Keys of accounts, apps, API keys and sessions.
+
+When a record changes, the name of its key is published on the channel `changes`.
+
+| key | type | holds | expires |
+| --- | --- | --- | --- |
+| `app:<name>` | string | an app's record, JSON | when the app is deleted |
+| `alias:<id>` | string | name of the app with this id, if the two differ | when the app is deleted |
+| `domain:<name>` | string | id of the app with this custom domain, and time of its claim, s | with the app |
+| `former-name:<name>` | string | id of the account whose live app had this name, until it was deleted | 30 days |
+| `key:<sha256>` | string | `<account> <key id>`, to which a presented API key belongs | when the key is revoked |
+| `{pNN}:account:<id>` | string | an account's record, JSON | with the account |
+| `{pNN}:account:<id>:apps` | set | names of the account's apps | with the account |
+| `{pNN}:app-lock:<account>` | string | held while one app of the account is created or deleted | 15 s |
+| `{pNN}:app-changes:<account>` | string | number of creations and deletions of apps that were tried | 60 s |
+| `{pNN}:deleted-apps:<account>` | list | ids of its apps that were deleted, whose windows the next ones get | 60 s |
+| `{pNN}:accounts` | zset | ids of the partition's accounts, which sort by time | each with the account |
+| `{pNN}:apps` | zset | ids of the partition's apps | each with the app |
+| `{pNN}:keys:<account>` | hash | key id → the record of a valid API key, JSON | each when revoked; 26 |
+| `{pNN}:keys-used:<account>` | hash | key id → time of its last use, ms | each when revoked |
+| `{registrations}:<day>` | string | number of registrations on a UTC day | 2 days |
+| `session:<sha256>` | string | what opened a page's session: `<account> <key id>`, or `operator:<hash>` | 12 h |
+| `sessions:<sha256>` | list | hashes of the newest 20 sessions with one subject, by its hash | 12 h |
+| `logins:<hash>` | string | number of failed log-ins from one client address | 60 s |
+| `registered:<hash>` | string | number of registrations from one client address | 1 day |
+"""
+
+from __future__ import annotations
+
+from gateway.redis.partitions import partition_tag
+
+REGISTRATIONS_KEY = "{registrations}"  # the day is appended, in the same slot
+REGISTRATIONS_MOVING_KEY = "{registrations}:moving"  # never exists; `register.lua` says what for
+SESSIONS_PREFIX = "sessions:"
+REGISTERED_PREFIX = "registered:"
+
+
+def app_key(name: str) -> str:
+    return f"app:{name}"
+
+
+def alias_key(app_id: str) -> str:
+    return f"alias:{app_id}"
+
+
+def domain_key(domain: str) -> str:
+    return f"domain:{domain}"
+
+
+def former_name_key(name: str) -> str:
+    return f"former-name:{name}"
+
+
+def app_lock_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:app-lock:{account_id}"
+
+
+def app_changes_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:app-changes:{account_id}"
+
+
+def deleted_apps_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:deleted-apps:{account_id}"
+
+
+def api_key_key(digest: str) -> str:
+    return f"key:{digest}"
+
+
+def api_keys_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:keys:{account_id}"
+
+
+def api_keys_used_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:keys-used:{account_id}"
+
+
+def session_key(digest: str) -> str:
+    return f"session:{digest}"
+
+
+def logins_key(client: str) -> str:
+    return f"logins:{client}"
+
+
+def account_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:account:{account_id}"
+
+
+def account_apps_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:account:{account_id}:apps"
+
+
+def accounts_key(tag: str) -> str:
+    return f"{tag}:accounts"
+
+
+def apps_key(tag: str) -> str:
+    return f"{tag}:apps"

@@ -1,0 +1,132 @@
+"""The account API: the limits of one app and of its users, and what the app spent today."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+from litestar import Router, get, put
+from litestar.params import FromPath, JSONBody
+from litestar.types import ControllerRouterHandler
+
+from gateway.accounts.records import Account, App, AppLimits, nano_euro
+from gateway.bounds import Euro, Rate
+from gateway.deploys.routes import require_own_app
+from gateway.errors import BackboneUnavailable, NotFound, RequestMalformed
+from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.inference.keys import app_spend_fields, spend_key
+from gateway.inference.spend.limits import allowed_limits, limits_of
+from gateway.process import Gateway, Injected
+from gateway.redis.client import backbone
+from gateway.settings import NANO
+
+EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
+
+
+class LimitsView(msgspec.Struct):
+    """Null for a limit that is not set. Money is in euro per UTC day."""
+
+    dailyEuro: str | None
+    userDailyEuro: str | None
+    requestsPerMinute: int | None
+    userRequestsPerMinute: int | None
+
+
+class LimitsChange(msgspec.Struct, forbid_unknown_fields=True):
+    """Null clears a limit; one that is left out stays. 0 lets nothing pass."""
+
+    dailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
+    userDailyEuro: Euro | msgspec.UnsetType | None = msgspec.UNSET
+    requestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+    userRequestsPerMinute: Rate | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class WidestLimits(msgspec.Struct):
+    """The widest limits that can be set."""
+
+    dailyEuro: str
+    userDailyEuro: str
+    requestsPerMinute: int
+    userRequestsPerMinute: int
+
+
+class AppSpend(msgspec.Struct):
+    """Nano-euro of a UTC day."""
+
+    day: str
+    settled: int
+    reserved: int
+    cap: int  # the app's, or that of the plan if none is set or the plan's is narrower
+    widest: WidestLimits
+
+
+@get("/account/apps/{app:str}/limits", summary="The limits that are set for an app and its users", errors=[NotFound])
+async def show_limits(account: Caller, app: FromPath[str], gateway: Injected) -> LimitsView:
+    return _view((await require_own_app(app, account, gateway)).limits or AppLimits())
+
+
+@put("/account/apps/{app:str}/limits", errors=[RequestMalformed, NotFound, BackboneUnavailable])
+async def change_limits(
+    account: Caller, app: FromPath[str], data: JSONBody[LimitsChange], gateway: Injected
+) -> LimitsView:
+    """Change an app's limits.
+
+    They narrow those of the plan, within a second, in every process.
+    """
+    found = await require_own_app(app, account, gateway)
+    changes = {name: value for name, value in msgspec.structs.asdict(data).items() if value is not msgspec.UNSET}
+    _check(changes, _widest(found, account, gateway))
+    return _view(await gateway.registry.change_limits(found, lambda limits: msgspec.structs.replace(limits, **changes)))
+
+
+@get("/account/apps/{app:str}/spend", summary="What an app spent today", errors=[NotFound])
+async def show_spend(account: Caller, app: FromPath[str], gateway: Injected) -> AppSpend:
+    found = await require_own_app(app, account, gateway)
+    day, fields = await gateway.store.today(), app_spend_fields(found.id)
+    with backbone():
+        settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), fields)
+    limits = limits_of(found, account.plan, gateway.settings)
+    cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
+    return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _widest(found, account, gateway))
+
+
+def _view(limits: AppLimits) -> LimitsView:
+    return LimitsView(**msgspec.structs.asdict(limits))
+
+
+def _widest(app: App, account: Account, gateway: Gateway) -> WidestLimits:
+    allowed = allowed_limits(app.allowedRates, account.plan, gateway.settings)
+    cap = format_euro(allowed.cap)
+    return WidestLimits(cap, cap, allowed.requests, allowed.user_requests)
+
+
+def _check(changes: dict[str, str | int | None], widest: WidestLimits) -> None:
+    """Raises RequestMalformed, which says what the plan allows."""
+    for name, value in changes.items():
+        bound = getattr(widest, name)
+        if isinstance(value, str):
+            if not EURO.fullmatch(value):
+                raise RequestMalformed(
+                    f'{name}: an amount in euro as text, such as "0.02", with at most nine decimals.'
+                )
+            if nano_euro(value) > nano_euro(bound):
+                raise RequestMalformed(f"{name}: the plan allows at most {bound} euro per day.")
+        elif value is not None and not 0 <= value <= bound:
+            raise RequestMalformed(f"{name}: from 0 to {bound}, the requests per minute that are allowed.")
+
+
+def format_euro(nano: int) -> str:
+    whole, fraction = divmod(nano, NANO)
+    return f"{whole}.{f'{fraction:09d}'.rstrip('0').ljust(2, '0')}"
+
+
+ROUTES: list[ControllerRouterHandler] = [
+    Router(
+        "/",
+        route_handlers=[show_limits, change_limits, show_spend],
+        guards=[account_only],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    )
+]

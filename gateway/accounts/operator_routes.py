@@ -1,0 +1,263 @@
+"""The operators' API: the records of apps."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+from litestar import Router, delete, get, put
+from litestar.params import FromPath, JSONBody
+
+from gateway.accounts.records import (
+    BRANCH,
+    DOMAIN,
+    PREVIEW,
+    SLUG,
+    AllowedRates,
+    App,
+    Auth,
+    BackendAuth,
+    Build,
+    JwksAuth,
+    Repository,
+    SecretAuth,
+)
+from gateway.accounts.vault import NoEncryptionKey
+from gateway.bounds import Host, Id, SigningSecret
+from gateway.deploys.addresses import live_url
+from gateway.errors import NotFound, RequestMalformed
+from gateway.events.catalog import Time
+from gateway.http.authentication import OPERATOR_SECURITY, operators_only
+from gateway.ids import now_iso
+from gateway.outbound import addresses
+from gateway.process import Gateway, Injected
+
+SECRET_BYTES = 32
+
+
+class NewSecretAuth(
+    SecretAuth, frozen=True, tag_field="kind", tag="secret", forbid_unknown_fields=True, omit_defaults=True
+):
+    """With the secret as it is, which the record holds encrypted."""
+
+    secret: SigningSecret
+
+
+NewAuth = JwksAuth | NewSecretAuth | BackendAuth
+
+
+class AppFields(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole record: fields that are left out are reset."""
+
+    account: Id
+    name: Id | None = None
+    auth: NewAuth = JwksAuth()
+    customDomain: Host | None = None
+    customDomainVerified: bool = False
+    repository: Repository | None = None
+    build: Build | None = None
+    limits: AllowedRates | None = None
+
+
+class RepositoryView(msgspec.Struct):
+    url: str
+    branch: str
+
+
+class AppView(msgspec.Struct):
+    """An app as operators see it: the auth secret and the repository's credentials are left out."""
+
+    id: str
+    name: str
+    account: str
+    auth: dict[str, Any]
+    customDomain: str | None
+    customDomainVerified: bool
+    repository: RepositoryView | None
+    build: Build | None
+    limits: AllowedRates | None
+    createdAt: Time
+    url: str
+
+
+def app_view(app: App, gateway: Gateway) -> AppView:
+    repository = app.repository
+    return AppView(
+        id=app.id,
+        name=app.name,
+        account=app.account,
+        auth=view_auth(app.auth),
+        customDomain=app.customDomain,
+        customDomainVerified=app.customDomainVerified,
+        repository=None if repository is None else RepositoryView(repository.url, repository.branch),
+        build=app.build,
+        limits=app.allowedRates,
+        createdAt=app.createdAt,
+        url=live_url(app.name, gateway.settings),
+    )
+
+
+def view_auth(auth: Auth) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.to_builtins(auth).items() if name != "secret"}
+
+
+async def require_app(app: str, gateway: Gateway) -> App:
+    """Raises NotFound."""
+    record: App | None = await gateway.registry.find(app)
+    if record is None:
+        raise NotFound
+    return record
+
+
+@put("/apps/{app:str}", errors=[RequestMalformed])
+async def put_app(app: FromPath[str], data: JSONBody[AppFields], gateway: Injected) -> AppView:
+    """Create or replace an app.
+
+    `limits` replace the service's own limits for this app, and may be wider. Those that the account holder set stay.
+    """
+    before = await gateway.registry.find(app)
+    name = data.name or (before.name if before else app)
+    await check_names(app, name, data.account, before, gateway)
+    record = App(
+        id=before.id if before else app,
+        name=name,
+        account=data.account,
+        auth=check_auth(data.auth, gateway),
+        customDomain=check_domain(data.customDomain),
+        customDomainVerified=data.customDomainVerified,
+        repository=check_repository(data.repository, gateway),
+        build=check_build(data.build),
+        allowedRates=None if data.limits == AllowedRates() else data.limits,
+        createdAt=before.createdAt if before else now_iso(),
+    )
+    await gateway.registry.put_app(record, before)
+    if before is not None and before.account != record.account:
+        await gateway.environments.forget(before)
+    return app_view(record, gateway)
+
+
+async def check_names(app: str, name: str, account: str, before: App | None, gateway: Gateway) -> None:
+    """Raises RequestMalformed."""
+    check_name(app)
+    check_name(name)
+    for new in {app, name} - ({before.id, before.name} if before else set()):
+        check_new_name(new)
+    if await gateway.registry.account(account) is None:
+        raise RequestMalformed("account: there is no such account.")
+    taken = await gateway.registry.find(name)
+    if taken is not None and (before is None or taken.id != before.id):
+        raise RequestMalformed("name: another app has this name.")
+
+
+def check_name(name: str) -> None:
+    """Raises RequestMalformed."""
+    if not SLUG.fullmatch(name):
+        raise RequestMalformed(
+            "name: an app's name is a DNS label: 1 to 63 of a-z, 0-9 and single hyphens, none at the ends."
+        )
+
+
+def check_new_name(name: str) -> None:
+    """Raises RequestMalformed."""
+    if PREVIEW.fullmatch(name):
+        raise RequestMalformed("name: names that end in -preview are addresses of previews; choose another.")
+
+
+def check_auth(auth: NewAuth, gateway: Gateway) -> Auth:
+    """Returns the record to store, with its secret sealed. Raises RequestMalformed."""
+    if isinstance(auth, NewSecretAuth):
+        if len(auth.secret.encode()) < SECRET_BYTES:
+            raise RequestMalformed(f"auth.secret: at least {SECRET_BYTES} bytes.")
+        try:
+            return SecretAuth(gateway.vault.seal(auth.secret), auth.issuer, auth.audience, auth.userClaim)
+        except NoEncryptionKey as error:
+            raise RequestMalformed(f"auth.secret: {error}.") from None
+    if isinstance(auth, BackendAuth) or auth.url:
+        try:
+            addresses.check_url(auth.url, allow_private=gateway.settings.allow_private_addresses)
+        except (addresses.BlockedAddress, ValueError) as error:
+            raise RequestMalformed(f"auth.url: {error}") from None
+    return auth
+
+
+def check_repository(repository: Repository | None, gateway: Gateway) -> Repository | None:
+    """Returns the record to store: user name and password leave the URL and are sealed. Raises RequestMalformed."""
+    if repository is None:
+        return None
+    if not BRANCH.fullmatch(repository.branch):
+        raise RequestMalformed(
+            "repository.branch: git does not accept this as the name of a branch; use one such as main."
+        )
+    if repository.credentials:
+        raise RequestMalformed("repository: put user name and password into the url: https://user:password@…")
+    scheme, _, rest = repository.url.partition("://")
+    authority, slash, path = rest.partition("/")
+    credentials, _, host = authority.rpartition("@")
+    url = f"{scheme}://{host}{slash}{path}"
+    allow_private = gateway.settings.allow_private_addresses
+    try:
+        if not (allow_private and url.startswith("file:///")):
+            addresses.check_url(url, allow_private=allow_private)
+        sealed = gateway.vault.seal(credentials) if credentials else ""
+    except (addresses.BlockedAddress, ValueError, NoEncryptionKey) as error:
+        raise RequestMalformed(f"repository.url: {error}") from None
+    return msgspec.structs.replace(repository, url=url, credentials=sealed)
+
+
+def check_build(build: Build | None) -> Build | None:
+    """Raises RequestMalformed."""
+    if build is None:
+        return None
+    output = PurePosixPath(build.output)
+    if output.is_absolute() or ".." in output.parts or "\0" in build.output:
+        raise RequestMalformed("build.output: name a folder inside the source, such as dist, without '..'.")
+    for field, command in (("command", build.command), ("start", build.start)):
+        if command is not None and "\0" in command:
+            raise RequestMalformed(f"build.{field}: a command cannot contain a NUL character.")
+    return build
+
+
+def check_domain(domain: str | None) -> str | None:
+    """Returns the domain in lower case without a final dot. Raises RequestMalformed."""
+    if domain is None:
+        return None
+    if not DOMAIN.fullmatch(domain := domain.lower().rstrip(".")):
+        raise RequestMalformed("customDomain: a host name such as app.example.com, without scheme or port.")
+    return domain
+
+
+@get("/apps/{app:str}", errors=[NotFound])
+async def get_app(app: FromPath[str], gateway: Injected) -> AppView:
+    """Show an app."""
+    return app_view(await require_app(app, gateway), gateway)
+
+
+@delete("/apps/{app:str}", errors=[NotFound])
+async def delete_app(app: FromPath[str], gateway: Injected) -> None:
+    """Delete an app."""
+    await forget_app(await require_app(app, gateway), gateway)
+
+
+async def forget_app(app: App, gateway: Gateway) -> None:
+    """Deletes an app with all that belongs to it. Raises NotFound if it now belongs to another account.
+
+    The record goes last, so that an interrupted deletion can be repeated.
+    """
+    if await gateway.deploys.live_id(app) is not None:
+        await gateway.app_changes.withhold_name(app)
+    await gateway.hooks.forget_app(app)
+    await gateway.environments.forget(app)
+    await gateway.deploys.forget_app(app)
+    await gateway.app_changes.delete(app)
+
+
+ROUTES = [
+    Router(
+        path="/platform",
+        route_handlers=[put_app, get_app, delete_app],
+        guards=[operators_only],
+        tags=["Platform"],
+        security=OPERATOR_SECURITY,
+    )
+]

@@ -1,0 +1,207 @@
+"""The account API: the account, its apps, and what the service can do for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, Router, get, post
+from litestar.datastructures import State
+from litestar.params import JSONBody
+from litestar.types import ControllerRouterHandler
+
+from gateway.accounts.records import Account, App
+from gateway.deploys.addresses import live_url
+from gateway.errors import BackboneUnavailable, CsrfRefused, RegistrationsClosed, RequestMalformed
+from gateway.events.catalog import Time
+from gateway.events.deliveries import SHARE
+from gateway.http.authentication import (
+    ACCOUNT_DEPENDENCY,
+    ACCOUNT_SECURITY,
+    Caller,
+    account_only,
+    bearer,
+    is_operator_token,
+    require_account,
+)
+from gateway.inference.availability import InferenceStatus
+from gateway.inference.keys import spend_key
+from gateway.inference.request import BODY_LIMIT
+from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRICES
+from gateway.monitors import health
+from gateway.monitors.health import OpenFindings
+from gateway.process import Gateway, Injected
+from gateway.redis.client import backbone
+from gateway.settings import Plan
+
+
+class Limits(msgspec.Struct):
+    requestsPerMinutePerApp: int
+    requestsPerMinutePerUser: int
+    maxRequestBytes: int
+    maxOutputTokens: int
+    deploysPerDay: int | msgspec.UnsetType = msgspec.UNSET  # left out for operators
+
+
+def limits(gateway: Gateway, plan: Plan | None) -> Limits:
+    settings = gateway.settings
+    return Limits(
+        requestsPerMinutePerApp=settings.rate_limits.app,
+        requestsPerMinutePerUser=settings.rate_limits.user,
+        maxRequestBytes=BODY_LIMIT,
+        maxOutputTokens=MAX_OUTPUT_TOKENS,
+        deploysPerDay=msgspec.UNSET if plan is None else settings.deploy_quotas[plan],
+    )
+
+
+class Features(msgspec.Struct):
+    managedInference: bool
+
+
+class Platform(msgspec.Struct):
+    features: Features
+
+
+class Capabilities(msgspec.Struct):
+    platform: Platform
+    managedInferenceStatus: InferenceStatus
+    models: list[str]
+    defaultModel: str
+    limits: Limits
+
+
+@get("/capabilities", tags=["Account"], security=[{"apiKey": []}, {"operatorToken": []}])
+async def capabilities(request: Request[Any, Any, State], gateway: Injected) -> Capabilities:
+    """What the service can do now.
+
+    Takes an account's API key or the operator token.
+    """
+    plan = None
+    if not is_operator_token(gateway, bearer(request)):
+        account = await require_account(request, gateway)
+        await gateway.pacing.admit(account.id, request.scope["state"])
+        plan = account.plan
+    status = gateway.availability.status()
+    return Capabilities(
+        platform=Platform(Features(managedInference=status.available)),
+        managedInferenceStatus=status,
+        models=list(PRICES),
+        defaultModel=DEFAULT_MODEL,
+        limits=limits(gateway, plan),
+    )
+
+
+class Spend(msgspec.Struct):
+    """Nano-euro of a UTC day."""
+
+    day: str
+    settled: int
+    reserved: int
+    cap: int
+
+
+class StorageUse(msgspec.Struct):
+    """Bytes of the account's delivery log and of the data of its events."""
+
+    bytes: int
+    limit: int  # the oldest deliveries make room for new ones; an event that still does not fit is dropped
+
+
+class AccountView(msgspec.Struct):
+    id: str
+    name: str
+    plan: Plan
+    limits: Limits
+    spend: Spend
+    deploysToday: int
+    storage: StorageUse
+
+
+@get("/account", summary="The account, its limits, and what it spent today")
+async def show_account(account: Caller, gateway: Injected) -> AccountView:
+    day = await gateway.store.today()
+    with backbone():
+        settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
+    return AccountView(
+        id=account.id,
+        name=account.name,
+        plan=account.plan,
+        limits=limits(gateway, account.plan),
+        spend=Spend(day, int(settled or 0), int(reserved or 0), gateway.settings.daily_caps[account.plan]),
+        deploysToday=await gateway.deploys.count_today(account.id, day),
+        storage=StorageUse(await gateway.webhooks.stored_bytes(account.id), SHARE),
+    )
+
+
+class AccountApp(msgspec.Struct):
+    """An app as its account sees it, with the fields of MonitoredApp."""
+
+    id: str
+    name: str
+    url: str
+    customDomain: str | None
+    customDomainVerified: bool
+    status: Literal["live", "never-live"]
+    health: Literal["healthy", "unhealthy", "unknown"]
+    healthSince: Time | None
+    certificateExpiresAt: Time | None
+    openFindings: OpenFindings
+
+
+@get("/account/apps", summary="The account's apps, with their health")
+async def list_apps(account: Caller, gateway: Injected) -> list[AccountApp]:
+    return await view_apps(account, await gateway.registry.apps_of(account.id), gateway)
+
+
+async def view_apps(account: Account, apps: Sequence[App], gateway: Gateway) -> list[AccountApp]:
+    """In the same order."""
+    monitored = await health.of_apps(gateway.store, account, apps)
+    return [
+        AccountApp(
+            id=app.id,
+            name=app.name,
+            url=live_url(app.name, gateway.settings),
+            customDomain=app.customDomain,
+            customDomainVerified=app.customDomainVerified,
+            **msgspec.structs.asdict(state),
+        )
+        for app, state in zip(apps, monitored, strict=True)
+    ]
+
+
+class Registration(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+
+
+class NewKey(msgspec.Struct):
+    id: str
+    apiKey: str  # shown only here
+
+
+@post("/register", tags=["Account"], errors=[RequestMalformed, CsrfRefused, RegistrationsClosed, BackboneUnavailable])
+async def register(request: Request[Any, Any, State], data: JSONBody[Registration], gateway: Injected) -> NewKey:
+    """A new account on the free plan.
+
+    The answer holds its API key, which is shown only here.
+    """
+    if "origin" in request.headers:  # another site's page must not use up the day's registrations
+        gateway.sessions.require_own_origin(request)
+    per_day = gateway.settings.registrations_per_day
+    await gateway.sessions.count_registration(request, per_day)
+    account, api_key = await gateway.registry.register(data.name, per_day)
+    return NewKey(account.id, api_key)
+
+
+ROUTES: list[ControllerRouterHandler] = [
+    capabilities,
+    register,
+    Router(
+        "/",
+        route_handlers=[show_account],
+        guards=[account_only],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    ),
+]

@@ -1,0 +1,127 @@
+"""What people do with deploys: go back to an earlier release, make a preview live, stop a deploy.
+
+A release that is served again becomes a deploy of its own, which only reuses the files. So it is checked, swapped in,
+watched and reported like any other. The worker keeps a few releases for each address
+(`workers/hosting/releases.py`); where their folder can be read here, a release that is gone is refused at once.
+Otherwise the deploy fails with this reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from gateway.accounts.records import App
+from gateway.deploys.addresses import address
+from gateway.deploys.states import Deploy, Deploys, StaleDeploy, Trigger
+from gateway.errors import BackboneUnavailable, NoDeployYet, NotFound, RequestMalformed, TarballGone
+from gateway.settings import Settings
+
+LISTED = 1_000  # deploys of an account, among which an earlier one is looked for
+ATTEMPTS = 5  # to cancel a deploy that is moving
+IN_PROGRESS = ("building", "checking", "canary")
+
+
+class Steering:
+    def __init__(self, settings: Settings, deploys: Deploys) -> None:
+        self._settings, self._deploys = settings, deploys
+        self._releases = Path(settings.data_dir) / "releases"
+
+    async def roll_back(self, app: App, deploy_id: str | None) -> str:
+        """Queues a live deploy of an earlier release, and returns its id.
+
+        Without `deploy_id` this is the release before the one that is live, or about to be. Raises a ServiceError.
+        """
+        current = await self._deploys.live_id(app)
+        if deploy_id is None:
+            target = await self._find_former(app, current)
+        else:
+            target = await self._find_live(app, deploy_id, current)
+        return await self._serve_again(app, "rollback", target)
+
+    async def _find_live(self, app: App, deploy_id: str, current: str | None) -> Deploy:
+        deploy = await self._deploys.get(deploy_id, app.account)
+        if deploy is None or deploy.account != app.account or deploy.appId != app.id:
+            raise NotFound("deployId: this app has no such deploy; 'capsule deploys list' shows those it has.")
+        if deploy.kind != "live":
+            raise RequestMalformed("deployId: this deploy is a preview; promote it instead.")
+        if deploy.state != "live":
+            raise RequestMalformed(f"deployId: a deploy that is {deploy.state} has no release to go back to.")
+        if deploy.id == current:
+            raise RequestMalformed("deployId: this deploy is the live one already; choose an earlier one.")
+        self._require_release(deploy)
+        return deploy
+
+    async def _find_former(self, app: App, current: str | None) -> Deploy:
+        """Newest first: the live one, unless a newer one is in progress, is what is left behind."""
+        leaving = current
+        for deploy in await self._deploys.list(app.account, app.id, LISTED):
+            if deploy.kind != "live":
+                continue
+            if deploy.state in IN_PROGRESS and leaving == current:
+                leaving = deploy.id
+            if deploy.state == "live" and leaving is not None and deploy.id < leaving and self._may_be_kept(deploy):
+                return deploy
+        raise NoDeployYet(
+            "This app has no earlier live release to go back to; publish it, or trigger one of its hooks."
+        )
+
+    async def promote(self, deploy: Deploy, app: App) -> str:
+        """Queues a live deploy of a preview's release, and returns its id. Raises a ServiceError."""
+        if deploy.kind != "preview" or deploy.state != "live":
+            raise RequestMalformed(
+                f"deploy: only a preview that is live can be promoted; this is a {deploy.kind} deploy in state "
+                f"{deploy.state}."
+            )
+        self._require_release(deploy)
+        return await self._serve_again(app, "promote", deploy)
+
+    async def redeploy(self, deploy: Deploy, app: App) -> str:
+        """Queues a deploy that builds once more what this one built, and returns its id. Raises a ServiceError.
+
+        With a repository, it is the latest commit of the branch.
+        """
+        if deploy.source and not await self._deploys.has_source(deploy):
+            raise TarballGone
+        return await self._deploys.queue(app, "redeploy", kind=deploy.kind, branch=deploy.branch, source=deploy.source)
+
+    async def _serve_again(self, app: App, trigger: Trigger, release: Deploy) -> str:
+        """Queues the deploy, and ends an older build of the live address.
+
+        Deploys of an app are made in order: the build would be waited for, go live, and be replaced at once.
+        """
+        queued = await self._deploys.queue(app, trigger, reuse=release)
+        for older in await self._deploys.list(app.account, app.id, LISTED):
+            if older.kind == "live" and older.state == "building" and older.id < queued:
+                with contextlib.suppress(StaleDeploy):  # it has just been built, and goes on
+                    await self._deploys.cancel(older, f"replaced by {queued}, a {trigger} to an existing release")
+        return queued
+
+    async def cancel(self, deploy: Deploy) -> Deploy:
+        """Ends a deploy that is queued or building. Raises a ServiceError."""
+        for _ in range(ATTEMPTS):
+            if deploy.state not in ("queued", "building"):
+                hint = "roll back once it is live" if deploy.state in IN_PROGRESS else "it has ended"
+                raise RequestMalformed(f"deploy: one that is {deploy.state} can no longer be canceled; {hint}.")
+            try:
+                return await self._deploys.cancel(deploy, "canceled on request")
+            except StaleDeploy:
+                found = await self._deploys.get(deploy.id, deploy.account)
+                if found is None:
+                    raise NotFound from None
+                deploy = found
+        raise BackboneUnavailable("The deploy's state keeps changing; try again.")
+
+    def _require_release(self, deploy: Deploy) -> None:
+        if not self._may_be_kept(deploy):
+            raise TarballGone("The release of this deploy is no longer kept; publish its source again.")
+
+    def _may_be_kept(self, deploy: Deploy) -> bool:
+        """False only where this process can see that the release is gone."""
+        if self._settings.storage_url:  # the folder of one host says nothing about the others
+            return True
+        app = self._releases / deploy.appId
+        release = app / address(deploy.kind, deploy.branch) / deploy.id
+        # `os.path` answers False where this process may not look.
+        return self._settings.deploy_engine != "local" or not os.path.isdir(app) or os.path.isdir(release)

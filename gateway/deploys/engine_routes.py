@@ -1,0 +1,122 @@
+"""The operators' API for an outside deploy engine, which builds deploys in place of the service's own workers.
+
+The engine lists the queued deploys, fetches their sources, and reports each phase that it ends.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import structlog
+from litestar import get, post
+from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.response import Stream
+from litestar.router import Router
+
+from gateway.accounts.operator_routes import RepositoryView
+from gateway.accounts.records import App, Build
+from gateway.accounts.vault import NoEncryptionKey
+from gateway.bounds import Text
+from gateway.deploys.routes import DeployView
+from gateway.deploys.states import Deploy, StaleDeploy
+from gateway.errors import NotFound, RequestMalformed, StorageUnavailable
+from gateway.events.catalog import Phase
+from gateway.http.audit import REPORTS
+from gateway.http.authentication import OPERATOR_SECURITY, operators_only
+from gateway.process import Gateway, Injected
+
+logger = structlog.get_logger()
+
+GZIP = "application/gzip"
+
+
+class QueuedDeploy(DeployView, kw_only=True):
+    """A deploy with what an engine needs to build it."""
+
+    appId: str
+    branch: str | None
+    source: str | None  # URL of the source's tar.gz; null: build the repository
+    # These two are left out when the app no longer exists.
+    repository: RepositoryView | msgspec.UnsetType | None = msgspec.UNSET  # its URL has the credentials
+    problem: str | msgspec.UnsetType = msgspec.UNSET  # why the deploy cannot be built: report its build as failed
+    build: Build | msgspec.UnsetType | None = msgspec.UNSET
+
+
+@get("/deploys", errors=[RequestMalformed])
+async def list_queued(
+    gateway: Injected, queued: Annotated[Literal["queued"], QueryParameter(name="state")] = "queued"
+) -> list[QueuedDeploy]:
+    """The queued deploys, with what an engine needs to build them."""
+    return [
+        _queued_deploy(deploy, await gateway.registry.find(deploy.appId), gateway)
+        for deploy in await gateway.deploys.list_queued()
+    ]
+
+
+def _queued_deploy(deploy: Deploy, app: App | None, gateway: Gateway) -> QueuedDeploy:
+    source = f"{gateway.settings.base_url}/platform/deploys/{deploy.id}/source" if deploy.source else None
+    queued = QueuedDeploy.of(deploy, appId=deploy.appId, branch=deploy.branch, source=source)
+    if app is not None and app.account == deploy.account:
+        repository = app.repository
+        queued.build = app.build
+        queued.repository = None
+        if repository is not None:
+            queued.repository = RepositoryView(repository.url, repository.branch)
+            try:
+                queued.repository.url = repository.clone_url(gateway.vault)
+            except NoEncryptionKey as error:  # of one app: the others' deploys go on
+                logger.error("engine.sealed", app=app.id, error=str(error))
+                queued.problem = "the repository's password can't be decrypted; connect the repository again"
+    return queued
+
+
+@get("/deploys/{deploy_id:str}/source", media_type=GZIP, errors=[NotFound, StorageUnavailable])
+async def fetch_source(deploy_id: FromPath[str], gateway: Injected) -> Stream:
+    """The stored source of a deploy.
+
+    A tar.gz. Deploys of a repository have no stored source.
+    """
+    deploy = await gateway.deploys.find(deploy_id)
+    source = None if deploy is None else await gateway.deploys.open_source(deploy)
+    if source is None:
+        raise NotFound
+    headers = {"Content-Length": str(source.size), "Content-Disposition": 'attachment; filename="source.tar.gz"'}
+    return Stream(source.chunks, media_type=GZIP, headers=headers)
+
+
+class PhaseReport(msgspec.Struct, forbid_unknown_fields=True):
+    phase: Phase
+    ok: bool
+    reason: Text | None = None
+
+
+@post("/deploys/{deploy_id:str}/phases", status_code=200, opt=REPORTS, errors=[RequestMalformed, NotFound])
+async def report_phase(deploy_id: FromPath[str], data: JSONBody[PhaseReport], gateway: Injected) -> DeployView:
+    """Report the end of a deploy's phase.
+
+    The answer is the deploy after it.
+    """
+    if gateway.settings.deploy_engine != "external":
+        raise RequestMalformed(
+            "This service builds deploys itself; set GATEWAY_DEPLOY_ENGINE=external to report their phases."
+        )
+    deploy = await gateway.deploys.find(deploy_id)
+    if deploy is None:
+        raise NotFound
+    try:
+        after = await gateway.deploys.advance(deploy, data.phase, data.ok, data.reason or "")
+    except StaleDeploy:
+        raise RequestMalformed("phase: the deploy's state has changed; read it again before reporting.") from None
+    return DeployView.of(after)
+
+
+ROUTES = [
+    Router(
+        path="/platform",
+        route_handlers=[list_queued, fetch_source, report_phase],
+        guards=[operators_only],
+        tags=["Platform"],
+        security=OPERATOR_SECURITY,
+    )
+]

@@ -1,0 +1,216 @@
+"""The account API: deploy hooks, deploys, and the URL that triggers a hook."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Annotated, Any, Self
+
+import msgspec
+from litestar import Request, Router, delete, get, post, put
+from litestar.datastructures import State
+from litestar.exceptions import NotFoundException
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.types import ControllerRouterHandler
+
+from gateway.accounts.pacing import UNPACED
+from gateway.accounts.records import Account, App
+from gateway.deploys.hooks import CreatedHook, ListedHook
+from gateway.deploys.logs import split_times
+from gateway.deploys.phases import PhaseView, phases_of
+from gateway.deploys.states import Deploy, Trigger
+from gateway.deploys.states import State as DeployState
+from gateway.errors import (
+    BackboneUnavailable,
+    DeployQuotaReached,
+    HookRateLimited,
+    NoDeployYet,
+    NotFound,
+    RateLimited,
+    RequestMalformed,
+    RequestTooLarge,
+    StorageUnavailable,
+    TarballGone,
+)
+from gateway.events.catalog import Kind, Time
+from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.http.bodies import TARBALL, declared_size
+from gateway.process import Gateway, Injected
+
+
+class DeployView(msgspec.Struct, kw_only=True):
+    """A deploy as its account sees it."""
+
+    id: str
+    app: str
+    kind: Kind
+    state: DeployState
+    trigger: Trigger
+    createdAt: Time
+    current: bool | msgspec.UnsetType = msgspec.UNSET  # the app serves its release
+    branch: str | msgspec.UnsetType | None = msgspec.UNSET
+    commit: str | msgspec.UnsetType = msgspec.UNSET
+    finishedAt: Time | msgspec.UnsetType = msgspec.UNSET
+    durationMs: int | msgspec.UnsetType = msgspec.UNSET
+    url: str | msgspec.UnsetType = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+    release: str | msgspec.UnsetType = msgspec.UNSET  # the deploy whose release this one serves again
+    # Of a queued deploy alone.
+    position: int | msgspec.UnsetType = msgspec.UNSET  # 1 is next
+    waitsFor: str | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, deploy: Deploy, **more: Any) -> Self:
+        """Leaves out the fields that have no value yet. `more` are the fields of a subclass."""
+        fields = {name: getattr(deploy, name, None) for name in DeployView.__struct_fields__}
+        return cls(**{**{name: value for name, value in fields.items() if value is not None}, **more})
+
+
+class DeployWithLog(DeployView, kw_only=True):
+    phases: list[PhaseView]
+    log: str
+    logTimes: list[int | None]  # of each line of the log: ms after `createdAt`, or null
+
+
+class QueuedDeployId(msgspec.Struct):
+    deployId: str
+
+
+class TriggeredDeploy(QueuedDeployId):
+    app: str
+
+
+class NewHook(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+async def require_own_app(app: str, account: Account, gateway: Gateway) -> App:
+    """Raises NotFound."""
+    found: App | None = await gateway.registry.find(app)
+    if found is None or found.account != account.id:
+        raise NotFound("There is no such app in this account.")
+    return found
+
+
+async def require_deploy(deploy_id: str, account: Account, gateway: Gateway) -> Deploy:
+    """Raises NotFound."""
+    deploy = await gateway.deploys.get(deploy_id, account.id)
+    if deploy is None or deploy.account != account.id:
+        raise NotFound("There is no such deploy in this account.")
+    return deploy
+
+
+async def view_deploys(deploys: Sequence[Deploy], gateway: Gateway) -> list[DeployView]:
+    """With what the queued ones wait for. All are of one account."""
+    more = await _read_more(deploys, gateway)
+    return [DeployView.of(deploy, **fields) for deploy, fields in zip(deploys, more, strict=True)]
+
+
+async def view_with_log(deploy: Deploy, gateway: Gateway) -> DeployWithLog:
+    [fields] = await _read_more([deploy], gateway)
+    log, times = split_times(await gateway.deploys.read_log(deploy))
+    queued = int(datetime.datetime.fromisoformat(deploy.createdAt).timestamp() * 1000)
+    after = [None if time is None else max(0, time - queued) for time in times]
+    return DeployWithLog.of(deploy, phases=phases_of(deploy), log=log, logTimes=after, **fields)
+
+
+async def _read_more(deploys: Sequence[Deploy], gateway: Gateway) -> list[dict[str, Any]]:
+    """What is not in a deploy's own record."""
+    if not deploys:
+        return []
+    waits = await gateway.deploys.positions_of(deploys)
+    live = await gateway.deploys.live_ids(deploys[0].account, {deploy.appId for deploy in deploys})
+    return [{"current": deploy.id in live, **waits.get(deploy.id, {})} for deploy in deploys]
+
+
+@post("/account/apps/{app:str}/hooks", errors=[RequestMalformed, NotFound])
+async def create_hook(account: Caller, app: FromPath[str], data: JSONBody[NewHook], gateway: Injected) -> CreatedHook:
+    """Create a deploy hook.
+
+    The answer holds the hook's secret URL, which is shown only here.
+    """
+    return await gateway.hooks.create(account.id, app, data.name)
+
+
+@get("/account/hooks", summary="The account's deploy hooks")
+async def list_hooks(account: Caller, gateway: Injected) -> list[ListedHook]:
+    return await gateway.hooks.list(account.id)
+
+
+@delete("/account/hooks/{hook_id:str}", errors=[NotFound])
+async def revoke_hook(account: Caller, hook_id: FromPath[str], gateway: Injected) -> None:
+    """Revoke a deploy hook.
+
+    Its URL answers 404 from the next call on.
+    """
+    await gateway.hooks.revoke(account.id, hook_id)
+
+
+@get("/account/deploys", errors=[RequestMalformed])
+async def list_deploys(
+    account: Caller,
+    gateway: Injected,
+    app: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 50,
+    before: FromQuery[str] = "",
+) -> list[DeployView]:
+    """The account's deploys, newest first.
+
+    The list keeps the last 1,000 deploys for 90 days. `before` is the `id` of the last row of the page before.
+    """
+    return await view_deploys(await gateway.deploys.list(account.id, app, limit, before), gateway)
+
+
+@get("/account/deploys/{deploy_id:str}", summary="One deploy, with its log", errors=[NotFound])
+async def show_deploy(account: Caller, deploy_id: FromPath[str], gateway: Injected) -> DeployWithLog:
+    return await view_with_log(await require_deploy(deploy_id, account, gateway), gateway)
+
+
+@put(
+    "/account/apps/{app:str}/source",
+    status_code=202,
+    request_max_body_size=None,
+    body=TARBALL,
+    opt={UNPACED: True},  # an upload takes long; they have a limit of their own
+    errors=[RequestMalformed, NotFound, RequestTooLarge, RateLimited, DeployQuotaReached, StorageUnavailable],
+)
+async def publish(
+    account: Caller, request: Request[Any, Any, State], app: FromPath[str], gateway: Injected
+) -> QueuedDeployId:
+    """Publish an app.
+
+    The body is a tar.gz of the app's source. The service stores it and queues a live deploy.
+    """
+    found = await require_own_app(app, account, gateway)
+    return QueuedDeployId(await gateway.deploys.publish(found, request.stream(), "upload", size=declared_size(request)))
+
+
+@post(
+    "/hooks/deploy/{token:str}",
+    status_code=202,
+    tags=["Deploy hooks"],
+    errors=[HookRateLimited, NoDeployYet, TarballGone, DeployQuotaReached, BackboneUnavailable],
+)
+async def trigger_hook(token: FromPath[str], gateway: Injected) -> TriggeredDeploy:
+    """Trigger a deploy.
+
+    The URL's token is the credential. The request's body is ignored.
+    """
+    hook = await gateway.hooks.find_by_token(token)
+    app = await gateway.registry.find(hook.appId) if hook is not None else None
+    if hook is None or app is None or app.account != hook.account:
+        raise NotFoundException
+    return TriggeredDeploy(await gateway.deploys.queue(app, "hook", hook=hook), app.name)
+
+
+ROUTES: list[ControllerRouterHandler] = [
+    trigger_hook,
+    Router(
+        "/",
+        route_handlers=[create_hook, list_hooks, revoke_hook, list_deploys, show_deploy, publish],
+        guards=[account_only],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    ),
+]

@@ -1,0 +1,130 @@
+"""Defines the events and the fields of their data, as types, so that a wrong field cannot be sent.
+
+Names and formats are part of the public interface. Times are ISO 8601 UTC with milliseconds and Z.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+
+from gateway.events.records import QueuedEvent
+from gateway.ids import now_iso
+
+Kind = Literal["live", "preview"]
+Phase = Literal["build", "health", "canary"]
+Time = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")]
+HttpsUrl = Annotated[str, msgspec.Meta(pattern="^https://")]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: ClassVar[str]
+    sample: bool = False  # a test event
+
+
+class DeploySucceeded(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "deploy.succeeded"
+    deployId: str
+    url: HttpsUrl  # always the auto-assigned address
+    durationMs: int
+    kind: Kind
+    plan: str | None = None
+
+
+class DeployFailed(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "deploy.failed"
+    deployId: str
+    kind: Kind
+    phase: Phase
+    reason: str
+
+
+class AppCrashed(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "app.crashed"
+    reason: Literal["exit", "oom"]
+    exitCode: int | None
+    at: Time
+
+
+class AppUnhealthy(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "app.unhealthy"
+    url: str
+    failures: int
+    reason: str
+
+
+class AppRecovered(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "app.recovered"
+    url: str
+    downSince: Time
+    downMs: int
+
+
+class DomainExpiring(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "domain.expiring"
+    domain: str
+    expiresAt: Time
+    daysLeft: int
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    cve: str
+    component: str
+    severity: str
+    fixedIn: str | None
+    tier: Literal["red", "yellow"]
+    deadlineAt: Time | None
+
+
+class SecurityFinding(Event, frozen=True, kw_only=True):
+    type: ClassVar[str] = "security.finding"
+    tier: Literal["red"] = msgspec.field(default="red")
+    findings: list[Finding]
+
+
+DAY = 86_400  # seconds
+
+
+def samples(plan: str, now: float) -> dict[str, Event]:
+    """A sample of each event, as an account of this plan would get it at `now`, in seconds since the epoch."""
+    at = now_iso(now)
+    events = (
+        DeploySucceeded(deployId="dep_sample", url="https://sample.invalid", durationMs=42_000, kind="live", plan=plan),
+        DeployFailed(deployId="dep_sample", kind="live", phase="build", reason="the build command ended with status 1"),
+        AppCrashed(reason="exit", exitCode=1, at=at),
+        AppUnhealthy(url="https://sample.invalid/", failures=3, reason="timeout"),
+        AppRecovered(url="https://sample.invalid/", downSince=now_iso(now - 180), downMs=180_000),
+        DomainExpiring(domain="app.example.com", expiresAt=now_iso(now + 6.5 * DAY), daysLeft=6),
+        SecurityFinding(
+            findings=[
+                Finding(
+                    cve="CVE-2026-0001",
+                    component="example@1.0.0",
+                    severity="critical",
+                    fixedIn="1.0.1",
+                    tier="red",
+                    deadlineAt=now_iso(now + 7 * DAY),
+                )
+            ]
+        ),
+    )
+    return {event.type: msgspec.structs.replace(event, sample=True) for event in events}
+
+
+SAMPLES = samples("free", 1_767_225_600)  # as the documentation shows them, of 2026-01-01
+
+
+def queued_event(event: Event, event_id: str, account: str, app_id: str, app_name: str) -> QueuedEvent:
+    """The event as it is queued. Raises msgspec.ValidationError for a value that is not of its field's type."""
+    return QueuedEvent(event_id, account, app_name, event.type, encode(event, app_id, app_name).decode())
+
+
+def encode(event: Event, app_id: str, app_name: str) -> bytes:
+    """Returns the event's `data` as JSON. Raises msgspec.ValidationError for a value of the wrong type."""
+    fields = msgspec.to_builtins(event)
+    msgspec.convert(fields, type(event))  # constructing a struct does not check the types of its values
+    data = {"appId": app_id, "appName": app_name, **fields}
+    if isinstance(event, SecurityFinding):
+        data["tier"] = event.tier  # omitted as a default, but receivers read it
+    return msgspec.json.encode(data)

@@ -1,0 +1,180 @@
+"""The account API: the account's webhook, and the log of its deliveries."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import Router, delete, get, post, put
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+
+from gateway.errors import NotFound, RateLimited, RequestMalformed
+from gateway.events.catalog import SAMPLES, Time
+from gateway.events.deliveries import LOGGED, Delivery, DeliveryDetail, Filter, Outcome
+from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.process import Injected
+
+
+class WebhookUrl(msgspec.Struct, forbid_unknown_fields=True):
+    url: Annotated[str, msgspec.Meta(min_length=1, max_length=2_048, extra_json_schema={"format": "uri"})]
+
+
+class EventType(msgspec.Struct, forbid_unknown_fields=True):
+    type: Annotated[str, msgspec.Meta(max_length=128, extra_json_schema={"enum": list(SAMPLES)})]
+
+
+class Webhook(msgspec.Struct):
+    url: str
+    createdAt: Time
+
+
+class ShownWebhook(Webhook):
+    previousSecretUntil: Time | msgspec.UnsetType = msgspec.UNSET  # for a day after a rotation: both secrets sign
+
+
+class RotatedSecret(msgspec.Struct):
+    secret: str  # shown only here
+
+
+class ChangedWebhook(Webhook):
+    secret: str | msgspec.UnsetType = msgspec.UNSET  # shown only here, when the URL is new
+
+
+class EventId(msgspec.Struct):
+    id: str
+
+
+class FailedEvents(msgspec.Struct, forbid_unknown_fields=True):
+    since: Annotated[str, msgspec.Meta(max_length=64, extra_json_schema={"format": "date-time"})]  # the events' time
+    outcome: Literal["failed"]
+
+
+class QueuedEvents(msgspec.Struct):
+    count: int
+
+
+@get("/webhook", summary="The webhook that receives the account's events", errors=[NotFound])
+async def show_webhook(account: Caller, gateway: Injected) -> ShownWebhook:
+    receiver = await gateway.webhooks.receiver(account.id)
+    if receiver is None:
+        raise NotFound("No webhook is set; PUT {url} here to set one.")
+    ends = await gateway.webhooks.previous_secret_ends(account.id)
+    return ShownWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if ends is None else ends)
+
+
+@put("/webhook", errors=[RequestMalformed])
+async def set_webhook(account: Caller, data: JSONBody[WebhookUrl], gateway: Injected) -> ChangedWebhook:
+    """Set the webhook that receives the account's events.
+
+    A new URL gets a new signing secret, which is shown only here.
+    """
+    receiver, secret = await gateway.webhooks.set(account.id, data.url)
+    return ChangedWebhook(receiver.url, receiver.createdAt, msgspec.UNSET if secret is None else secret)
+
+
+@delete("/webhook", summary="Clear the webhook and its signing secret")
+async def clear_webhook(account: Caller, gateway: Injected) -> None:
+    await gateway.webhooks.clear(account.id)
+
+
+@post("/webhook/rotate", status_code=200, errors=[NotFound])
+async def rotate_secret(account: Caller, gateway: Injected) -> RotatedSecret:
+    """Make a new signing secret, which is shown only here.
+
+    For 24 hours both secrets sign: `X-Service-Signature` is the new one's, `webhook-signature` carries both. If the
+    secret is rotated again within that time, the last two sign.
+    """
+    return RotatedSecret(await gateway.webhooks.rotate(account.id))
+
+
+@post("/webhook/test", status_code=202, errors=[RequestMalformed, RateLimited])
+async def test_webhook(account: Caller, data: JSONBody[EventType], gateway: Injected) -> EventId:
+    """Send a sample event.
+
+    Its data has `"sample": true`. Samples and redeliveries together are limited to 30 per minute.
+    """
+    apps = await gateway.registry.apps_of(account.id)
+    return EventId(await gateway.webhooks.test(account, data.type, apps[0] if apps else None))
+
+
+@get("/deliveries", errors=[RequestMalformed])
+async def list_deliveries(
+    account: Caller,
+    gateway: Injected,
+    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED)] = 50,
+    before: FromQuery[str] = "",
+    event: Annotated[str | None, QueryParameter(name="type", schema_extra={"enum": list(SAMPLES)})] = None,
+    app: FromQuery[str | None] = None,
+    outcome: FromQuery[Outcome | None] = None,
+) -> list[Delivery]:
+    """Outcomes of deliveries, newest first.
+
+    The log keeps the last 1,000 outcomes for 30 days. `before` is the `attempt` of the last row of the page before, or
+    its `id`. `type`, `app` (its name) and `outcome` select rows.
+    """
+    if event is not None and event not in SAMPLES:
+        raise RequestMalformed(f"type: choose one of {', '.join(SAMPLES)}.")
+    chosen = Filter(event, app, outcome)
+    return await gateway.webhooks.deliveries(account.id, limit, before=before, chosen=chosen)
+
+
+@get("/deliveries/{delivery_id:str}", errors=[NotFound])
+async def show_delivery(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> DeliveryDetail:
+    """One delivery, with the request and the receiver's response.
+
+    The path takes an event's id, for its newest delivery, or an `attempt`. The values of signatures are left out.
+    """
+    return await gateway.webhooks.delivery(account.id, delivery_id)
+
+
+@post("/deliveries/redeliver", status_code=202, errors=[RequestMalformed, RateLimited])
+async def redeliver_failed(account: Caller, data: JSONBody[FailedEvents], gateway: Injected) -> QueuedEvents:
+    """Send all events again whose newest delivery failed.
+
+    `since` is the earliest time of an event, in ISO 8601; a time without a zone is UTC. At most 1,000 events are sent,
+    the oldest first, and none that waits already. An account can ask for this once per minute.
+    """
+    return QueuedEvents(await gateway.webhooks.redeliver_failed(account.id, parse_time(data.since)))
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch. Raises RequestMalformed."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise RequestMalformed("since: Use a time in ISO 8601, such as 2026-07-02T10:00:00Z.") from None
+
+
+@post("/deliveries/{delivery_id:str}/redeliver", status_code=202, errors=[NotFound, RateLimited])
+async def redeliver(account: Caller, delivery_id: FromPath[str], gateway: Injected) -> EventId:
+    """Send an event again.
+
+    The event keeps its id, and gets a new timestamp and signature. Samples and redeliveries together are limited to 30
+    per minute.
+    """
+    await gateway.webhooks.redeliver(account.id, delivery_id)
+    return EventId(delivery_id)
+
+
+ROUTES = [
+    Router(
+        "/account",
+        route_handlers=[
+            show_webhook,
+            set_webhook,
+            clear_webhook,
+            rotate_secret,
+            test_webhook,
+            list_deliveries,
+            show_delivery,
+            redeliver_failed,
+            redeliver,
+        ],
+        guards=[account_only],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    )
+]

@@ -1,0 +1,117 @@
+"""The scripts that queue, claim and record deliveries of events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gateway.events.keys import (
+    awaited_key,
+    bodies_key,
+    dead_letters_key,
+    deliveries_key,
+    emitted_key,
+    event_keys,
+    events_window_key,
+    previous_secret_key,
+    stored_key,
+    webhook_key,
+)
+from gateway.events.records import (
+    Delivery,
+    LoggedEvent,
+    Ownership,
+    QueuedEvent,
+    Requested,
+    flat_delivery,
+    flat_event,
+    flat_marks,
+)
+from gateway.redis.client import Script, Store
+from gateway.redis.partitions import partition_tag, stream_key
+
+_EMIT = Script("events/emit")
+_REQUEST_EVENT = Script("events/request_event", durable=True)
+_REDELIVER = Script("events/redeliver", durable=True)
+_CLAIM_DELIVERY = Script("events/claim_delivery")
+_RECORD_DELIVERY = Script("events/record_delivery")
+_DEAD_LETTER = Script("events/dead_letter")
+_FORGET_STORED = Script("events/forget_stored")
+
+
+async def emit(store: Store, event: QueuedEvent, *, once: bool = False) -> None:
+    """Queues an event. With `once`, a repetition under the same id within an hour changes nothing."""
+    marker = [emitted_key(event.account, event.id)] if once else []
+    script_keys = [*event_keys(partition_tag(event.account), event.account), *marker]
+    await store.run_script(_EMIT, script_keys, *flat_event(event))
+
+
+async def request_event(store: Store, account: str, event: str, sample: QueuedEvent | None, *, limit: int) -> Requested:
+    """Queues a sample, or the event of this id from the account's log, if fewer than `limit` passed in 60 seconds."""
+    script_keys = [*event_keys(partition_tag(account), account), events_window_key(account)]
+    content = () if sample is None else (sample.app, sample.type, sample.data)
+    verdict, retry_in = await store.run_script(_REQUEST_EVENT, script_keys, limit, event, account, *content)
+    return Requested(verdict, int(retry_in))
+
+
+async def redeliver(store: Store, account: str, events: Sequence[LoggedEvent]) -> int:
+    """Queues those events again that do not wait already, while there is room; returns how many."""
+    script_keys = event_keys(partition_tag(account), account)
+    args: list[str | int] = [account]
+    for event in events:
+        marks = flat_marks(sample=event.sample, redelivery=event.redelivery + 1)
+        args += [event.id, event.app, event.type, *marks, event.entries]
+    return int(await store.run_script(_REDELIVER, script_keys, *args))
+
+
+async def claim_delivery(
+    store: Store, tag: str, account: str, event: str, *, group: str, consumer: str, entry: str
+) -> Ownership:
+    """Confirms that an entry of the partition's events is this consumer's, and restarts its idle time."""
+    script_keys = [stream_key(tag, "events"), webhook_key(account), bodies_key(account)]
+    script_keys.append(previous_secret_key(account))
+    owned, *found = await store.run_script(_CLAIM_DELIVERY, script_keys, group, consumer, entry, event)
+    return Ownership(bool(owned), *found)
+
+
+async def record_delivery(
+    store: Store, tag: str, event: QueuedEvent, delivery: Delivery, *, group: str, entry: str
+) -> bool:
+    """Logs the outcome of an event and removes it from the stream; False if another worker had done so before."""
+    script_keys = [*event_keys(tag, event.account), awaited_key(tag, event.id)]
+    fields = (event.id, event.account, event.app, event.type)
+    marks = flat_marks(sample=event.sample, redelivery=event.redelivery)
+    return bool(
+        await store.run_script(_RECORD_DELIVERY, script_keys, group, entry, *fields, *flat_delivery(delivery), *marks)
+    )
+
+
+async def dead_letter(
+    store: Store,
+    tag: str,
+    stream: str,
+    fields: Mapping[str, str],
+    event: QueuedEvent | None,
+    *,
+    group: str,
+    entry: str,
+    reason: str,
+) -> bool:
+    """Moves an entry to the partition's dead letters; False if it had been finished before.
+
+    With an `event`, the account's log records it as failed.
+    """
+    dead = msgspec.json.encode({name[:64]: value[:256] for name, value in list(fields.items())[:16]}).decode()
+    script_keys, about = [stream_key(tag, stream), dead_letters_key(tag)], []
+    if event is not None:
+        script_keys += event_keys(tag, event.account)[1:]
+        marks = flat_marks(sample=event.sample, redelivery=event.redelivery)
+        about = [event.id, event.account, event.app, event.type, *marks]
+    return bool(await store.run_script(_DEAD_LETTER, script_keys, group, entry, stream, reason, dead, *about))
+
+
+async def forget_stored(store: Store, account: str) -> bool:
+    """Removes what was counted of the account's log and bodies; False while one of them exists."""
+    script_keys = [deliveries_key(account), bodies_key(account), stored_key(partition_tag(account))]
+    return bool(await store.run_script(_FORGET_STORED, script_keys, account))

@@ -1,0 +1,126 @@
+"""Authenticates API requests, and logs in to the pages.
+
+Account holders send an API key and operators the operator token, both as `Authorization: Bearer …`. The pages send a
+session's cookie instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response
+from litestar.connection import ASGIConnection
+from litestar.datastructures import State
+from litestar.di import NamedDependency, Provide
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.spec import SecurityRequirement
+
+from gateway.accounts.api_keys import KeyReference
+from gateway.accounts.pacing import UNPACED
+from gateway.accounts.records import Account
+from gateway.accounts.sessions import ACCOUNT, OPERATOR, SAFE_METHODS
+from gateway.errors import Unauthorized
+from gateway.http.audit import begin_audit
+from gateway.process import Gateway
+
+ACCOUNT_STATE = "account"  # in the scope of a request that `account_only` admitted
+
+# Routers and routes declare these for the API's description.
+ACCOUNT_SECURITY: list[SecurityRequirement] = [{"apiKey": []}, {"session": []}]
+OPERATOR_SECURITY: list[SecurityRequirement] = [{"operatorToken": []}, {"ops": []}]
+
+
+def bearer(request: Request[Any, Any, State]) -> str:
+    """Returns the bearer credential, or an empty string."""
+    headers = request.headers.getall("authorization", [])
+    scheme, _, credential = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+    return credential.strip() if scheme.lower() == "bearer" else ""
+
+
+async def require_account(request: Request[Any, Any, State], gateway: Gateway) -> Account:
+    """Returns the account of the API key, or of the session's cookie if there is no authorization header.
+
+    Raises Unauthorized and CsrfRefused.
+    """
+    if "authorization" in request.headers:
+        credential = bearer(request)
+        key = await gateway.registry.api_keys.identify(credential) if credential else None
+    else:
+        key = await key_of_session(request, gateway)
+    account = await gateway.registry.account(key.account) if key else None
+    if key is None or account is None:
+        raise Unauthorized
+    gateway.registry.api_keys.note_use(key)
+    return account
+
+
+async def key_of_session(request: Request[Any, Any, State], gateway: Gateway) -> KeyReference | None:
+    """Returns the key that opened the request's session, unless it has been revoked. Raises CsrfRefused."""
+    subject = await gateway.sessions.subject_of(request, ACCOUNT)
+    key = KeyReference.parse(subject) if subject else None
+    return key if key and await gateway.registry.api_keys.is_valid(key) else None
+
+
+async def account_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A guard: admits an account, which `Caller` then names. Raises Unauthorized, CsrfRefused and RateLimited.
+
+    Litestar reads parameters and bodies before it asks dependencies, and guards before both.
+    """
+    request, gateway = request_of(connection)
+    account = await require_account(request, gateway)
+    await gateway.pacing.admit(account.id, request.scope["state"], paced=UNPACED not in handler.opt)
+    request.scope["state"][ACCOUNT_STATE] = account
+
+
+def provide_account(request: Request[Any, Any, State]) -> Account:
+    account: Account = request.scope["state"][ACCOUNT_STATE]
+    return account
+
+
+ACCOUNT_DEPENDENCY = {"account": Provide(provide_account, sync_to_thread=False)}
+Caller = NamedDependency[Account]  # the account of the request, in routes with `account_only` and ACCOUNT_DEPENDENCY
+
+
+def request_of(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Request[Any, Any, State], Gateway]:
+    """What a guard has to decide on, and with: Litestar gives guards no dependencies."""
+    assert isinstance(connection, Request)
+    gateway: Gateway = connection.app.dependencies["gateway"].dependency()  # type: ignore[union-attr]
+    return connection, gateway
+
+
+# -- operators -----------------------------------------------------------------------------------------------
+
+
+def is_operator_token(gateway: Gateway, credential: str) -> bool:
+    return gateway.operators.find(credential) is not None
+
+
+async def operators_only(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """A guard: admits operators' tokens, and sessions opened with one, and begins the audit record of a change.
+
+    Raises Unauthorized, CsrfRefused, and BackboneUnavailable if the change cannot be recorded.
+    """
+    request, gateway = request_of(connection)
+    if "authorization" in request.headers:
+        operator = gateway.operators.find(bearer(request))
+    else:
+        operator = gateway.operators.find_subject(await gateway.sessions.subject_of(request, OPERATOR))
+    if operator is None:
+        raise Unauthorized
+    if request.method not in SAFE_METHODS:
+        await begin_audit(request, gateway, operator, handler)
+
+
+# -- sessions ------------------------------------------------------------------------------------------------
+
+
+async def open_session(gateway: Gateway, cookie: str, subject: str) -> Response[None]:
+    token = await gateway.sessions.open(subject)
+    return Response(None, cookies=[gateway.sessions.cookie(cookie, token)])
+
+
+async def close_session(gateway: Gateway, cookie: str, request: Request[Any, Any, State]) -> Response[None]:
+    sessions = gateway.sessions
+    sessions.require_own_origin(request)
+    await sessions.close(sessions.token_of(request, cookie))
+    return Response(None, status_code=204, cookies=[sessions.cookie(cookie, "")])

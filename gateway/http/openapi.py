@@ -1,0 +1,170 @@
+"""The API's description, OpenAPI 3.1, at /docs and /docs/openapi.json.
+
+It is made of what the handlers declare: the return annotation, the summary or the docstring's first line, the media
+type, tags and security, and options of our own: `errors`, `body`, `body_required`. Litestar contributes the parameters.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from inspect import cleandoc
+from typing import Any
+
+import msgspec
+from litestar import Litestar, Request, Response, Router, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi import OpenAPIConfig
+from litestar.openapi.plugins import JsonRenderPlugin, OpenAPIRenderPlugin
+from litestar.params import FromPath
+from litestar.routes import HTTPRoute
+
+from gateway.errors import BackboneUnavailable, CsrfRefused, RateLimited, ServiceError, Unauthorized
+from gateway.http import openapi_extra
+from gateway.http.operation import (
+    JSON,
+    Error,
+    Schema,
+    describe_answer,
+    describe_body,
+    describe_errors,
+    json_body,
+    schemas,
+)
+from gateway.http.pages import FILE, HEADERS, PAGES, page_file
+
+REFERENCE = PAGES / "docs"
+UNSAFE_METHODS, COOKIES = {"POST", "PUT", "PATCH", "DELETE"}, {"session", "ops"}
+
+DESCRIPTION = """\
+Managed inference for apps, signed event webhooks, and deploy hooks. Times are ISO 8601 UTC with milliseconds; money is
+in whole nano-euro (1 EUR is 1,000,000,000). Every answer carries `X-Request-Id`. Errors say what to do next:
+`{"error": {"code", "message", "requestId"}}`, with `Retry-After` wherever waiting helps."""
+
+SECURITY = {
+    "apiKey": {"type": "http", "scheme": "bearer", "description": "An account's API key, `csk_…`"},
+    "operatorToken": {"type": "http", "scheme": "bearer", "description": "`GATEWAY_OPERATOR_TOKEN`"},
+    "userToken": {
+        "type": "http",
+        "scheme": "bearer",
+        "bearerFormat": "JWT",
+        "description": "From the app's own backend",
+    },
+    "session": {"type": "apiKey", "in": "cookie", "name": "capsule_session", "description": "The dashboard's session"},
+    "ops": {"type": "apiKey", "in": "cookie", "name": "capsule_operator", "description": "The operators' session"},
+}
+
+
+# -- what a handler declares ---------------------------------------------------------------------------------
+
+
+def answer_type(handler: HTTPRouteHandler) -> Any:
+    """Returns the type of the handler's JSON answer, or None for an answer that is empty or not JSON."""
+    if media_type(handler) != JSON:
+        return None
+    annotation = handler.parsed_fn_signature.return_type
+    if annotation.is_subclass_of(Response):
+        annotation = annotation.inner_types[0]
+    return None if annotation.is_none_type else annotation.annotation
+
+
+def body_type(handler: HTTPRouteHandler) -> Any:
+    field = handler.parsed_fn_signature.parameters.get("data")
+    return None if field is None else field.annotation
+
+
+def media_type(handler: HTTPRouteHandler) -> str:
+    declared = getattr(handler.media_type, "value", handler.media_type)  # empty for an empty answer
+    return str(declared).partition(";")[0] or JSON
+
+
+def errors_of(handler: HTTPRouteHandler, method: str) -> list[type[ServiceError]]:
+    """Returns the errors that follow from the handler's security, and those that it declares."""
+    kinds = {kind for choice in handler.resolve_security() for kind in choice}
+    errors: list[type[ServiceError]] = [Unauthorized, BackboneUnavailable] if kinds else []
+    if method in UNSAFE_METHODS and kinds & COOKIES:
+        errors.append(CsrfRefused)
+    if "apiKey" in kinds:  # the account's turns
+        errors.append(RateLimited)
+    return list(dict.fromkeys([*errors, *handler.opt.get("errors", ())]))
+
+
+def describe(handler: HTTPRouteHandler, operation: Schema, method: str, path: str) -> None:
+    """Completes what Litestar knows of an operation."""
+    summary, _, description = cleandoc(handler.fn.__doc__ or "").partition("\n\n")
+    operation["summary"] = handler.summary or summary.removesuffix(".")
+    operation.pop("description", None)
+    if description:
+        operation["description"] = description
+    status = next(code for code in operation["responses"] if code.startswith("2"))
+    operation["responses"] = {
+        status: describe_answer(answer_type(handler), media_type(handler)),
+        **describe_errors(errors_of(handler, method), path),
+    }
+    if body := handler.opt.get("body"):
+        operation["requestBody"] = describe_body(body, required=handler.opt.get("body_required", True))
+    elif body_type(handler) is not None:
+        operation["requestBody"] = json_body(body_type(handler))
+
+
+# -- the document --------------------------------------------------------------------------------------------
+
+
+def build(app: Litestar) -> Schema:
+    handlers = {
+        (route.path_format, method): handler
+        for route in app.routes
+        if isinstance(route, HTTPRoute)
+        for handler in route.route_handlers
+        for method in handler.http_methods
+    }
+    document = app.openapi_schema.to_schema()
+    types: list[Any] = [Error, *openapi_extra.TYPES]
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            handler = handlers[path, method.upper()]
+            describe(handler, operation, method.upper(), path)
+            types += [body_type(handler), answer_type(handler)]
+    return {
+        **document,
+        "paths": {**openapi_extra.inference_paths(), **document["paths"], **openapi_extra.agents_path()},
+        "webhooks": openapi_extra.webhooks(),
+        "components": {"schemas": schemas([kind for kind in types if kind])[1], "securitySchemes": SECURITY},
+    }
+
+
+# -- how it is served ----------------------------------------------------------------------------------------
+
+
+class ReferencePage(OpenAPIRenderPlugin):
+    def __init__(self) -> None:
+        super().__init__(path="/")
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: Schema) -> bytes:
+        return (REFERENCE / "index.html").read_bytes()
+
+
+class Document(JsonRenderPlugin):
+    def __init__(self) -> None:
+        super().__init__(media_type="application/json")  # type: ignore[arg-type]
+        self._rendered = b""
+
+    def render(self, request: Request[Any, Any, Any], openapi_schema: Schema) -> bytes:
+        self._rendered = self._rendered or msgspec.json.encode(build(request.app))
+        return self._rendered
+
+
+@get("/files/{file:str}", media_type=FILE, sync_to_thread=False, include_in_schema=False)
+def reference_file(file: FromPath[str]) -> Response[bytes]:
+    return page_file(REFERENCE, file)
+
+
+def config() -> OpenAPIConfig:
+    return OpenAPIConfig(
+        title="Capsule Gateway",
+        version=importlib.metadata.version("capsule-gateway"),
+        description=DESCRIPTION,
+        render_plugins=[ReferencePage(), Document()],
+        openapi_router=Router(
+            "/docs", route_handlers=[reference_file], response_headers=HEADERS, include_in_schema=False
+        ),
+    )

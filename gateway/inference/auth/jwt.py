@@ -1,0 +1,139 @@
+"""Parses and verifies JWTs as PyJWT does, in less time.
+
+PyJWT checks each character of a token in Python, and merges options in each call: its own steps take two thirds as long
+as the ES256 signature. Its algorithms are used here, and the tests compare all else with it. A header with critical
+extensions (`crit`) is refused.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import json
+import re
+import time
+from typing import Any, NamedTuple
+
+import jwt
+import msgspec
+from jwt.algorithms import Algorithm, OKPAlgorithm, get_default_algorithms
+from jwt.api_jws import PyJWS
+
+from gateway.errors import TokenInvalid
+from gateway.inference.auth.key_sets import CURVES, EDWARDS, RSA
+
+LEEWAY = 10  # seconds that clocks may differ
+
+HMAC = ("HS256", "HS384", "HS512")
+
+_known = get_default_algorithms()
+_ALGORITHMS: dict[str, Algorithm] = {name: _known[name] for name in (*HMAC, *RSA, *CURVES.values(), "EdDSA")}
+_ALGORITHMS |= dict.fromkeys(EDWARDS, OKPAlgorithm())
+_ERRORS = (jwt.PyJWTError, KeyError, ValueError, TypeError, OverflowError, RecursionError)
+_decoder = msgspec.json.Decoder(dict[str, Any])
+_SEGMENT = re.compile(rb"[A-Za-z0-9_-]*")
+_STANDARD = bytes.maketrans(b"-_", b"+/")  # to base64 from base64url
+
+
+class UnverifiedToken(NamedTuple):
+    """A token that was parsed. Its payload is not decoded."""
+
+    alg: str
+    kid: str | None
+    signing_input: bytes
+    payload: bytes
+    signature: bytes
+
+
+def parse(token: bytes) -> UnverifiedToken:
+    """Raises TokenInvalid."""
+    try:
+        signing_input, signature = token.rsplit(b".", 1)
+        head, payload = map(_decode_base64url, signing_input.split(b".", 1))
+        header = _decode_object(head)
+        alg, kid = header["alg"], header.get("kid")
+        if not isinstance(alg, str) or (not isinstance(kid, str) and "kid" in header):
+            raise TokenInvalid
+        if "crit" in header or header.get("b64", True) is False:
+            raise TokenInvalid
+        return UnverifiedToken(alg, kid, signing_input, payload, _decode_base64url(signature))
+    except _ERRORS:
+        raise TokenInvalid from None
+
+
+def verify_signature(token: UnverifiedToken, key: Any) -> bool:
+    """Whether the key made the token's signature.
+
+    The caller has to know that the key is one for the token's `alg`: a public key must not serve as a secret for HMAC.
+    """
+    try:
+        algorithm = _ALGORITHMS[token.alg]
+        return algorithm.verify(token.signing_input, algorithm.prepare_key(key), token.signature)
+    except _ERRORS:
+        return False
+
+
+def decode_claims(token: UnverifiedToken) -> dict[str, Any]:
+    """Raises TokenInvalid."""
+    try:
+        return _decode_object(token.payload)
+    except _ERRORS:
+        raise TokenInvalid from None
+
+
+def validate_claims(claims: dict[str, Any], issuer: str | None, audience: str | list[str] | None) -> None:
+    """Raises TokenInvalid, unless they are in force, from that issuer and for that audience (None: any)."""
+    try:
+        now = time.time()
+        if expires_at(claims) <= now:
+            raise TokenInvalid
+        if any(name in claims and int(claims[name]) > now + LEEWAY for name in ("iat", "nbf")):
+            raise TokenInvalid
+        if issuer is not None and claims["iss"] != issuer:
+            raise TokenInvalid
+        if audience is not None and not _is_for(claims["aud"], audience):
+            raise TokenInvalid
+        if not all(is_id(claims[name]) for name in ("sub", "jti") if name in claims):
+            raise TokenInvalid
+    except _ERRORS:
+        raise TokenInvalid from None
+
+
+def expires_at(claims: dict[str, Any]) -> float:
+    """The Unix time from which on the token is refused. Raises TokenInvalid."""
+    try:
+        return float(int(claims["exp"])) + LEEWAY
+    except _ERRORS:
+        raise TokenInvalid from None
+
+
+def _is_for(claimed: Any, audience: str | list[str]) -> bool:
+    """Whether one of the audiences is among those of the claim."""
+    claimed = [claimed] if claimed and isinstance(claimed, str) else claimed
+    if not isinstance(claimed, list) or not all(isinstance(each, str) for each in claimed):
+        return False
+    return not ({audience} if isinstance(audience, str) else set(audience)).isdisjoint(claimed)
+
+
+def is_id(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def _decode_object(text: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ValueError or RecursionError."""
+    with contextlib.suppress(msgspec.MsgspecError, ValueError, RecursionError):
+        return _decoder.decode(text)
+    value = json.loads(text)  # takes more than JSON: NaN, lone surrogates, a byte order mark, UTF-16
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    return value
+
+
+def _decode_base64url(segment: bytes) -> bytes:
+    """Raises PyJWTError or ValueError."""
+    if _SEGMENT.fullmatch(segment):
+        standard = segment.translate(_STANDARD) + b"=" * (-len(segment) % 4)
+        decoded = binascii.a2b_base64(standard)
+        if binascii.b2a_base64(decoded, newline=False) == standard:
+            return decoded
+    return PyJWS._decode_base64url_segment(segment, "token")  # refuses it, or takes its padding

@@ -1,0 +1,304 @@
+"""The public keys with which apps' backends sign tokens.
+
+Of a key (a JWK) only the public members are read, so whatever else a document holds costs nothing. Sizes are bounded,
+because the time that a signature takes to check grows with them. A key with any fault is left out; the others stay
+usable.
+
+A key set is refreshed in the background after five minutes and stays usable for an hour while the backend is down;
+after that, the app's requests are refused. Fetches are limited to one at a time per app, and in rate. A process looks
+for another one's copy in Redis before it asks the backend (`shared_key_sets.py`). The age of keys counts from when the
+backend gave them, whichever process asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import httpx
+import jwt
+import msgspec
+import structlog
+from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
+
+from gateway.errors import AppBackendUnreachable
+from gateway.inference.auth.shared_key_sets import SharedKeys
+from gateway.outbound import addresses
+from gateway.outbound import client as outbound
+from gateway.outbound.backoff import FIRST_PAUSE, Backoff
+
+logger = structlog.get_logger()
+
+REFRESH_AFTER = 300.0  # seconds after which keys are fetched again in the background
+KEYS_LIFE = 3_600.0  # seconds that keys stay usable while their backend is down
+FETCH_INTERVAL = 10.0  # seconds between fetches while there are usable keys
+FETCH_BUDGET = 5.0  # seconds
+FETCH_BYTES = 262_144
+WAITING = 500  # requests of an app that may wait for a fetch
+
+KEYS = 100  # per key set; each takes about 2.5 KB of memory
+KID_CHARACTERS = 200
+SLICE = 10  # keys that are read at a time
+TRIED = 4  # keys per token
+RSA_BITS = range(2_048, 8_193)
+RSA_CHARACTERS = 1_400  # of a modulus; 8,192 bits take 1,366 in base64
+EXPONENT_CHARACTERS = 8
+COORDINATE_CHARACTERS = 92  # 66 bytes, of P-521, take 88
+LARGEST_EXPONENT = 2**32
+
+RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+CURVES = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
+MEMBERS = {"RSA": ("n", "e"), "EC": ("crv", "x", "y"), "OKP": ("crv", "x")}  # that make up a public key
+EDWARDS = ("Ed25519", "Ed448")  # curves, and RFC 9864's names of their algorithms, which were both called EdDSA
+
+
+class _Document(msgspec.Struct):
+    keys: list[msgspec.Raw]
+
+
+class _Jwk(msgspec.Struct):
+    """The public members. All others are skipped, those of private keys too."""
+
+    kty: str
+    n: str = ""
+    e: str = ""
+    crv: str = ""
+    x: str = ""
+    y: str = ""
+    kid: str | None = None
+    alg: str | None = None
+    use: str = "sig"
+    key_ops: list[str] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Key(msgspec.Struct, frozen=True):
+    kid: str | None
+    algorithms: tuple[str, ...]  # that the key may verify: the key's type decides, never the token
+    key: Any
+
+
+def split_document(body: bytes) -> list[msgspec.Raw]:
+    """The keys of a JWKS document, unread. Raises ValueError if it is not one."""
+    return msgspec.json.decode(body, type=_Document).keys[:KEYS]
+
+
+def public_part(text: msgspec.Raw) -> bytes:
+    """The public members of a key that may verify tokens; empty if it may not."""
+    try:
+        jwk = msgspec.json.decode(text, type=_Jwk)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return b""
+    if not _algorithms(jwk):
+        return b""
+    members = {name: getattr(jwk, name) for name in ("kty", "kid", "alg", *MEMBERS[jwk.kty])}
+    return msgspec.json.encode({name: value for name, value in members.items() if value is not None})
+
+
+def read_key(text: msgspec.Raw) -> Key | None:
+    """A key that may verify tokens, or None if it is unusable."""
+    try:
+        jwk = msgspec.json.decode(text, type=_Jwk)
+        if jwk.kid is not None and len(jwk.kid) > KID_CHARACTERS:
+            return None
+        allowed = _algorithms(jwk)
+        return Key(jwk.kid, allowed, _public_key(jwk)) if allowed else None
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _algorithms(jwk: _Jwk) -> tuple[str, ...]:
+    match jwk.kty, jwk.crv:
+        case "RSA", _:
+            allowed: tuple[str, ...] = RSA
+        case "EC", curve if curve in CURVES:
+            allowed = (CURVES[curve],)
+        case "OKP", curve if curve in EDWARDS:
+            allowed = (curve, "EdDSA")
+        case _:
+            allowed = ()
+    if jwk.use != "sig" or (jwk.key_ops is not msgspec.UNSET and "verify" not in jwk.key_ops):
+        return ()
+    if jwk.kty == "OKP" and jwk.alg in allowed:
+        return allowed  # two names of one algorithm: the key set may give one, and the token the other
+    return allowed if jwk.alg is None else tuple(each for each in allowed if each == jwk.alg)
+
+
+def _public_key(jwk: _Jwk) -> Any:
+    """Raises ValueError or PyJWTError."""
+    if jwk.kty == "RSA":
+        if len(jwk.n) > RSA_CHARACTERS or len(jwk.e) > EXPONENT_CHARACTERS:
+            raise ValueError("too large")
+        n, e = _number(jwk.n), _number(jwk.e)
+        # OpenSSL takes a slower way if a modulus is even.
+        if n.bit_length() not in RSA_BITS or n % 2 == 0 or not 3 <= e < LARGEST_EXPONENT:
+            raise ValueError("out of bounds")
+        return RSAAlgorithm.from_jwk({"kty": "RSA", "n": jwk.n, "e": jwk.e})
+    if max(len(jwk.x), len(jwk.y)) > COORDINATE_CHARACTERS:
+        raise ValueError("too large")
+    if jwk.kty == "EC":
+        return ECAlgorithm.from_jwk({"kty": "EC", "crv": jwk.crv, "x": jwk.x, "y": jwk.y})
+    return OKPAlgorithm.from_jwk({"kty": "OKP", "crv": jwk.crv, "x": jwk.x})
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), "big")
+
+
+class KeySet:
+    """The keys of one app's backend, fetched on behalf of its account."""
+
+    def __init__(self, http: outbound.Client, url: str, account: str, shared: SharedKeys | None = None) -> None:
+        self._http, self._url, self.account, self._shared = http, url, account, shared
+        self._keys: list[Key] = []
+        self.digest = b""  # SHA-256 of the document that has the keys
+        self._fetched_at = float("-inf")
+        self._tried_at = float("-inf")
+        self._copied = False  # another process fetched the keys
+        self._backoff = Backoff()
+        self._fetch_task: asyncio.Task[None] | None = None
+        self._sharing: asyncio.Task[None] | None = None  # kept, so that it is not collected while it runs
+        self._waiting = 0
+
+    @property
+    def size(self) -> int:
+        """Keys."""
+        return len(self._keys)
+
+    @property
+    def fresh_until(self) -> float:
+        """Monotonic seconds; then the keys are fetched again when they are needed."""
+        return self._fetched_at + REFRESH_AFTER
+
+    def find(self, kid: str | None, alg: str) -> list[Key] | None:
+        """The keys that may have signed a token, at most `TRIED`. None: `fetch` them first.
+
+        An unknown `kid` needs a fetch, unless the last one was just now. Of the keys that may have signed a token,
+        those with its `kid` come first, then the document's order counts. Raises AppBackendUnreachable.
+        """
+        age = time.monotonic() - self._fetched_at
+        if age > REFRESH_AFTER:
+            fetching = self._start_fetch(FETCH_INTERVAL if age <= KEYS_LIFE else 0)
+            if age > KEYS_LIFE:
+                if fetching:
+                    return None
+                raise AppBackendUnreachable(retry_after=self._backoff.remaining)
+        keys = self._match(kid, alg)
+        if not keys and kid is not None and self._start_fetch(FETCH_INTERVAL):
+            return None
+        return keys
+
+    async def fetch(self, kid: str | None, alg: str) -> list[Key]:
+        """Waits for the fetch under way; returns what `find` finds then. Raises AppBackendUnreachable."""
+        if self._waiting >= WAITING:
+            raise AppBackendUnreachable(retry_after=FIRST_PAUSE)
+        await self._wait_for_fetch()
+        if time.monotonic() - self._fetched_at > KEYS_LIFE:
+            raise AppBackendUnreachable(retry_after=max(self._backoff.remaining, FIRST_PAUSE))
+        keys = self._match(kid, alg)
+        if not keys and kid is not None and self._copied and self._start_fetch(FETCH_INTERVAL):
+            # The copy may be from before the backend had this key.
+            await self._wait_for_fetch()
+            keys = self._match(kid, alg)
+        return keys
+
+    async def _wait_for_fetch(self) -> None:
+        if self._fetch_task is not None:
+            self._waiting += 1
+            try:
+                await asyncio.shield(self._fetch_task)
+            finally:
+                self._waiting -= 1
+
+    def _match(self, kid: str | None, alg: str) -> list[Key]:
+        keys = [k for k in self._keys if alg in k.algorithms and (kid is None or k.kid is None or k.kid == kid)]
+        if len(keys) > 1:
+            keys.sort(key=lambda k: k.kid != kid)
+        return keys[:TRIED]
+
+    def _start_fetch(self, interval: float) -> bool:
+        """Whether a fetch is under way. Starts one unless the last began less than `interval` seconds ago, or failed
+        just now."""
+        if self._fetch_task is None:
+            if time.monotonic() - self._tried_at < interval or self._backoff.remaining:
+                return False
+            self._tried_at = time.monotonic()
+            self._fetch_task = asyncio.create_task(self._fetch())
+        return True
+
+    async def _fetch(self) -> None:
+        try:
+            if not await self._take_copy():
+                await self._ask_backend()
+            self._backoff.note_success()
+        except (addresses.CallFailed, ValueError, RecursionError) as error:
+            self._backoff.note_failure(time.monotonic() - self._tried_at)
+            logger.warning("jwks.failed", host=httpx.URL(self._url).host, error=type(error).__name__)
+            if self._shared is not None:
+                self._share(self._shared.give_up())
+        finally:
+            self._fetch_task = None
+
+    async def _take_copy(self) -> bool:
+        """Uses another process's keys if they are newer than these, and as new as is needed. Raises ValueError."""
+        if self._shared is None:
+            return False
+        # Fresh keys are fetched again only for one that they lack: it may be newer than any copy of before.
+        fresh = time.monotonic() < self.fresh_until
+        copy = await self._shared.find(FETCH_INTERVAL if fresh else REFRESH_AFTER)
+        if copy is None or copy.fetched_at <= self._fetched_at:
+            return False
+        await self._use(copy.document, copy.digest)
+        self._fetched_at = self._tried_at = copy.fetched_at
+        self._copied = True
+        return True
+
+    async def _ask_backend(self) -> None:
+        """Raises CallFailed or ValueError."""
+        began = time.monotonic()
+        answer = await self._http.fetch(
+            "GET",
+            self._url,
+            tenant=self.account,
+            headers={"accept": "application/json"},
+            budget=FETCH_BUDGET,
+            max_bytes=FETCH_BYTES,
+        )
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}")
+        digest = hashlib.sha256(answer.body).digest()
+        await self._use(answer.body, digest)
+        self._fetched_at, self._copied = time.monotonic(), False
+        if self._shared is not None:
+            self._share(_share_public(self._shared, answer.body, digest, began))
+
+    def _share(self, sharing: Coroutine[None, None, None]) -> None:
+        """Beside what waits for the keys: Redis may be slow."""
+        self._sharing = asyncio.create_task(sharing)
+
+    async def _use(self, document: bytes, digest: bytes) -> None:
+        if digest != self.digest:
+            self._keys, self.digest = await _read_keys(document), digest
+
+
+async def _share_public(shared: SharedKeys, body: bytes, digest: bytes, fetched_at: float) -> None:
+    """Shares the public members of a document's keys and nothing else of it; others may run in between."""
+    parts: list[bytes] = []
+    texts = split_document(body)
+    for start in range(0, len(texts), SLICE):
+        parts += filter(None, map(public_part, texts[start : start + SLICE]))
+        await asyncio.sleep(0)
+    await shared.share(b'{"keys":[%b]}' % b",".join(parts), digest, fetched_at, REFRESH_AFTER)
+
+
+async def _read_keys(body: bytes) -> list[Key]:
+    """The usable keys of a document; others may run in between. Raises ValueError."""
+    keys: list[Key] = []
+    texts = split_document(body)
+    for start in range(0, len(texts), SLICE):
+        keys += filter(None, map(read_key, texts[start : start + SLICE]))
+        await asyncio.sleep(0)
+    return keys

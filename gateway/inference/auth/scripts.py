@@ -1,0 +1,34 @@
+"""The scripts that share key sets of apps between processes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gateway.inference.keys import key_set_keys
+from gateway.redis.client import Script, Store
+
+_FIND_KEY_SET = Script("inference/find_key_set")
+_SHARE_KEY_SET = Script("inference/share_key_set")
+
+
+class FoundKeySet(msgspec.Struct, frozen=True):
+    verdict: Literal["copy", "fetch", "wait"]
+    age: int = 0  # ms
+    digest: str = ""
+    document: str = ""
+
+
+async def find_key_set(store: Store, account: str, app: str, identity: str, *, oldest: int, claim: int) -> FoundKeySet:
+    """The shared copy of an app's keys, at most `oldest` ms old, or who fetches them, under a claim of `claim` ms."""
+    script_keys = key_set_keys(account, app)
+    return FoundKeySet(*await store.run_script(_FIND_KEY_SET, script_keys, identity, oldest, claim))
+
+
+async def share_key_set(
+    store: Store, account: str, app: str, identity: str, *, age: int, life: int, digest: str, document: str
+) -> None:
+    """Shares a document of keys that is `age` ms old, for `life` ms since then; '' only gives the claim back."""
+    script_keys = key_set_keys(account, app)
+    await store.run_script(_SHARE_KEY_SET, script_keys, identity, age, life, digest, document)

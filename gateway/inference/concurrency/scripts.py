@@ -1,0 +1,42 @@
+"""The script that shares the provider's permits between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.inference.concurrency.lease_replies import BudgetCall, LeaseAnswer, LeaseCall, read_lease_answer
+from gateway.inference.keys import PERMITS_CHANNEL, lease_keys
+from gateway.redis.client import Script, Store
+
+_LEASE = Script("inference/lease")
+
+
+async def lease(
+    store: Store,
+    process: str,
+    call: LeaseCall,
+    demand: Mapping[str, tuple[float, int, int, int]],
+    *,
+    want: int,
+    cut: bool,
+    leave: bool,
+    bound: int,
+    length: int,
+    budget: BudgetCall | None = None,
+) -> LeaseAnswer | None:
+    """Renews a process's lease for `length` ms, returns permits, and takes grants; None if a later call overtook it.
+
+    `demand` maps each account of which one has changed to its weight, its waiting requests, its permits in use and the
+    tokens that the next of its requests needs; `want` is the number of spare permits to take. Only a provider with a
+    quota needs `budget`.
+    """
+    counts = (call.epoch, call.number, call.granted, call.returned, call.used, call.waiting, want)
+    flags = (int(cut), int(leave), bound, length, PERMITS_CHANNEL)
+    flat_demand: list[str | int] = []
+    for account, (weight, waiting, used, tokens) in demand.items():
+        flat_demand += (account, f"{weight:g}", waiting, used)
+        if budget is not None:
+            flat_demand.append(tokens)
+    script_keys, rate = lease_keys(rated=budget is not None), () if budget is None else budget.flat()
+    reply = await store.run_script(_LEASE, script_keys, process, *counts, *flags, *rate, *flat_demand)
+    return read_lease_answer(reply)

@@ -1,0 +1,87 @@
+"""What the two formats share. native.py and openai.py each read a body into an `Ask` and write answers as bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+import msgspec
+
+from gateway.errors import ModelNotAllowed, RequestMalformed, ServiceError
+from gateway.inference.provider.sse import CallPart, Delta
+from gateway.inference.spend.prices import PRICES, Usage
+from gateway.validation import explain
+
+encode = msgspec.json.Encoder().encode
+_LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
+INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """What an answer said that is not streamed."""
+
+    text: str
+    reasoning: str
+    calls: list[CallPart]
+
+
+class Ask(msgspec.Struct):
+    """A request that may be sent to the provider."""
+
+    model: str
+    max_tokens: int
+    text_bytes: int  # what is priced: UTF-8 bytes, and the allowance for further messages
+    stream: bool
+    payload: bytes  # the provider's request body; empty once it was sent
+    with_usage: bool = True
+
+
+class Format(Protocol):
+    """Writes one answer."""
+
+    @property
+    def keep_alive(self) -> bytes: ...
+
+    def name_model(self, model: str) -> None:
+        """Names the model that answers, once it is known. Until then, it is the one that was asked for."""
+
+    def chunks(self, deltas: list[Delta]) -> bytes: ...
+
+    def texts(self, texts: list[bytes]) -> bytes:
+        """The chunks of texts that are JSON already."""
+
+    def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
+
+    def error(self, error: ServiceError) -> bytes: ...
+
+    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
+
+
+def check_model(model: str) -> str:
+    """Returns `model`, or raises ModelNotAllowed."""
+    if model not in PRICES:
+        raise ModelNotAllowed(f"Choose one of the models offered here: {', '.join(PRICES)}.")
+    return model
+
+
+def finish_reason(finish: str | None, *others: str) -> str:
+    """The provider's reason, if the format knows it. Each knows these three, and a format may know `others`."""
+    return finish if finish in ("length", "content_filter", *others) else "stop"
+
+
+def invalid_json() -> RequestMalformed:
+    return RequestMalformed("The body is not valid JSON in UTF-8.")
+
+
+def malformed(error: Exception) -> RequestMalformed:
+    """The error for a body that msgspec refused. It names the field and the expected type, never the value."""
+    if not isinstance(error, msgspec.ValidationError):
+        return invalid_json()
+    fault = str(error)
+    # Of msgspec's messages, these two repeat the request.
+    if fault.startswith("Object contains unknown field"):
+        return RequestMalformed("The body holds a field that is not known here.")
+    located = _LOCATION.fullmatch(fault)
+    words, field = located.groups() if located else (fault, "")
+    words = "is not one of the allowed values" if fault.startswith("Invalid") else explain(words)
+    return RequestMalformed(f"{field or 'body'}: {words}.")

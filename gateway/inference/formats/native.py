@@ -1,0 +1,113 @@
+"""The service's own format: one prompt in; a text, or a stream of `token` events, out."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
+from gateway.inference.formats.completion import (
+    INVALID_BODY,
+    Ask,
+    Whole,
+    check_model,
+    encode,
+    finish_reason,
+    invalid_json,
+    malformed,
+)
+from gateway.inference.provider.sse import Delta
+from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, Usage
+
+
+class Prompt(msgspec.Struct, forbid_unknown_fields=True):
+    prompt: Annotated[str, msgspec.Meta(min_length=1)]
+    model: str = DEFAULT_MODEL
+    stream: bool | None = None
+    maxTokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_OUTPUT_TOKENS)] = MAX_OUTPUT_TOKENS
+
+
+KNOWN_FIELDS = ", ".join(f"`{name}`" for name in Prompt.__struct_fields__)
+_decode = msgspec.json.Decoder(Prompt).decode
+_MEDIA = re.compile(r"(input_?)?(images?|audios?|videos?|files?|attachments?|media)(_?(urls?|data|ids?))?", re.I)
+
+
+def read_ask(body: bytes, wants_stream: bool) -> Ask:
+    """Raises the body's fault. `wants_stream` decides if the body does not."""
+    try:
+        prompt = _decode(body)
+    except INVALID_BODY as error:
+        raise _fault(body, error) from None
+    return Ask(
+        model=check_model(prompt.model),
+        max_tokens=prompt.maxTokens,
+        text_bytes=len(prompt.prompt.encode()),
+        stream=wants_stream if prompt.stream is None else prompt.stream,
+        payload=encode(
+            {
+                "model": prompt.model,
+                "messages": [{"role": "user", "content": prompt.prompt}],
+                "max_tokens": prompt.maxTokens,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ),
+    )
+
+
+def _fault(body: bytes, error: Exception) -> ServiceError:
+    """Decodes a refused body a second time to see whether it is multimodal or malformed."""
+    try:
+        fields = msgspec.json.decode(body)
+    except INVALID_BODY:
+        return invalid_json()
+    if isinstance(fields, dict):
+        prompt = fields.get("prompt")
+        parts = prompt if isinstance(prompt, list) else [prompt]
+        if any(_MEDIA.fullmatch(name) for name in fields) or any(
+            isinstance(part, dict) and part.get("type", "text") != "text" for part in parts
+        ):
+            return MultimodalUnsupported()
+        if fields.keys() - set(Prompt.__struct_fields__):
+            return RequestMalformed(f"The body holds a field that is not known here; known are {KNOWN_FIELDS}.")
+    return malformed(error)
+
+
+class Native:
+    keep_alive = b": keep-alive\n\n"
+
+    def name_model(self, model: str) -> None:
+        """The model is named at the end."""
+
+    def chunks(self, deltas: list[Delta]) -> bytes:
+        return b"".join([b'data: {"token":%b}\n\n' % encode(delta.content) for delta in deltas if delta.content])
+
+    def texts(self, texts: list[bytes]) -> bytes:
+        return b'data: {"token":%b}\n\n' % b'}\n\ndata: {"token":'.join(texts)
+
+    def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes:
+        return b"event: done\ndata: %b\n\n" % encode(
+            {"model": model, "finishReason": finish_reason(finish), "usage": _usage_fields(usage)}
+        )
+
+    def error(self, error: ServiceError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % encode({"error": error.event()})
+
+    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes:
+        return encode(
+            {
+                "text": answer.text,
+                "model": model,
+                "finishReason": finish_reason(finish),
+                "usage": _usage_fields(usage),
+            }
+        )
+
+
+NATIVE = Native()
+
+
+def _usage_fields(usage: Usage | None) -> dict[str, int] | None:
+    return None if usage is None else {"inputTokens": usage.input, "outputTokens": usage.output}

@@ -1,0 +1,259 @@
+"""The OpenAI chat-completions format, for unmodified SDKs of that kind."""
+
+from __future__ import annotations
+
+import calendar
+import time
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
+from gateway.inference.formats.completion import (
+    INVALID_BODY,
+    Ask,
+    Whole,
+    check_model,
+    encode,
+    finish_reason,
+    invalid_json,
+    malformed,
+)
+from gateway.inference.formats.parameters import FORWARDED, FORWARDED_WITH_TOOLS
+from gateway.inference.formats.tools import TOOL_CALLS, Tool, ToolCall, ToolChoice, join_calls
+from gateway.inference.provider.sse import Delta
+from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, MESSAGE_TOKENS, PRICED_ON, PRICES, Usage
+
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None  # an assistant's message may have none
+    tool_calls: list[ToolCall] | None = None  # of an assistant
+    tool_call_id: str | None = None  # of a tool
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class Completion(msgspec.Struct):
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: AtLeastOne | None = None
+    max_completion_tokens: AtLeastOne | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    stop: str | list[str] | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    reasoning_effort: str | None = None
+    response_format: dict[str, Any] | None = None
+    n: AtLeastOne | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    logprobs: Any = None
+    audio: Any = None
+    modalities: list[str] | None = None
+
+
+_decode = msgspec.json.Decoder(Completion).decode
+TEXT_PARTS = ("text", "input_text")
+
+
+def read_ask(body: bytes, wants_stream: bool) -> Ask:
+    """Raises the body's fault. Here the body alone decides about streaming, as in OpenAI's API."""
+    try:
+        completion = _decode(body)
+    except INVALID_BODY as error:
+        raise _fault(body, error) from None
+    _refuse_unsupported(completion)
+    messages = [_message_to_send(number, message) for number, message in enumerate(completion.messages)]
+    text_bytes = sum(map(_bytes_of_message, messages))
+    if not text_bytes:
+        raise RequestMalformed("The messages hold no text.")
+    model = check_model(completion.model or DEFAULT_MODEL)
+    limits = [m for m in (completion.max_tokens, completion.max_completion_tokens) if m is not None]
+    max_tokens = min([*limits, MAX_OUTPUT_TOKENS])
+    request: dict[str, Any] = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    forwarded = FORWARDED_WITH_TOOLS if completion.tools else FORWARDED
+    settings = {name: value for name in forwarded if (value := getattr(completion, name)) is not None}
+    # The provider may put any of these into the prompt, as it does with a schema, and bills it then.
+    settings_bytes = sum(len(encode(value)) for value in settings.values() if type(value) not in (int, float))
+    options = completion.stream_options
+    return Ask(
+        model=model,
+        max_tokens=max_tokens,
+        text_bytes=text_bytes + MESSAGE_TOKENS * (len(messages) - 1) + settings_bytes,
+        stream=bool(completion.stream),
+        payload=encode(request | settings),
+        with_usage=options is not None and bool(options.include_usage),
+    )
+
+
+def _refuse_unsupported(completion: Completion) -> None:
+    if completion.audio or any(kind != "text" for kind in completion.modalities or ()):
+        raise MultimodalUnsupported
+    for name in ("functions", "function_call"):
+        if getattr(completion, name):
+            raise RequestMalformed(f"`{name}` is not supported here; use `tools`.")
+    if completion.logprobs:
+        raise RequestMalformed("`logprobs` is not supported here; leave it out.")
+    if completion.tool_choice is not None and not completion.tools:
+        raise RequestMalformed("`tool_choice` needs `tools`; add them, or leave it out.")
+    if completion.n is not None and completion.n > 1:
+        raise RequestMalformed("`n` above 1 is not supported here; ask several times.")
+
+
+def _message_to_send(number: int, message: Message) -> dict[str, Any]:
+    role, text = message.role, _text(message.content or "")
+    if role == "assistant":
+        if message.tool_calls:
+            return {"role": role, "content": text or None, "tool_calls": message.tool_calls}
+        return {"role": role, "content": text}
+    if message.content is None:
+        raise RequestMalformed(f"messages[{number}].content: must be text or a list, not null.")
+    if role == "tool":
+        if message.tool_call_id is None:
+            raise RequestMalformed(f"messages[{number}]: the field tool_call_id is missing.")
+        return {"role": role, "content": text, "tool_call_id": message.tool_call_id}
+    # Some deployments do not know the newer name of the same role.
+    return {"role": "system" if role == "developer" else role, "content": text}
+
+
+def _bytes_of_message(sent: dict[str, Any]) -> int:
+    """What is priced: the text, and the JSON of calls and of their ids."""
+    calls = sum(len(encode(sent[name])) for name in ("tool_calls", "tool_call_id") if name in sent)
+    return len((sent["content"] or "").encode()) + calls
+
+
+def _text(content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    if any(part.type not in TEXT_PARTS for part in content):
+        raise MultimodalUnsupported
+    return "\n".join(part.text for part in content)
+
+
+def _fault(body: bytes, error: Exception) -> ServiceError:
+    """Decodes a refused body a second time to see whether it is multimodal or malformed."""
+    try:
+        fields = msgspec.json.decode(body)
+    except INVALID_BODY:
+        return invalid_json()
+    messages = fields.get("messages") if isinstance(fields, dict) else None
+    for message in messages if isinstance(messages, list) else []:
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, dict) and part.get("type", "text") not in (*TEXT_PARTS, "refusal"):
+                return MultimodalUnsupported()
+    return malformed(error)
+
+
+class OpenAI:
+    """Writes one answer: its id and the model stand in every chunk."""
+
+    def __init__(self, request_id: str, model: str, with_usage: bool) -> None:
+        self._id, self._created = f"chatcmpl-{request_id}", int(time.time())
+        self._with_usage = with_usage
+        self._first = True
+        self._model = ""
+        self.name_model(model)
+
+    def name_model(self, model: str) -> None:
+        if model != self._model:
+            self._model = model
+            self._head = encode(
+                {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": model}
+            )[:-1]
+
+    def _chunk(self, delta: bytes, finish: bytes = b"null") -> bytes:
+        if self._first:
+            self._first = False
+            delta = b'{"role":"assistant",' + delta[1:] if delta != b"{}" else b'{"role":"assistant","content":""}'
+        return b'data: %b,"choices":[{"index":0,"delta":%b,"logprobs":null,"finish_reason":%b}]}\n\n' % (
+            self._head,
+            delta,
+            finish,
+        )
+
+    @property
+    def keep_alive(self) -> bytes:
+        return self._chunk(b"{}")
+
+    def chunks(self, deltas: list[Delta]) -> bytes:
+        out = []
+        for delta in deltas:
+            if reasoning := delta.reasoning_content or delta.reasoning:
+                out.append(self._chunk(b'{"reasoning_content":%b}' % encode(reasoning)))
+            if delta.content:
+                out.append(self._chunk(b'{"content":%b}' % encode(delta.content)))
+            if delta.tool_calls:
+                out.append(self._chunk(b'{"tool_calls":%b}' % encode(delta.tool_calls)))
+        return b"".join(out)
+
+    def texts(self, texts: list[bytes]) -> bytes:
+        return b"".join([self._chunk(b'{"content":%b}' % text) for text in texts])
+
+    def end(self, model: str, finish: str | None, usage: Usage | None) -> bytes:
+        self.name_model(model)
+        out = self._chunk(b"{}", encode(finish_reason(finish, TOOL_CALLS)))
+        if self._with_usage:
+            out += b'data: %b,"choices":[],"usage":%b}\n\n' % (self._head, encode(_usage_fields(usage)))
+        return out + b"data: [DONE]\n\n"
+
+    def error(self, error: ServiceError) -> bytes:
+        return b"data: %b\n\n" % encode({"error": error.event()})
+
+    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes:
+        self.name_model(model)
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+        if answer.reasoning:
+            message["reasoning_content"] = answer.reasoning
+        if answer.calls:
+            message |= {"content": answer.text or None, "tool_calls": join_calls(answer.calls)}
+        reason = finish_reason(finish, TOOL_CALLS)
+        return self._head.replace(b"chat.completion.chunk", b"chat.completion", 1) + b',"choices":[%b],"usage":%b}' % (
+            encode({"index": 0, "message": message, "logprobs": None, "finish_reason": reason}),
+            encode(_usage_fields(usage)),
+        )
+
+
+def _usage_fields(usage: Usage | None) -> dict[str, int] | None:
+    if usage is None:
+        return None
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.input + usage.output,
+    }
+
+
+def _models() -> dict[str, bytes]:
+    """The answers by their paths: the list, and each model."""
+    created = calendar.timegm(time.strptime(PRICED_ON, "%Y-%m-%d"))
+    models = {m: {"id": m, "object": "model", "created": created, "owned_by": "capsule"} for m in PRICES}
+    listing = encode({"object": "list", "data": list(models.values())})
+    return {"models": listing} | {f"models/{name}": encode(model) for name, model in models.items()}
+
+
+MODELS = _models()

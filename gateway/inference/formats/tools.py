@@ -1,0 +1,68 @@
+"""Tools in the OpenAI format: the functions that a request offers, and the calls that an answer makes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from gateway.inference.provider.sse import CallPart
+
+TOOL_CALLS = "tool_calls"  # the finish reason of an answer that calls tools
+
+
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Function(msgspec.Struct, omit_defaults=True):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(msgspec.Struct):
+    name: Name
+
+
+class ToolChoice(msgspec.Struct):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+def join_calls(parts: list[CallPart]) -> list[ToolCall]:
+    """The calls of a whole answer. A part without an index begins a call if it has an id, or continues the last one."""
+    calls: dict[int, ToolCall] = {}
+    arguments: dict[int, list[str]] = {}
+    index = -1
+    for part in parts:
+        if part.index is not None:
+            index = part.index
+        elif part.id or not calls:
+            index += 1
+        if index not in calls:
+            calls[index], arguments[index] = ToolCall("", CalledFunction("", "")), []
+        call = calls[index]
+        call.id = call.id or part.id or ""
+        if part.function is not None:
+            call.function.name = call.function.name or part.function.name or ""
+            arguments[index].append(part.function.arguments or "")
+    for index, call in calls.items():
+        call.function.arguments = "".join(arguments[index])
+    return list(calls.values())

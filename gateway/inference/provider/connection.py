@@ -1,0 +1,389 @@
+"""HTTP/1.1 to the provider: a `Connection` is the asyncio protocol, a `Stream` is one exchange on it.
+
+llhttp parses the answer's framing and sse.py its events. Bytes stay undecoded until the relay reads them, so that
+what arrives together leaves together. Above HIGH_WATER bytes that the relay has not read, the connection stops reading.
+
+A request is sent once. Nothing retries it after a byte may have reached the provider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from typing import Protocol
+
+import httptools
+
+from gateway.errors import BackboneUnavailable, ProviderFailed, ProviderTimeout, ProviderUnreachable
+from gateway.inference.formats.completion import Format
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.inference.provider.sse import AnswerReader, Delta, deltas_of
+from gateway.settings import ProviderTimeouts
+
+HIGH_WATER = 65_536  # unread bytes of one stream
+HEAD_LIMIT = 65_536  # bytes of an answer before its body
+RETRY_AFTER_LIMIT = 3600.0  # seconds
+IDLE_SECONDS = 15.0  # that a connection is kept without a request
+DRAIN_SECONDS = 1.0  # that the HTTP message may go on after its answer is complete
+
+_PARSER_ERRORS = (httptools.HttpParserError, httptools.HttpParserUpgrade)
+
+
+class ClientGone(Exception):
+    """The client left before it had the whole answer."""
+
+
+class Interrupted(BackboneUnavailable):
+    message = "The service restarted before the answer was complete; ask again."
+
+
+class Stream:
+    """One request and its answer. Call `read` until it returns None or raises."""
+
+    __slots__ = (
+        "_answering",
+        "_connection",
+        "_loop",
+        "_nudged",
+        "_pending",
+        "_retry_after",
+        "_silence",
+        "_waiter",
+        "age",
+        "answer",
+        "format",
+        "forward",
+        "status",
+        "unsent",
+    )
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection | None = connection
+        self._loop = connection.loop
+        self._waiter: asyncio.Future[None] | None = None
+        self.answer = AnswerReader(connection.received)
+        self.status = 0  # 0 until the headers have arrived
+        self._retry_after: float | None = None
+        # The short cut: sends what arrives while the relay waits in `read`, in `format`. False: it has to wait.
+        self.forward: Callable[[bytes], bool] | None = None
+        self.format: Format
+        self._pending: list[Delta] | None = None  # for the relay: what `forward` did not take, or came with the end
+        self._answering = False  # a byte of the answer has arrived
+        self._nudged = False
+        self.age = 0.0  # seconds
+        self._silence = 0.0  # seconds since the provider last sent a byte
+        self.unsent = 0.0  # seconds since the relay last sent something to the client
+
+    # -- for the relay ---------------------------------------------------------------------------------------
+
+    async def read(self) -> list[Delta] | None:
+        """What arrived since the last call, as one list; [] after a `nudge`; None after the end."""
+        answer = self.answer
+        while True:
+            if self._pending is not None:
+                deltas, self._pending = self._pending, None
+                return deltas
+            if answer.received and self.status == 200:
+                if self._connection is not None:
+                    self._connection.resume()
+                if deltas := answer.read():
+                    return deltas
+            if answer.complete:
+                return None
+            if answer.failure is not None:
+                raise answer.failure
+            if answer.eof:
+                if deltas := self._finish():
+                    return deltas
+                continue
+            if self._nudged:
+                self._nudged = False
+                return []
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def fail(self, error: Exception, signal: ProviderSignal | None = None) -> None:
+        """Ends the stream with `error`, unless it has ended already. The next `read` raises it."""
+        self.answer.fail(error, signal)
+        self._wake()
+
+    def nudge(self) -> None:
+        """Lets `read` return though nothing has arrived: a keep-alive is due, or a client that stalled reads again."""
+        self._nudged = True
+        self._wake()
+
+    def close(self) -> None:
+        """Ends the exchange. This cancels the request at the provider if the answer is not complete."""
+        if (connection := self._connection) is not None:
+            self._connection = None
+            connection.release(answer_complete=self.answer.complete)
+
+    # -- for the connection ----------------------------------------------------------------------------------
+
+    def start(self, status: int, retry_after: float | None) -> None:
+        self.status, self._retry_after = status, retry_after
+
+    def heard(self) -> None:
+        """Bytes have arrived: sends what they hold, or wakes the relay."""
+        self._answering = True
+        self._silence = 0.0
+        answer = self.answer
+        if self._waiter is not None and self._pending is None and answer.received and self.status == 200:
+            texts = None if self.forward is None else answer.read_texts()
+            deltas = answer.read() if texts is None else []
+            if self.forward is None or answer.complete:  # the relay sends it, with the end
+                self._pending = deltas or None
+            elif out := self.format.chunks(deltas) if texts is None else self.format.texts(texts):
+                if self.forward(out):
+                    self.unsent = 0.0
+                else:
+                    self._pending = deltas or deltas_of(texts or [])
+            if not (self._pending or answer.complete or answer.eof or answer.failure is not None):
+                return
+        elif answer.unread > HIGH_WATER:
+            self._hold_back()
+        self._wake()
+
+    def lost(self) -> None:
+        """The connection closed."""
+        self._connection = None
+        if not self._answering:
+            self.fail(ProviderUnreachable(), ProviderSignal.FAILED)
+        elif self.status not in (0, 200):
+            self._finish()
+        elif not self.answer.eof:
+            self.fail(ProviderFailed(), ProviderSignal.FAILED)
+        self._wake()
+
+    def _finish(self) -> list[Delta]:
+        """Ends the answer at the end of its bytes, and returns the deltas of an event that lacked its blank line."""
+        if self.status == 200:
+            return self.answer.read()
+        self.answer.refuse(self.status, self._retry_after)
+        return []
+
+    def _hold_back(self) -> None:
+        if self.status != 200:
+            self._finish()
+        elif self._connection is not None:
+            self._connection.pause()
+
+    def _wake(self) -> None:
+        if (waiter := self._waiter) is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # -- for the sweep ---------------------------------------------------------------------------------------
+
+    def tick(self, seconds: float, limits: ProviderTimeouts, keep_alive: float, late: float = 0.0) -> None:
+        """Counts the time that passed; fails at a limit, and wakes the relay when a keep-alive is due.
+
+        Only silence is the provider's failure: an answer may be old because it is long, or because its reader is slow.
+        The `late` ones of the seconds are no silence either: this process stood still, and what arrived is unread. So
+        the total is judged at the next sweep: an answer that is whole by then was paid for, and is not given away.
+        """
+        self.age += seconds
+        self.unsent += seconds
+        connection = self._connection
+        if connection is not None and not connection.paused and not self.answer.eof:
+            self._silence += seconds - late
+            if self._silence >= (limits.idle if self.status else limits.first):
+                self.fail(ProviderTimeout(), ProviderSignal.FAILED)
+        if self.age >= limits.total and not late:
+            self.fail(ProviderTimeout())
+        if self.unsent >= keep_alive:
+            self.unsent = 0.0
+            self.nudge()
+
+
+class ConnectionState(enum.Enum):
+    IDLE = "waits for a request"
+    ACTIVE = "carries a stream"
+    DRAINING = "waits for the end of an HTTP message whose answer is complete"
+    CLOSED = "is closed, or about to be"
+
+
+IDLE, ACTIVE, DRAINING, CLOSED = ConnectionState
+
+
+class Pool(Protocol):
+    """The owner of the connections."""
+
+    def keep(self, connection: Connection) -> None:
+        """Called when the connection is idle again."""
+
+    def forget(self, connection: Connection) -> None:
+        """Called when the connection is closed."""
+
+
+class Connection(asyncio.Protocol):
+    __slots__ = (
+        "_ended",
+        "_framed",
+        "_head_bytes",
+        "_parser",
+        "_pool",
+        "_retry_after",
+        "_reusable",
+        "_stream",
+        "_waited",
+        "loop",
+        "on_body",
+        "paused",
+        "received",
+        "state",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+    on_body: Callable[[bytes], None]  # llhttp's callback
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.loop = asyncio.get_running_loop()
+        self.state = IDLE
+        self._waited = 0.0  # seconds in the present state, if that is IDLE or DRAINING
+        self._stream: Stream | None = None
+        self.received: list[bytes] = []  # of the present answer's body, until its stream reads it
+        self.on_body = self.received.append  # each part of a body without a call of Python's
+        self._parser = httptools.HttpResponseParser(self)
+        self.paused = False
+        # Of the present answer:
+        self._head_bytes = 0
+        self._retry_after: float | None = None
+        self._framed = False  # it says where it ends, so that an earlier close is a cut
+        self._ended = False  # its HTTP message has ended; whatever follows belongs to no request
+        self._reusable = False
+
+    def post(self, head: bytes, payload: bytes) -> Stream:
+        """Sends the request, once. `head` ends with "content-length: "."""
+        self.state = ACTIVE
+        self.received.clear()
+        self._stream = stream = Stream(self)
+        self._head_bytes = 0
+        self._retry_after = None
+        self._framed = self._ended = self._reusable = False
+        self.transport.write(b"%b%d\r\n\r\n%b" % (head, len(payload), payload))
+        return stream
+
+    def release(self, *, answer_complete: bool) -> None:
+        """The stream is over. Keeps or drains the connection if the answer was read to its end; else closes it."""
+        self._stream = None
+        if self._ended:
+            self._return_to_pool()
+        elif answer_complete:
+            self.state, self._waited = DRAINING, 0.0
+            self.resume()
+        else:
+            self.abort()
+
+    def is_usable(self) -> bool:
+        return self.state is IDLE and not self.transport.is_closing()
+
+    def tick(self, seconds: float) -> None:
+        """Counts the time that passed, and closes a connection that waited too long."""
+        if self.state is IDLE or self.state is DRAINING:
+            self._waited += seconds
+            if self._waited >= (IDLE_SECONDS if self.state is IDLE else DRAIN_SECONDS):
+                self.abort()
+
+    def pause(self) -> None:
+        if not self.paused:
+            self.paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.paused:
+            self.paused = False
+            self.transport.resume_reading()
+
+    def abort(self) -> None:
+        self.state = CLOSED
+        self.transport.abort()
+
+    def _return_to_pool(self) -> None:
+        if not self._reusable or self.transport.is_closing():
+            self.abort()
+            return
+        self.state, self._waited = IDLE, 0.0
+        self.resume()
+        self._pool.keep(self)
+
+    def _drain(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except _PARSER_ERRORS:
+            self.abort()
+        else:
+            self.received.clear()
+            if self._ended:
+                self._return_to_pool()
+
+    # -- asyncio's callbacks ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]  # uvloop's transports only look like asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        stream = self._stream
+        if stream is None:
+            # Without a request or an answer to drain, whose data this is cannot be known.
+            return self._drain(data) if self.state is DRAINING else self.abort()
+        try:
+            self._parser.feed_data(data)
+        except _PARSER_ERRORS:
+            self._reusable = False
+            return stream.fail(ProviderFailed())
+        if not stream.status:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_LIMIT:
+                return stream.fail(ProviderFailed())
+        if self._ended:
+            self.received.clear()
+        stream.heard()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.state = CLOSED
+        self._pool.forget(self)
+        if (stream := self._stream) is not None:
+            self._stream = None
+            if stream.status == 200 and not self._framed:
+                stream.answer.receive_eof()
+            stream.lost()
+
+    # -- llhttp's callbacks ----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            self._reusable = False  # a second answer, which no request asked for
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._ended:
+            return
+        lower = name.lower()
+        if lower in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+        elif lower == b"retry-after" and value.isdigit():
+            self._retry_after = min(float(value), RETRY_AFTER_LIMIT)
+        elif lower == b"content-encoding" and value.lower() != b"identity" and self._stream is not None:
+            self._stream.fail(ProviderFailed())
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200 and (stream := self._stream) is not None and not self._ended:
+            stream.start(status, self._retry_after)
+
+    def on_message_complete(self) -> None:
+        stream = self._stream
+        if self._ended or (stream is not None and not stream.status):  # surplus, or a 1xx
+            return
+        self._ended = True
+        self._reusable = self._parser.should_keep_alive()
+        if stream is not None:
+            # What else arrives with it is no part of the answer.
+            stream.answer.received = self.received.copy()
+            self.received.clear()
+            stream.answer.receive_eof()

@@ -1,0 +1,189 @@
+"""The client of the model provider: its credential, the pool of connections, and the probe.
+
+One sweep counts the time of all streams and connections, instead of a timer for each: the token path reads no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+
+from gateway.errors import ProviderUnreachable
+from gateway.inference.provider.connection import Connection, Interrupted, Stream
+from gateway.inference.provider.connector import Dialer, causes, is_our_shortage
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.settings import Settings
+
+SWEEPS = 20  # within the shortest time limit. Each costs 1.7 µs per open stream, silent ones included
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 0.5  # seconds between two of them
+LATE_SECONDS = 1.0  # a sweep that comes later shows that this process stood still
+IDLE_CONNECTIONS = 2_048
+PROBE_BUDGET = 10.0  # seconds
+
+
+class Provider:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.streams: set[Stream] = set()  # exchanges under way
+        self._connections: set[Connection] = set()
+        self._idle: list[Connection] = []  # the most recently used last, which is used first
+        self._tls = httpx.create_ssl_context(trust_env=False)
+        if settings.ca_file:
+            self._tls.load_verify_locations(settings.ca_file)
+        self._usable_url = _is_usable_url(settings.provider_url)
+        self._dialer = self._make_dialer()
+        self._interrupted = False
+        self._head = b""
+        self._key = ""
+        self.read_key()
+
+    # -- the credential --------------------------------------------------------------------------------------
+
+    def read_key(self) -> None:
+        """Reads the key from the settings or their file. Probes repeat this, so that a replaced key takes effect."""
+        key = self._settings.provider_key
+        if self._settings.provider_key_file:
+            try:
+                key = Path(self._settings.provider_key_file).read_text().strip()
+            except (OSError, UnicodeDecodeError):
+                key = ""
+        self._key = key if re.fullmatch(r"[\x21-\x7e]+", key) else ""
+        if self._usable_url:
+            parts = urlsplit(self._settings.provider_url)
+            self._head = (
+                f"POST {parts.path.rstrip('/')}/chat/completions HTTP/1.1\r\n"
+                f"host: {parts.netloc.rpartition('@')[2]}\r\n"
+                f"authorization: Bearer {self._key}\r\n"
+                "content-type: application/json\r\n"
+                "accept: text/event-stream\r\n"
+                "accept-encoding: identity\r\n"
+                "user-agent: capsule-gateway\r\n"
+                "content-length: "
+            ).encode()
+
+    def is_configured(self) -> bool:
+        """Whether there is a key, and an address to use it at."""
+        return self._usable_url and bool(self._key)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    async def connect(self) -> Connection:
+        """An idle connection, reused or new. Raises ProviderUnreachable or ConnectionsExhausted."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable():
+                return connection
+        try:
+            async with asyncio.timeout(self._settings.provider_timeouts.connect):
+                connection = await self._dialer.connect()
+        except (OSError, UnicodeError) as error:  # a host that is no name at all cannot be encoded
+            raise ProviderUnreachable from error
+        if not connection.is_usable():
+            raise ProviderUnreachable  # closed in the moment between
+        self._connections.add(connection)
+        return connection
+
+    def _make_dialer(self) -> Dialer[Connection]:
+        parts = urlsplit(self._settings.provider_url if self._usable_url else "http://unusable.invalid")
+        secure = parts.scheme == "https"
+        port = parts.port or (443 if secure else 80)
+        return Dialer(parts.hostname or "", port, self._tls if secure else None, lambda: Connection(self))
+
+    def post(self, connection: Connection, payload: bytes) -> Stream:
+        """Sends a completion request on a connection that `connect` returned. Close the stream with `close_stream`.
+
+        Raises Interrupted, and sends nothing, when this process is about to stop.
+        """
+        if self._interrupted:
+            connection.abort()
+            raise Interrupted
+        stream = connection.post(self._head, payload)
+        self.streams.add(stream)
+        return stream
+
+    def close_stream(self, stream: Stream) -> None:
+        self.streams.discard(stream)
+        stream.close()
+
+    # -- the pool --------------------------------------------------------------------------------------------
+
+    def keep(self, connection: Connection) -> None:
+        """Keeps an idle connection for the next request."""
+        if len(self._idle) < IDLE_CONNECTIONS:
+            self._idle.append(connection)
+        else:
+            connection.abort()
+
+    def forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    # -- for the life of the process -------------------------------------------------------------------------
+
+    async def sweep(self, count: Callable[[float], None]) -> None:
+        """Times streams and connections out, and passes the number of open streams to `count`."""
+        loop = asyncio.get_running_loop()
+        timeouts, keep_alive = self._settings.provider_timeouts, self._settings.keep_alive
+        pause = pause_between_sweeps(timeouts.first, timeouts.idle, timeouts.total, keep_alive)
+        before = loop.time()
+        while True:
+            await asyncio.sleep(pause)
+            now = loop.time()
+            passed, before = now - before, now
+            late = passed - pause if passed > LATE_SECONDS else 0.0
+            count(len(self.streams))
+            for stream in list(self.streams):
+                stream.tick(passed, timeouts, keep_alive, late)
+            for connection in list(self._connections):
+                connection.tick(passed)
+
+    def interrupt(self) -> None:
+        """Ends every stream, because this process is about to stop. No further ones begin."""
+        self._interrupted = True
+        for stream in list(self.streams):
+            stream.fail(Interrupted())
+
+    def close(self) -> None:
+        for connection in list(self._connections):
+            connection.abort()
+
+    async def probe(self) -> ProviderSignal | None:
+        """Sends one GET /models. Returns None if this machine could not send it."""
+        self.read_key()
+        try:
+            async with (
+                asyncio.timeout(PROBE_BUDGET),
+                httpx.AsyncClient(verify=self._tls, trust_env=False) as client,
+                client.stream(
+                    "GET",
+                    f"{self._settings.provider_url}/models",
+                    headers={"authorization": f"Bearer {self._key}"},
+                ) as response,
+            ):
+                status = response.status_code
+        except (httpx.HTTPError, OSError) as error:
+            return None if is_our_shortage(causes(error)) else ProviderSignal.FAILED
+        if status in (401, 403):
+            return ProviderSignal.REFUSED
+        if status == 402:
+            return ProviderSignal.QUOTA
+        return ProviderSignal.FAILED if status >= 500 else ProviderSignal.REACHED
+
+
+def _is_usable_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def pause_between_sweeps(*limits: float) -> float:
+    return min(max(min(limits) / SWEEPS, SHORTEST_PAUSE), LONGEST_PAUSE)

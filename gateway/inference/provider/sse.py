@@ -1,0 +1,287 @@
+"""Reads the provider's server-sent events: bytes go in; deltas, usage, a finish reason, or a failure come out.
+
+This module does no I/O. `AnswerReader` buffers what it receives until `read`, so that events which arrive together are
+split, decoded and relayed together.
+
+Most events of an answer differ in the text of their token only. What is around it is the answer's `Frame`: an event in
+this frame is not decoded, and the JSON of its text is passed on as it came.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from gateway.errors import ProviderFailed
+from gateway.inference.provider.errors import ProviderSignal, classify, error_status
+from gateway.inference.spend.prices import Usage
+
+EVENT_LIMIT = 1_048_576  # bytes of one event
+MOST_TOKENS = 1_000_000_000  # of one answer that are counted; they cost far more than any bound
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CR, LF = b"\r\n"  # as numbers: to look for a byte in bytes is five times as fast as for bytes
+
+
+class FunctionPart(msgspec.Struct, gc=False, omit_defaults=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallPart(msgspec.Struct, gc=False, omit_defaults=True):
+    """A part of a call of a tool: at first its id and its function's name, then the arguments in pieces."""
+
+    index: int | None = None  # of the call within the answer
+    id: str | None = None
+    type: str | None = None
+    function: FunctionPart | None = None
+
+
+class Delta(msgspec.Struct, gc=False):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallPart] | None = None
+
+
+class Choice(msgspec.Struct, gc=False):
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    choices: list[Choice] | None = None
+    model: str | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """What is before and after the text of an event, each with the text's quotation mark."""
+
+    before: bytes
+    after: bytes
+
+
+class ReportedUsage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+_decode_chunk = msgspec.json.Decoder(Chunk).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_encode = msgspec.json.Encoder().encode
+_decode_usage = msgspec.json.Decoder(ReportedUsage).decode
+_INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_LESSONS = 4  # events from which an answer's frame may be learned: some providers vary it each time
+_OTHER_TEXT = "\ue000"
+
+
+class AnswerReader:
+    """One streamed answer. It ends once: either `complete` or with a `failure`, whichever comes first."""
+
+    __slots__ = (
+        "_begun",
+        "_frame",
+        "_lessons",
+        "_reported",
+        "_rest",
+        "complete",
+        "eof",
+        "failure",
+        "finish",
+        "model",
+        "produced",
+        "received",
+        "signal",
+    )
+
+    def __init__(self, received: list[bytes]) -> None:
+        """`received`: what arrives is appended to it, and `read` empties it."""
+        self.received = received
+        self._frame: Frame | None = None
+        self._lessons = _LESSONS
+        self._rest = b""  # the start of an event whose end has not arrived
+        self._begun = False  # an event was read
+        self.eof = False
+        self.complete = False
+        self.failure: Exception | None = None
+        self.signal: ProviderSignal | None = None
+        # Characters of content, reasoning and calls of tools. The provider bills an answer from the first one on.
+        self.produced = 0
+        self.finish: str | None = None
+        self.model: str | None = None
+        self._reported: Usage | None = None  # the last usage, before `usage` judges it
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last usage that the provider reported. None if it is nonsense, such as zero tokens for some output."""
+        reported = self._reported
+        return None if reported is not None and not reported.output and self.produced else reported
+
+    @property
+    def unread(self) -> int:
+        """Bytes received since the last read."""
+        return sum(map(len, self.received))
+
+    def receive_eof(self) -> None:
+        self.eof = True
+
+    def fail(self, error: Exception, signal: ProviderSignal | None = None) -> None:
+        """Ends the answer, unless it has ended already."""
+        if self.failure is None and not self.complete:
+            self.failure = error
+            self.signal = signal
+
+    def refuse(self, status: int, retry_after: float | None) -> None:
+        """Ends the answer with an error status. What was received is the error's body."""
+        body = b"".join(self.received)
+        self.received.clear()
+        self.fail(*classify(status, body, retry_after))
+
+    def read_texts(self) -> list[bytes] | None:
+        """The texts of what arrived, as JSON, if all of it is in the answer's frame; else None, and nothing is read."""
+        frame = self._frame
+        if frame is None or self._rest or self.complete or self.failure is not None:
+            return None
+        before, after = frame.before, frame.after
+        first, last = len(before) - 1, 1 - len(after)
+        texts, produced = [], 0
+        try:
+            for event in self.received:
+                if not (event.startswith(before) and event.endswith(after)):
+                    return None
+                text = event[first:last]
+                length = len(_decode_text(text))
+                if not length:
+                    return None
+                produced += length
+                texts.append(text)
+        except _INVALID:
+            return None
+        self.received.clear()
+        self.produced += produced
+        return texts
+
+    def read(self) -> list[Delta]:
+        """The deltas with text or calls, of the events since the last read. Ends the answer at its last event."""
+        received = self.received
+        data = received[0] if len(received) == 1 else b"".join(received)
+        received.clear()
+        if self._rest:
+            data = self._rest + data
+        if CR in data:
+            data = self._normalize_newlines(data)
+        events = data.split(b"\n\n")
+        self._rest = events.pop()
+        if len(self._rest) > EVENT_LIMIT:
+            self.fail(ProviderFailed())
+        if self.eof and self._rest:
+            events.append(self._rest)
+            self._rest = b""
+        if events and not self._begun:
+            self._begun = True
+            events[0] = events[0].removeprefix(BYTE_ORDER_MARK)
+        deltas: list[Delta] = []
+        for event in events:
+            if self.complete or self.failure is not None:
+                break
+            if event.startswith(b"data: ") and LF not in event:
+                self._read_event(event[6:], deltas)
+            elif content := _data_of(event):
+                self._read_event(content, deltas)
+        if self.eof:
+            self._end()
+        return deltas
+
+    def _normalize_newlines(self, data: bytes) -> bytes:
+        # A final CR may be half of a CRLF, so it stays until the next read.
+        held = b"\r" if data.endswith(b"\r") and not self.eof else b""
+        return data[: len(data) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
+
+    def _read_event(self, data: bytes, deltas: list[Delta]) -> None:
+        if data == b"[DONE]":
+            return self._complete()
+        if len(data) > EVENT_LIMIT:
+            return self.fail(ProviderFailed())
+        try:
+            chunk = _decode_chunk(data)
+        except _INVALID:
+            return self.fail(ProviderFailed())
+        if chunk.choices:
+            choice = chunk.choices[0]
+            delta = choice.delta
+            if delta is not None:
+                size = len(delta.content or delta.reasoning_content or delta.reasoning or "")
+                if delta.tool_calls:
+                    size += len(_encode(delta.tool_calls))
+                if size:
+                    # An answer of one token has no use for a frame.
+                    if self.produced and self._lessons and delta.content:
+                        self._lessons -= 1
+                        self._frame = _frame_of(data, delta.content) or self._frame
+                    self.produced += size
+                    deltas.append(delta)
+            if choice.finish_reason is not None:
+                self.finish = choice.finish_reason
+        if self.model is None:
+            self.model = chunk.model
+        if chunk.usage:
+            self._read_usage(chunk.usage)
+        if chunk.error and bytes(chunk.error) != b"null":
+            self.fail(*classify(error_status(data), data))
+        elif chunk.choices is None and not chunk.usage and b'"message"' in data:
+            self.fail(*classify(error_status(data), data))  # a flat error object
+        return None
+
+    def _read_usage(self, raw: msgspec.Raw) -> None:
+        # The last report counts. A negative or fractional number of tokens counts as no report. A huge one is lowered,
+        # because it may be larger than what a float, JSON's readers or Redis can hold; it is above any bound anyway.
+        if bytes(raw) == b"null":
+            return
+        self._reported = None
+        with contextlib.suppress(*_INVALID):
+            reported = _decode_usage(raw)
+            if reported.prompt_tokens >= 0 and reported.completion_tokens >= 0:
+                self._reported = Usage(
+                    min(reported.prompt_tokens, MOST_TOKENS), min(reported.completion_tokens, MOST_TOKENS)
+                )
+
+    def _end(self) -> None:
+        if self.finish is not None:
+            self._complete()  # some providers leave out [DONE]
+        else:
+            self.fail(ProviderFailed(), ProviderSignal.FAILED)
+
+    def _complete(self) -> None:
+        if self.failure is None:
+            self.complete = True
+            self.signal = ProviderSignal.COMPLETION
+
+
+def deltas_of(texts: list[bytes]) -> list[Delta]:
+    """What `read` would have returned in place of `read_texts`."""
+    return [Delta(content=_decode_text(text)) for text in texts]
+
+
+def _frame_of(data: bytes, text: str) -> Frame | None:
+    """The frame of an event, from its data and its text; None if another text in its place would change more."""
+    before, found, after = data.rpartition(_encode(text))
+    if not found:
+        return None
+    try:
+        other = _decode_chunk(before + _encode(_OTHER_TEXT) + after)
+    except _INVALID:
+        return None
+    for member in (other.usage, other.error):
+        if member and bytes(member) != b"null":
+            return None
+    if other.choices != [Choice(Delta(content=_OTHER_TEXT))]:
+        return None
+    return Frame(b'data: %b"' % before, b'"%b\n\n' % after)
+
+
+def _data_of(event: bytes) -> bytes:
+    """The data lines of one event, joined. Comments and other fields are left out."""
+    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
+    return b"\n".join(lines)

@@ -1,0 +1,86 @@
+"""The scripts that reserve and settle money."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.errors import NotReplicated
+from gateway.inference.keys import (
+    account_spend_prefix,
+    app_window_key,
+    reservation_keys,
+    settled_key,
+    spend_prefix,
+    user_hash,
+    user_spend_prefix,
+    user_window_key,
+)
+from gateway.inference.spend.reservations import Decision, ReservationRecord, Settlement, Window
+from gateway.redis.client import Script, Store
+from gateway.redis.partitions import partition_tag
+
+_ADMIT = Script("inference/admit")
+_SETTLE = Script("inference/settle")
+_LIST_EXPIRED_RESERVATIONS = Script("inference/list_expired_reservations")
+
+
+async def admit(
+    store: Store,
+    account: str,
+    app: str,
+    user: str,
+    *,
+    app_limit: int,
+    user_limit: int,
+    bound: int,
+    cap: int,
+    reservation: str,
+    lease: int,
+    deadline: int,
+    app_cap: int | None = None,
+    user_cap: int | None = None,
+) -> Decision:
+    """Decides on a request of an app's user and reserves `bound`.
+
+    Limits are requests in 60 seconds, `bound` and the caps nano-euro (a bound of 0 reserves nothing), `lease` is in
+    milliseconds. A call that reaches Redis after `deadline` (Redis's clock, milliseconds; 0: none) takes nothing.
+    Raises NotReplicated if too few replicas have the reservation.
+    """
+    tag, replicated = partition_tag(account), bound > 0 and store.replicas > 0
+    hashed = user_hash(user)
+    windows = (app_window_key(tag, app), user_window_key(tag, app, hashed))
+    script_keys = [*windows, account_spend_prefix(account), *reservation_keys(tag)]
+    args: tuple[str | int, ...] = (app_limit, user_limit, bound, cap, reservation, account, lease, deadline, app)
+    if user_cap is not None:
+        script_keys.append(user_spend_prefix(account, app, hashed))
+        args = (*args, "" if app_cap is None else app_cap, hashed, user_cap)
+    elif app_cap is not None:
+        args = (*args, app_cap)
+    reply = await store.run_script(_ADMIT, script_keys, *args, replicated=replicated)
+    if replicated:
+        reply, replicas = reply
+        if replicas < store.replicas and reply[0] == "ok":
+            raise NotReplicated
+    verdict, day, app_count, app_frees, user_count, user_frees, now, settled = reply
+    app_window, user_window = Window(app_count, int(app_frees)), Window(user_count, int(user_frees))
+    return Decision(verdict, day, app_window, user_window, int(now), int(settled))
+
+
+async def settle(
+    store: Store, tag: str, reservation: str, cost: int | None, record: ReservationRecord | None = None
+) -> Settlement:
+    """Ends a reservation of the partition `tag` at `cost` nano-euro, at most its bound; None means the bound.
+
+    It may be repeated. If Redis has lost the reservation, `record` is what it is booked by.
+    """
+    script_keys = [*reservation_keys(tag), spend_prefix(tag), settled_key(tag, reservation)]
+    known = () if record is None else msgspec.structs.astuple(record)
+    amount = "bound" if cost is None else cost
+    return Settlement(*await store.run_script(_SETTLE, script_keys, reservation, amount, *known))
+
+
+async def list_expired_reservations(store: Store, tag: str, limit: int) -> list[str]:
+    """Ids of reservations whose lease is over, the longest overdue first."""
+    _, leases = reservation_keys(tag)
+    reservations: list[str] = await store.run_script(_LIST_EXPIRED_RESERVATIONS, [leases], limit)
+    return reservations

@@ -1,0 +1,29 @@
+"""What a caller may have meant with an address below `/capsule/<app>/ai/` that does not exist."""
+
+from __future__ import annotations
+
+from gateway.inference.spend.prices import PRICES
+
+OFFERED = "POST /ai, POST /ai/chat/completions, GET /ai/models and GET /ai/models/<model>"
+NOT_TEXT = ("audio", "embeddings", "files", "images", "moderations")
+
+
+def explain_missing(path: str) -> str:
+    """`path` is what follows `/ai/`. It is not repeated."""
+    first = path.partition("/")[0]
+    if first == "v1":
+        return "Leave out '/v1': the base URL ends with '/ai'."
+    if path.rstrip("/") in ("", "chat/completions", "models"):
+        return "Leave out the slash at the end of the address."
+    if first == "responses":
+        return (
+            "The Responses API is not offered; use chat completions, at /ai/chat/completions. "
+            "With the Vercel AI SDK, call createOpenAI(…).chat(model)."
+        )
+    if first == "completions":
+        return "Completions of a bare prompt are not offered; use chat completions, at /ai/chat/completions."
+    if first == "models":
+        return f"Choose one of the models offered here: {', '.join(PRICES)}."
+    if first in NOT_TEXT:
+        return f"Only text is generated here. The addresses are {OFFERED}."
+    return f"There is nothing at this address. The addresses are {OFFERED}."

@@ -1,0 +1,176 @@
+"""The operators' API: lists of all accounts, apps and failed deploys, and what one account has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import get
+from litestar.params import FromPath, QueryParameter
+
+from gateway.accounts.key_routes import ListedKey
+from gateway.accounts.keys import account_apps_key
+from gateway.accounts.records import Account
+from gateway.deploys.addresses import live_url
+from gateway.deploys.routes import DeployView
+from gateway.errors import NotFound, RequestMalformed
+from gateway.events.catalog import Time
+from gateway.inference.keys import spend_key
+from gateway.monitors import health
+from gateway.monitors.health import HealthStatus, OpenFindings
+from gateway.operations.directory import OwnedApp
+from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
+from gateway.process import Gateway, Injected
+from gateway.redis.client import backbone
+from gateway.settings import Plan
+
+Search = Annotated[str, QueryParameter(max_length=200)]
+Limit = Annotated[int, QueryParameter(ge=1, le=100)]
+Cursor = Annotated[str | None, QueryParameter(min_length=1, max_length=100)]
+
+
+class ListedAccount(msgspec.Struct, kw_only=True):
+    id: str
+    name: str
+    plan: Plan
+    createdAt: Time
+    apps: int
+    settled: int  # nano-euro today
+    reserved: int
+    cap: int
+
+
+class AccountPage(msgspec.Struct):
+    accounts: list[ListedAccount]
+    next: str | None  # the `before` of the next page; null: there is no more
+
+
+class OperatorsApp(msgspec.Struct, kw_only=True):
+    id: str
+    name: str
+    account: str
+    accountName: str
+    url: str
+    createdAt: Time
+    status: str
+    health: HealthStatus
+    healthSince: Time | None
+    certificateExpiresAt: Time | None
+    openFindings: OpenFindings
+
+
+class AppPage(msgspec.Struct):
+    apps: list[OperatorsApp]
+    next: str | None  # the `after` of the next page; null: there is no more
+
+
+class AccountDetails(ListedAccount, kw_only=True):
+    deploysToday: int
+    deploysPerDay: int
+    appList: list[OperatorsApp]
+    keys: list[ListedKey]
+
+
+class FailedDeploy(DeployView, kw_only=True):
+    account: str
+
+
+@get("/accounts", errors=[RequestMalformed])
+async def list_accounts(
+    gateway: Injected, search: Search = "", limit: Limit = 50, before: Cursor = None
+) -> AccountPage:
+    """All accounts, newest first.
+
+    `search` is part of a name or an id. A search looks at 2,000 accounts at a time; `next` goes on with the others.
+    """
+    page = await gateway.directory.accounts(search.strip(), limit, before)
+    return AccountPage(await _list_accounts(page.rows, await gateway.store.today(), gateway), page.next)
+
+
+@get("/accounts/{account_id:str}", errors=[NotFound])
+async def show_account(account_id: FromPath[str], gateway: Injected) -> AccountDetails:
+    """An account: its plan, spend, apps and API keys."""
+    account = await gateway.registry.account(account_id)
+    if account is None:
+        raise NotFound
+    day = await gateway.store.today()
+    (listed,) = await _list_accounts([account], day, gateway)
+    apps = [(app, account) for app in await gateway.registry.apps_of(account_id)]
+    return AccountDetails(
+        **msgspec.structs.asdict(listed),
+        deploysToday=await gateway.deploys.count_today(account_id, day),
+        deploysPerDay=gateway.settings.deploy_quotas[account.plan],
+        appList=await _list_apps(apps, gateway),
+        keys=[
+            ListedKey(key.id, key.name, key.createdAt, last_used)
+            for key, last_used in await gateway.registry.api_keys.list(account_id)
+        ],
+    )
+
+
+@get("/apps", errors=[RequestMalformed])
+async def list_apps(
+    gateway: Injected,
+    search: Search = "",
+    limit: Limit = 50,
+    after: Cursor = None,
+    only: Annotated[Literal["unhealthy"] | None, QueryParameter(name="health")] = None,
+) -> AppPage:
+    """All apps, by id.
+
+    `search` is part of a name, an id, a custom domain, or of the account's name or id. A search looks at 2,000 apps at
+    a time; `next` goes on with the others. With `health=unhealthy`, the apps that have been unhealthy the longest.
+    """
+    if only == "unhealthy":
+        return AppPage(await _list_apps(await list_unhealthy_apps(gateway.registry, limit), gateway), None)
+    page = await gateway.directory.apps(search.strip(), limit, after)
+    return AppPage(await _list_apps(page.rows, gateway), page.next)
+
+
+@get("/deploys/failed", errors=[RequestMalformed])
+async def list_failed(gateway: Injected, limit: Limit = 50) -> list[FailedDeploy]:
+    """The deploys of all accounts that failed in the last 24 hours, newest first.
+
+    At most 100 of each of the 16 partitions.
+    """
+    failed = await list_failed_deploys(gateway.store, limit)
+    return [FailedDeploy.of(deploy, account=deploy.account) for deploy in failed]
+
+
+async def _list_accounts(accounts: Sequence[Account], day: str, gateway: Gateway) -> list[ListedAccount]:
+    with backbone():
+        async with gateway.store.client.pipeline(transaction=False) as pipe:
+            for account in accounts:
+                pipe.scard(account_apps_key(account.id))
+                pipe.hmget(spend_key(account.id, day), ["settled", "reserved"])
+            answers = await pipe.execute() if accounts else []
+    return [
+        ListedAccount(
+            **msgspec.structs.asdict(account),
+            apps=apps,
+            settled=int(settled or 0),
+            reserved=int(reserved or 0),
+            cap=gateway.settings.daily_caps[account.plan],
+        )
+        for account, apps, (settled, reserved) in zip(accounts, answers[::2], answers[1::2], strict=True)
+    ]
+
+
+async def _list_apps(apps: Sequence[OwnedApp], gateway: Gateway) -> list[OperatorsApp]:
+    monitored = await health.of_owned_apps(gateway.store, apps)
+    return [
+        OperatorsApp(
+            id=app.id,
+            name=app.name,
+            account=account.id,
+            accountName=account.name,
+            url=live_url(app.name, gateway.settings),
+            createdAt=app.createdAt,
+            **msgspec.structs.asdict(state),
+        )
+        for (app, account), state in zip(apps, monitored, strict=True)
+    ]
+
+
+HANDLERS = [list_accounts, show_account, list_apps, list_failed]  # of the router of `operators.py`

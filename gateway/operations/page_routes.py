@@ -1,0 +1,91 @@
+"""The operators' page: its files, its log-in, and its live figures."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+from litestar.datastructures import State
+from litestar.params import FromPath, JSONBody
+from litestar.response import Stream
+
+from gateway.accounts.sessions import OPERATOR
+from gateway.bounds import Credential
+from gateway.errors import Unauthorized, ViewersLimited
+from gateway.http.authentication import OPERATOR_SECURITY, close_session, open_session, operators_only
+from gateway.http.pages import FILE, HTML, LOG_IN_ERRORS, LOG_OUT_ERRORS, PAGES, page_file
+from gateway.process import Injected
+
+OPS = PAGES / "ops"
+VIEWERS = 50  # of one process
+STREAM_SECONDS = 600.0  # then the browser reconnects, which checks the viewer's credential again
+
+
+@get("/ops", media_type=HTML, tags=["Pages"], sync_to_thread=False)
+def ops_page() -> Response[bytes]:
+    """The operators' page."""
+    return page_file(OPS, "index.html")
+
+
+@get("/ops/{file:str}", media_type=FILE, tags=["Pages"], sync_to_thread=False)
+def ops_file(file: FromPath[str]) -> Response[bytes]:
+    """A file of the operators' page."""
+    return page_file(OPS, file)
+
+
+@get(
+    "/ops/events",
+    media_type="text/event-stream",
+    guards=[operators_only],
+    tags=["Pages"],
+    security=OPERATOR_SECURITY,
+    errors=[ViewersLimited],
+)
+async def ops_events(gateway: Injected) -> Stream:
+    """The operators' page's figures, every two seconds.
+
+    A stream of server-sent events. The event `away` means that Redis does not answer.
+    """
+    if gateway.feed.viewers >= VIEWERS:
+        raise ViewersLimited(retry_after=60)
+
+    async def events() -> AsyncGenerator[bytes]:
+        until = time.monotonic() + STREAM_SECONDS
+        async with contextlib.aclosing(gateway.feed.events()) as snapshots:
+            async for event in snapshots:
+                yield event
+                if gateway.draining or time.monotonic() > until:
+                    return
+
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return Stream(events(), media_type="text/event-stream", headers=headers)
+
+
+class OperatorLogIn(msgspec.Struct, forbid_unknown_fields=True):
+    token: Credential
+
+
+@post("/ops/session", status_code=204, tags=["Pages"], errors=LOG_IN_ERRORS)
+async def log_in(request: Request[Any, Any, State], data: JSONBody[OperatorLogIn], gateway: Injected) -> Response[None]:
+    """Log in with the operator token.
+
+    Exchanges the token for a cookie, so that no script of the page keeps the token.
+    """
+    async with gateway.sessions.attempt(request):
+        operator = gateway.operators.find(data.token)
+        if operator is None:
+            raise Unauthorized("This is not an operator token.")
+    return await open_session(gateway, OPERATOR, operator.subject)
+
+
+@delete("/ops/session", tags=["Pages"], errors=LOG_OUT_ERRORS)
+async def log_out(request: Request[Any, Any, State], gateway: Injected) -> Response[None]:
+    """Log out."""
+    return await close_session(gateway, OPERATOR, request)
+
+
+ROUTES = [ops_page, ops_file, ops_events, log_in, log_out]

@@ -1,0 +1,46 @@
+"""The Lua scripts that know no domain: change a record, count, keep an entry.
+
+Here as in every `scripts.py`, a function builds its script's keys, flattens its arguments and turns the reply into a
+struct. It raises BackboneUnavailable when Redis fails: the script may have run, and only its answer been lost.
+BackboneRefused, a kind of it, means that Redis answered with an error and changed nothing. The head of each Lua file
+says what the script decides and which race it prevents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.redis.client import Script, Store, flatten
+
+CHANGES_CHANNEL = "changes"
+
+
+_COMPARE_AND_SET = Script("compare_and_set", durable=True)
+_INCREMENT = Script("increment")
+_SET_ENTRY_IDLE = Script("set_entry_idle")
+
+
+async def compare_and_set(
+    store: Store, key: str, value: str, *, expected: str | None = None, beside: tuple[str, str, int] | None = None
+) -> bool:
+    """Writes a record ('' removes it) and announces the change; with `expected`, only if the record holds that.
+
+    `beside` is written with it: another key of the partition, its value ('' removes it), and the seconds that it lives.
+    """
+    script_keys, check = [key], "any" if expected is None else "same"
+    args: list[str | int] = [CHANGES_CHANNEL, check, expected or "", value]
+    if beside is not None:
+        script_keys, args = [key, beside[0]], [*args, *beside[1:]]
+    return bool(await store.run_script(_COMPARE_AND_SET, script_keys, *args))
+
+
+async def increment(store: Store, key: str, kind: str, ttl: int, counts: Mapping[str, int]) -> None:
+    """Adds `counts` to the counters at `key`, a hash or a zset as `kind` says, which then lives `ttl` seconds."""
+    await store.run_script(_INCREMENT, [key], kind, ttl, *flatten(counts))
+
+
+async def set_entry_idle(
+    store: Store, stream: str, *, group: str, consumer: str, idle: int, entries: Sequence[str]
+) -> int:
+    """Sets the idle time (ms) of those entries that are pending for the consumer; returns how many are."""
+    return int(await store.run_script(_SET_ENTRY_IDLE, [stream], group, consumer, idle, *entries))

@@ -1,0 +1,145 @@
+"""Where Redis is: what GATEWAY_REDIS_URL says, and the clients it leads to.
+
+    redis://[[user]:password@]host:port/db            one server; rediss:// with TLS, unix://path?db=0 for a socket
+    redis+cluster://[[user]:password@]host:port,…     Redis Cluster, by one or more of its nodes
+    redis+sentinel://[[user]:password@]host:port,…/service   the primary that these Sentinels name
+
+`rediss+cluster://` and `rediss+sentinel://` use TLS. The query holds redis-py's options, such as `ssl_ca_certs`;
+`sentinel_username` and `sentinel_password` log in to the Sentinels, which get no password otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+import msgspec
+from redis.asyncio import Redis
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
+from redis.maint_notifications import MaintNotificationsConfig
+
+from gateway.redis.primary import Sentinels
+from gateway.settings import split_hosts
+
+CLUSTER_PORT, SENTINEL_PORT = 6379, 26379
+
+# Of maintenance, which only Redis's paid versions send: the others log a refusal for each connection.
+NO_NOTIFICATIONS = MaintNotificationsConfig(enabled=False)
+
+# Errors of a server that takes no writes. Without retries, naming them as worth one only closes the connection: its
+# address may lead to a new primary by now.
+NOT_PRIMARY: list[type[Exception]] = [ReadOnlyError, MasterDownError, BusyLoadingError]
+
+
+class Node(NamedTuple):
+    host: str
+    port: int
+
+
+class RedisServers(msgspec.Struct, frozen=True):
+    """`url` leads to the one server, or holds what all servers share: scheme, credentials, database, options."""
+
+    kind: Literal["single", "cluster", "sentinel"]
+    url: str
+    nodes: list[Node]  # of the cluster, or the Sentinels
+    service: str = ""  # that the Sentinels know
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For redis-py: credentials, database, TLS."""
+        options = dict(parse_url(self.url))
+        for name in ("host", "port", "sentinel_username", "sentinel_password"):
+            options.pop(name, None)
+        if self.kind != "single" and options.pop("connection_class", None) is not None:
+            options["ssl"] = True
+        return options
+
+    def client(
+        self, timeout: float | None, connect_timeout: float, connections: int, sentinels: Sentinels | None = None
+    ) -> Any:
+        """A client of the server, or of the primary that the Sentinels name.
+
+        `sentinels` is what `sentinels()` returned, for several clients to share. The client has no retries: a command
+        whose answer was lost may have run, and its caller must know.
+        """
+        options: dict[str, Any] = {
+            "decode_responses": True,
+            "encoding_errors": "replace",  # one entry that is not UTF-8 must not end the reading of all others
+            "socket_timeout": timeout,
+            "socket_connect_timeout": connect_timeout,
+            "retry": Retry(NoBackoff(), 0),
+            "maint_notifications_config": NO_NOTIFICATIONS,
+            "max_connections": connections,
+            "retry_on_error": NOT_PRIMARY,
+        }
+        if sentinels is not None:
+            return sentinels.master_for(self.service, **self.options, **options)
+        return Redis.from_url(self.url, **options)
+
+    def node_client(self, host: str, port: int, connect_timeout: float) -> Any:
+        """A client of one node of the cluster, without a deadline for commands and without retries."""
+        return Redis(
+            host=host,
+            port=port,
+            decode_responses=True,
+            encoding_errors="replace",
+            socket_timeout=None,
+            socket_connect_timeout=connect_timeout,
+            retry=Retry(NoBackoff(), 0),
+            maint_notifications_config=NO_NOTIFICATIONS,
+            **_without_db(self.options),
+        )
+
+    def sentinels(self, timeout: float) -> Sentinels | None:
+        """What asks the Sentinels for the primary, if there are any."""
+        if self.kind != "sentinel":
+            return None
+        query = dict(parse_url(self.url))
+        login = {
+            "username": query.get("sentinel_username"),
+            "password": query.get("sentinel_password"),
+            "socket_timeout": timeout,
+            "socket_connect_timeout": timeout,
+            "decode_responses": True,
+        }
+        tls = {name: value for name, value in self.options.items() if name.startswith("ssl")}
+        return Sentinels(  # type: ignore[no-untyped-call]
+            self.nodes, sentinel_kwargs={**tls, **login}
+        )
+
+
+def parse(url: str, ca_file: str = "") -> RedisServers:
+    """Takes an address apart that `gateway/settings.py` has checked.
+
+    `ca_file` holds certificates to trust beside the public ones, unless the address names others.
+    """
+    parts = split_hosts(url)
+    scheme, _, kind = parts.scheme.partition("+")
+    query = parts.query
+    if ca_file and scheme == "rediss" and "ssl_ca_certs=" not in query:
+        query = "&".join(filter(None, [query, urlencode({"ssl_ca_certs": ca_file})]))
+    if not kind:
+        return RedisServers("single", urlunsplit((scheme, parts.netloc, parts.path, query, "")), [])
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    default_port = CLUSTER_PORT if kind == "cluster" else SENTINEL_PORT
+    nodes = [_node(host, default_port) for host in hosts.split(",")]
+    shared = urlunsplit((scheme, f"{credentials}{at}{_text(nodes[0])}", "", query, ""))
+    if kind == "cluster":
+        return RedisServers("cluster", shared, nodes)
+    return RedisServers("sentinel", shared, nodes, parts.path.strip("/"))
+
+
+def _node(host_and_port: str, default_port: int) -> Node:
+    parts = urlsplit(f"//{host_and_port}")
+    return Node(parts.hostname or "localhost", parts.port or default_port)
+
+
+def _text(node: Node) -> str:
+    return f"[{node.host}]:{node.port}" if ":" in node.host else f"{node.host}:{node.port}"
+
+
+def _without_db(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "db"}

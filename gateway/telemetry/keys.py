@@ -1,0 +1,47 @@
+"""Keys of usage, counters and processes.
+
+| key | type | holds | expires |
+| --- | --- | --- | --- |
+| `{pNN}:usage:<account>:<hour>` | hash | `<app>/<model>/<count>` → number, of an hour; 1,000 and a few | 14 days |
+| `{pNN}:usage:<account>:<day>` | hash | the same of a UTC day | 400 days |
+| `{pNN}:requests:<account>` | list | the account's last 1,000 requests, JSON arrays | 30 days after the last one |
+| `{ops}:minute:<minute>` | hash | `requests`, `code:<CODE>`, `ttft:<ms>`, …: `gateway/telemetry/counters.py` | 2 h |
+| `{ops}:spend:<day>` | zset | accounts by the nano-euro they spent, and `total` | 2 days |
+| `{ops}:processes` | set | ids of the gateway processes | 15 s |
+| `{ops}:process:<id>` | hash | open `streams`, `startedAt`, `seenAt` | 15 s |
+| `{ops}:clock` | hash | `day`, `hour`, `minute`: now, as the names of keys have them; for Grafana | 60 s |
+"""
+
+from __future__ import annotations
+
+from gateway.redis.partitions import partition_tag
+
+PROCESSES_KEY = "{ops}:processes"
+CLOCK_KEY = "{ops}:clock"
+
+
+def usage_key(account_id: str, period: str) -> str:
+    """Of an hour, such as `2026-07-02T12`, or of a day."""
+    return f"{partition_tag(account_id)}:usage:{account_id}:{period}"
+
+
+def requests_key(account_id: str) -> str:
+    return f"{partition_tag(account_id)}:requests:{account_id}"
+
+
+def usage_keys(account_id: str, hour: str) -> list[str]:
+    """The account's hour, the day that the hour is in, its requests."""
+    day = hour.partition("T")[0]
+    return [usage_key(account_id, hour), usage_key(account_id, day), requests_key(account_id)]
+
+
+def minute_key(minute: str) -> str:
+    return f"{{ops}}:minute:{minute}"
+
+
+def spenders_key(day: str) -> str:
+    return f"{{ops}}:spend:{day}"
+
+
+def process_key(process_id: str) -> str:
+    return f"{{ops}}:process:{process_id}"

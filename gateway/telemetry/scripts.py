@@ -1,0 +1,18 @@
+"""The script that records usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.redis.client import Script, Store, flatten
+from gateway.telemetry.keys import usage_keys
+
+_RECORD_USAGE = Script("telemetry/record_usage")
+
+
+async def record_usage(
+    store: Store, account: str, hour: str, counts: Mapping[str, int], requests: Sequence[str]
+) -> None:
+    """Adds `counts` to the account's hour and its day, and `requests` (JSON, the newest last) to its log."""
+    args = (len(requests), *requests, *flatten(counts))
+    await store.run_script(_RECORD_USAGE, usage_keys(account, hour), *args)

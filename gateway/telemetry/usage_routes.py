@@ -1,0 +1,145 @@
+"""The account API: what the account used, by hour and day, app and model, and its last requests."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+from litestar import MediaType, Request, Response, Router, get
+from litestar.datastructures import State
+from litestar.params import FromQuery, QueryParameter
+from litestar.response import Stream
+from litestar.types import ControllerRouterHandler
+
+from gateway.errors import RequestMalformed
+from gateway.events.catalog import Time
+from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
+from gateway.ids import now_iso
+from gateway.process import Injected
+from gateway.redis.client import backbone
+from gateway.telemetry.usage import LOGGED, Outcome
+from gateway.telemetry.usage_reports import (
+    SECONDS,
+    Group,
+    Period,
+    RequestFilter,
+    RequestRow,
+    UsageRow,
+    as_csv,
+    as_json,
+    read_requests,
+    read_usage,
+)
+
+SPANS: dict[Period, int] = {"hour": 86_400, "day": 30 * 86_400}  # seconds that are shown by default
+
+
+class HourlyUsage(msgspec.Struct):
+    hour: Time
+    requests: int
+    refused: int
+    inputTokens: int
+    outputTokens: int
+
+
+class UsageReport(msgspec.Struct):
+    rows: list[UsageRow]
+
+
+@get("/usage", errors=[RequestMalformed])
+async def show_usage(
+    account: Caller,
+    request: Request[Any, Any, State],
+    gateway: Injected,
+    since: Annotated[str | None, QueryParameter(name="from")] = None,
+    until: Annotated[str | None, QueryParameter(name="to")] = None,
+    by: FromQuery[Period | None] = None,
+    group: FromQuery[Group | None] = None,
+) -> Response[list[HourlyUsage] | UsageReport]:
+    """Requests, tokens and money by hour or day.
+
+    `from` is included, `to` is not; both are ISO 8601 times or dates, in UTC unless they say otherwise. The default is
+    the last 24 hours or 30 days. Hours are kept for 14 days, days for 400 days. Rows without requests are left out.
+    `Accept: text/csv` gets CSV. Without any parameter, the answer is a list of the last 24 hours, with requests and
+    tokens alone; the last entry is the current hour.
+    """
+    with backbone():
+        now: int = (await gateway.store.client.time())[0]
+    wants_csv = "text/csv" in request.headers.get("accept", "")
+    if not wants_csv and (since, until, by, group) == (None, None, None, None):
+        usage = read_usage(gateway.store, account.id, "hour", "none", start=now - SPANS["hour"], end=now, now=now)
+        return Response(_last_day([row async for rows in usage for row in rows], now))
+    period, grouping = by or "hour", group or "none"
+    end = now if until is None else _parse_time("to", until)
+    start = end - SPANS[period] if since is None else _parse_time("from", since)
+    if start >= end:
+        raise RequestMalformed("from: must be before to.")
+    usage = read_usage(gateway.store, account.id, period, grouping, start=start, end=end, now=now)
+    if wants_csv:
+        headers = {"content-disposition": f'attachment; filename="usage-by-{period}.csv"'}
+        return _stream(await as_csv(usage, grouping), "text/csv; charset=utf-8", headers)
+    return _stream(await as_json(usage), MediaType.JSON)
+
+
+def _stream(pieces: list[bytes], media_type: str, headers: dict[str, str] | None = None) -> Response[Any]:
+    """Piece by piece, so that a long report holds up nobody. Litestar would take a thread for each of a list's."""
+
+    async def send() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    return Stream(send(), media_type=media_type, headers=headers)
+
+
+def _parse_time(name: str, text: str) -> int:
+    """Seconds since the epoch. Raises RequestMalformed."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=datetime.UTC)
+        return math.ceil(moment.timestamp())  # as hours and days begin with a whole second
+    except (ValueError, OverflowError):
+        raise RequestMalformed(f"{name}: use ISO 8601, such as 2026-07-02 or 2026-07-02T12:00:00Z.") from None
+
+
+def _last_day(rows: list[UsageRow], now: int) -> list[HourlyUsage]:
+    """24 hours, oldest first."""
+    found = {row.start: row for row in rows}
+    present = now // SECONDS["hour"] * SECONDS["hour"]
+    hours = [now_iso(present - SECONDS["hour"] * ago) for ago in reversed(range(24))]
+    used = [found.get(hour, UsageRow(start=hour)) for hour in hours]
+    return [HourlyUsage(row.start, row.requests, row.refused, row.inputTokens, row.outputTokens) for row in used]
+
+
+@get("/requests", errors=[RequestMalformed])
+async def list_requests(
+    account: Caller,
+    gateway: Injected,
+    limit: Annotated[int, QueryParameter(ge=1, le=LOGGED)] = LOGGED,
+    app: FromQuery[str | None] = None,
+    model: FromQuery[str | None] = None,
+    outcome: FromQuery[Outcome | None] = None,
+    code: FromQuery[str | None] = None,
+) -> list[RequestRow]:
+    """The last requests to the account's apps, newest first.
+
+    The last 1,000 are kept, refused ones too, without their content and their user. `app` (its name), `model`,
+    `outcome` and `code` select rows. An answer is interrupted if the client left, or if it cost something although it
+    failed.
+    """
+    return await read_requests(gateway.store, account.id, RequestFilter(app or None, model, outcome, code), limit)
+
+
+ROUTES: list[ControllerRouterHandler] = [
+    Router(
+        "/account",
+        route_handlers=[show_usage, list_requests],
+        guards=[account_only],
+        dependencies=ACCOUNT_DEPENDENCY,
+        tags=["Account"],
+        security=ACCOUNT_SECURITY,
+    )
+]

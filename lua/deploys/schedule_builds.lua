@@ -1,0 +1,122 @@
+-- schedule_builds.lua: a builder says what waits and what runs there, and takes the deploys whose turn it is.
+--
+-- All builders share one queue. An account has one build at a time while another account waits; the accounts take
+-- turns, the one with the fewest builds first, then the one whose last turn is the longest ago. The deploys of one app
+-- are made one after the other, oldest first: ids sort by time. A deploy that serves a release again waits for its app
+-- alone. What a builder said is forgotten when it does not call for `lease`.
+--
+-- KEYS[1]  hash    waiting: deploy → JSON {account, app, reuse, tag, entry, ends}
+-- KEYS[2]  hash    running: deploy → JSON {account, app, builder, building, ends}
+-- KEYS[3]  zset    account → number of its last turn
+-- ARGV     builder, lease (ms), shared slots of a builder (-1: it leaves), spare slots, number of deploys that wait there; for each of
+--          them id and JSON {account, app, reuse, tag, entry}; then for each that runs there id and '1' while it builds
+--
+-- Returns  {{deploy, tag, entry, …} whose turn it is, {deploy, …} of those that wait there but run elsewhere}
+
+local builder, lease = ARGV[1], tonumber(ARGV[2])
+local shared, spare, count = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+
+local function read(key)
+  local found, flat = {}, redis.call('HGETALL', key)
+  for n = 1, #flat, 2 do
+    local record = cjson.decode(flat[n + 1])
+    if record.ends > now then found[flat[n]] = record else redis.call('HDEL', key, flat[n]) end
+  end
+  return found
+end
+
+local waiting, running = read(KEYS[1]), read(KEYS[2])
+
+local function run(deploy, record, building)
+  record = {account = record.account, app = record.app, builder = builder, building = building, ends = now + lease}
+  running[deploy] = record
+  redis.call('HSET', KEYS[2], deploy, cjson.encode(record))
+end
+
+local said, elsewhere = {}, {}
+for n = 6 + 2 * count, #ARGV, 2 do
+  said[ARGV[n]] = true
+  local record = running[ARGV[n]]
+  if record and record.builder == builder then run(ARGV[n], record, record.building and ARGV[n + 1] == '1') end
+end
+for deploy, record in pairs(running) do
+  if record.builder == builder and not said[deploy] then
+    running[deploy] = nil
+    redis.call('HDEL', KEYS[2], deploy)
+  end
+end
+for n = 6, 5 + 2 * count, 2 do
+  local deploy = ARGV[n]
+  if running[deploy] then
+    if running[deploy].builder ~= builder then elsewhere[#elsewhere + 1] = deploy end
+  else
+    local record = cjson.decode(ARGV[n + 1])
+    record.ends = now + lease
+    waiting[deploy] = record
+    redis.call('HSET', KEYS[1], deploy, cjson.encode(record))
+  end
+end
+
+local busy, builds, own = {}, {}, 0
+for _, record in pairs(running) do
+  busy[record.app] = true
+  if record.building then
+    builds[record.account] = (builds[record.account] or 0) + 1
+    if record.builder == builder then own = own + 1 end
+  end
+end
+
+local heads = {}  -- app → the oldest deploy that waits
+for deploy, record in pairs(waiting) do
+  if not busy[record.app] and (not heads[record.app] or deploy < heads[record.app]) then heads[record.app] = deploy end
+end
+
+local granted = {}
+local function grant(deploy)
+  local record = waiting[deploy]
+  run(deploy, record, not record.reuse)
+  waiting[deploy], heads[record.app] = nil, nil
+  redis.call('HDEL', KEYS[1], deploy)
+  for _, part in ipairs({deploy, record.tag, record.entry}) do granted[#granted + 1] = part end
+end
+
+local reused = {}
+for _, deploy in pairs(heads) do
+  if waiting[deploy].reuse and shared >= 0 then reused[#reused + 1] = deploy end
+end
+for _, deploy in ipairs(reused) do grant(deploy) end
+
+local function find_next()
+  local oldest, accounts, best = {}, 0, nil
+  for _, deploy in pairs(heads) do
+    local account = waiting[deploy].account
+    if not oldest[account] then accounts = accounts + 1 end
+    if not oldest[account] or deploy < oldest[account] then oldest[account] = deploy end
+  end
+  local function rank(account)
+    return {builds[account] or 0, tonumber(redis.call('ZSCORE', KEYS[3], account) or '0'), oldest[account]}
+  end
+  for account in pairs(oldest) do
+    local mine = rank(account)
+    if not best or mine[1] < best[1] or (mine[1] == best[1] and (mine[2] < best[2]
+        or (mine[2] == best[2] and mine[3] < best[3]))) then best = mine end
+  end
+  if not best then return nil end
+  if best[1] == 0 then return own < shared + spare and best[3] or nil end
+  return own < shared and accounts == 1 and best[3] or nil
+end
+
+local deploy = shared >= 0 and find_next() or nil
+while deploy do
+  local account = waiting[deploy].account
+  grant(deploy)
+  own = own + 1
+  builds[account] = (builds[account] or 0) + 1
+  local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')
+  redis.call('ZADD', KEYS[3], (tonumber(last[2] or '0')) + 1, account)
+  deploy = find_next()
+end
+for n = 1, 3 do redis.call('PEXPIRE', KEYS[n], 10 * lease) end
+return {granted, elsewhere}

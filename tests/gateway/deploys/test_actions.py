@@ -1,0 +1,187 @@
+"""What can be rolled back, promoted and canceled, and what is refused, over HTTP. An outside engine is the test."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.deploys.actions import Steering
+from gateway.deploys.states import Deploys
+from gateway.errors import TarballGone
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from tests.gateway.deploys.test_states import a_hook, an_app, call, phase, publish, queued_events, trigger
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def live(gw: Gateway, account: Account, app: str) -> str:
+    return await ended(gw, (await publish(account, app)).json()["deployId"])
+
+
+async def ended(gw: Gateway, deploy: str, *, preview: bool = False) -> str:
+    for name in ("build", "health") if preview else ("build", "health", "canary"):
+        assert (await phase(gw, deploy, name)).is_success
+    return deploy
+
+
+async def preview(gw: Gateway, app: str) -> str:
+    answer = await gw.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
+    deploy: str = answer.json()["deployId"]
+    return deploy
+
+
+async def shown(account: Account, deploy: str) -> dict[str, Any]:
+    record: dict[str, Any] = (await call(account, "GET", f"/account/deploys/{deploy}")).json()
+    return record
+
+
+async def refused(account: Account, path: str, body: Any = None) -> tuple[int, str, str]:
+    answer = await call(account, "POST", path, body)
+    error = answer.json()["error"]
+    return answer.status_code, error["code"], error["message"]
+
+
+async def test_the_default_is_the_live_one_before_this(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    status, code, _ = await refused(account, f"/account/apps/{app}/rollback")
+    assert (status, code) == (409, "NO_DEPLOY_YET")
+    first = await live(gw, account, app)
+    assert (await refused(account, f"/account/apps/{app}/rollback"))[:2] == (409, "NO_DEPLOY_YET")
+    second = await live(gw, account, app)
+    back = (await call(account, "POST", f"/account/apps/{app}/rollback", {})).json()["deployId"]
+    assert (await shown(account, back))["release"] == first
+    # While a newer one is on its way, that is the one to leave.
+    await ended(gw, back)
+    coming = (await publish(account, app)).json()["deployId"]
+    await phase(gw, coming, "build")
+    again = (await call(account, "POST", f"/account/apps/{app}/rollback")).json()["deployId"]
+    record = await shown(account, again)
+    assert (record["release"], record["trigger"], record["state"]) == (back, "rollback", "queued")
+    assert second < back
+
+
+async def test_a_rollback_brings_its_source_back_to_the_hooks(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    await live(gw, account, app)
+    [first] = gw.data_folder.rglob("*.tar.gz")
+    await live(gw, account, app)
+    await ended(gw, (await call(account, "POST", f"/account/apps/{app}/rollback")).json()["deployId"])
+    deploy = (await trigger(gw, await a_hook(account, app))).json()["deployId"]
+    [queued] = (await gw.platform("GET", "deploys?state=queued")).json()
+    assert queued["id"] == deploy
+    with gw.redis.client() as client:
+        [key] = client.keys(f"*:deploy:{deploy}")
+        assert client.hget(key, "source").decode() == first.name.removesuffix(".tar.gz")
+
+
+async def test_what_cannot_be_gone_back_to(gw: Gateway) -> None:
+    account, stranger = await gw.account("max"), await gw.account("max")
+    app, other = await an_app(account), await an_app(account)
+    path = f"/account/apps/{app}/rollback"
+    first, second, elsewhere = [await live(gw, account, name) for name in (app, app, other)]
+    failed = (await publish(account, app)).json()["deployId"]
+    await phase(gw, failed, "build", ok=False)
+    shot = await ended(gw, await preview(gw, app), preview=True)
+    for deploy, status, words in (
+        (second, 400, "live one already"),
+        (failed, 400, "failed"),
+        (shot, 400, "promote"),
+        (elsewhere, 404, "no such deploy"),
+        ("dep_none", 404, "no such deploy"),
+    ):
+        answer = await refused(account, path, {"deployId": deploy})
+        assert answer[0] == status
+        assert words in answer[2]
+    for body in ({"deployId": 1}, {"id": first}, [], "x"):
+        assert (await refused(account, path, body))[:2] == (400, "REQUEST_MALFORMED")
+    assert (await refused(stranger, path, {"deployId": first}))[:2] == (404, "NOT_FOUND")
+    assert (await refused(stranger, f"/account/deploys/{shot}/promote"))[:2] == (404, "NOT_FOUND")
+    assert (await refused(stranger, f"/account/deploys/{shot}/cancel"))[:2] == (404, "NOT_FOUND")
+
+
+async def test_only_a_live_preview_is_promoted(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    first = await live(gw, account, app)
+    assert (await refused(account, f"/account/deploys/{first}/promote"))[:2] == (400, "REQUEST_MALFORMED")
+    shot = await preview(gw, app)
+    assert "queued" in (await refused(account, f"/account/deploys/{shot}/promote"))[2]
+    await ended(gw, shot, preview=True)
+    deploy = (await call(account, "POST", f"/account/deploys/{shot}/promote")).json()["deployId"]
+    record = await shown(account, deploy)
+    assert (record["kind"], record["trigger"], record["release"]) == ("live", "promote", shot)
+
+
+async def test_a_canceled_deploy_ends_without_an_event(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    deploy = (await publish(account, app)).json()["deployId"]
+    answer = await call(account, "POST", f"/account/deploys/{deploy}/cancel")
+    assert (answer.status_code, answer.json()["state"]) == (202, "canceled")
+    record = await shown(account, deploy)
+    assert (record["state"], record["error"]) == ("canceled", "canceled on request")
+    assert record["finishedAt"]
+    assert (await gw.platform("GET", "deploys?state=queued")).json() == []
+    assert (await phase(gw, deploy, "build")).status_code == 400  # the engine lets go
+    assert queued_events(gw) == []
+    status, code, message = await refused(account, f"/account/deploys/{deploy}/cancel")
+    assert (status, code) == (400, "REQUEST_MALFORMED")
+    assert "canceled" in message
+    checked = (await publish(account, app)).json()["deployId"]
+    await phase(gw, checked, "build")
+    assert "roll back" in (await refused(account, f"/account/deploys/{checked}/cancel"))[2]
+
+
+async def test_this_host_s_folder_says_nothing_of_releases_in_a_shared_storage(gw: Gateway, tmp_path: Path) -> None:
+    """Without such a storage, a release that is not in the folder is refused at once."""
+    account = await gw.account("max")
+    name = await an_app(account)
+    first = await live(gw, account, name)
+    await live(gw, account, name)
+    store = Store(gw.redis.url)
+    registry = Registry(store, Vault(""))
+    app = await registry.find(name)
+    assert app is not None
+    (tmp_path / "releases" / app.id).mkdir(parents=True)
+    alone = Settings(data_dir=str(tmp_path), deploy_engine="local")
+    shared = replace(alone, storage_url=f"file://{tmp_path}")
+    with pytest.raises(TarballGone):
+        await Steering(alone, Deploys(alone, registry)).roll_back(app, first)
+    assert await Steering(shared, Deploys(shared, registry)).roll_back(app, first)
+    await store.close()
+
+
+async def test_the_quota_counts_rollbacks(gw: Gateway) -> None:
+    account = await gw.account("max")
+    app = await an_app(account)
+    await live(gw, account, app)
+    await live(gw, account, app)
+    await call(account, "POST", f"/account/apps/{app}/rollback")
+    assert (await call(account, "GET", "/account")).json()["deploysToday"] == 3
+
+
+async def test_a_redeploy_builds_the_same_source_at_the_same_address(gw: Gateway) -> None:
+    account, stranger = await gw.account("max"), await gw.account("max")
+    app = await an_app(account)
+    first = await live(gw, account, app)
+    failed = (await publish(account, app)).json()["deployId"]
+    await phase(gw, failed, "build", ok=False)
+    for deploy, source in ((first, 0), (failed, 1)):
+        again = (await call(account, "POST", f"/account/deploys/{deploy}/redeploy")).json()["deployId"]
+        record = await shown(account, again)
+        assert (record["kind"], record["trigger"], record["state"]) == ("live", "redeploy", "queued")
+        stored = sorted(file.name.removesuffix(".tar.gz") for file in gw.data_folder.rglob("*.tar.gz"))
+        with gw.redis.client() as client:
+            [key] = client.keys(f"*:deploy:{again}")
+            assert client.hget(key, "source").decode() == stored[source]
+    await gw.platform("DELETE", f"apps/{app}/source")
+    assert (await refused(account, f"/account/deploys/{first}/redeploy"))[:2] == (410, "TARBALL_GONE")
+    assert (await refused(stranger, f"/account/deploys/{first}/redeploy"))[:2] == (404, "NOT_FOUND")

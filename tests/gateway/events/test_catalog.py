@@ -1,0 +1,141 @@
+"""The catalogue against the interface: names, fields and their kinds, written down here once more."""
+
+import json
+import re
+from datetime import datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.events import catalog
+from gateway.events.catalog import SAMPLES, encode
+from tests.docs.test_documents import table, text
+
+ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+NAME, HTTPS, TIER = r"(?s).+", r"https://\S+", "red|yellow"
+# A field's kind: the pattern of a string, int, or a tuple of choices; None in it allows null.
+FINDING = {
+    "cve": NAME,
+    "component": NAME,
+    "severity": NAME,
+    "fixedIn": (NAME, None),
+    "tier": TIER,
+    "deadlineAt": (ISO, None),
+}
+CATALOGUE = {
+    "deploy.succeeded": {
+        "deployId": NAME,
+        "url": HTTPS,
+        "durationMs": int,
+        "kind": "live|preview",
+        "plan": "free|starter|maker|max",
+    },
+    "deploy.failed": {"deployId": NAME, "kind": "live|preview", "phase": "build|health|canary", "reason": NAME},
+    "app.crashed": {"reason": "exit|oom", "exitCode": (int, None), "at": ISO},
+    "app.unhealthy": {"url": NAME, "failures": int, "reason": NAME},
+    "app.recovered": {"url": NAME, "downSince": ISO, "downMs": int},
+    "domain.expiring": {"domain": NAME, "expiresAt": ISO, "daysLeft": int},
+    "security.finding": {"tier": "red", "findings": FINDING},
+}
+TIME = "2026-07-02T10:00:00.000Z"
+
+
+def data(event: catalog.Event) -> dict[str, Any]:
+    return json.loads(encode(event, "app_1", "shop"))
+
+
+def test_the_catalogue_is_whole() -> None:
+    assert SAMPLES.keys() == CATALOGUE.keys()
+    assert {kind.type for kind in catalog.Event.__subclasses__()} == CATALOGUE.keys()
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_the_data_of_a_sample(name: str) -> None:
+    sample = data(SAMPLES[name])
+    assert sample.keys() == {"appId", "appName", "sample", *CATALOGUE[name]}
+    assert (sample["appId"], sample["appName"], sample["sample"]) == ("app_1", "shop", True)
+    for field, kind in CATALOGUE[name].items():
+        if field != "findings":
+            assert is_of(sample[field], kind), field
+    for finding in sample.get("findings", []):
+        assert finding.keys() == FINDING.keys()
+        assert all(is_of(finding[field], kind) for field, kind in FINDING.items())
+
+
+def test_a_sample_fits_its_account_and_its_time() -> None:
+    now = 1_790_000_000.0
+    samples = catalog.samples("maker", now)
+    assert data(samples["deploy.succeeded"])["plan"] == "maker"
+    expiring = data(samples["domain.expiring"])
+    assert expiring["daysLeft"] == int((when(expiring["expiresAt"]) - now) / 86_400)
+    recovered = data(samples["app.recovered"])
+    assert when(recovered["downSince"]) + recovered["downMs"] / 1000 == now
+    assert when(data(samples["security.finding"])["findings"][0]["deadlineAt"]) > now
+
+
+def when(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def is_of(value: Any, kind: Any) -> bool:
+    if isinstance(kind, tuple):
+        return any(is_of(value, choice) for choice in kind)
+    if isinstance(kind, str):
+        return isinstance(value, str) and re.fullmatch(kind, value) is not None
+    return value is None if kind is None else type(value) is kind
+
+
+def test_the_documents_list_the_same() -> None:
+    rows = table(text("docs/webhooks.md"), "event")
+    assert rows.keys() == CATALOGUE.keys()
+    for name, (cell,) in rows.items():
+        fields, _, parts = re.sub(r" \(.*?\)", "", cell).partition(": ")
+        assert set(re.findall(r"`(\w+)\??`", fields)) == CATALOGUE[name].keys()
+        assert set(re.findall(r"`(\w+)`", parts)) == (FINDING.keys() if parts else set())
+
+
+def test_what_happened_is_no_sample() -> None:
+    crash = data(catalog.AppCrashed(reason="oom", exitCode=None, at=TIME))
+    assert crash == {"appId": "app_1", "appName": "shop", "reason": "oom", "exitCode": None, "at": TIME}
+
+
+def test_a_plan_is_optional() -> None:
+    deploy = catalog.DeploySucceeded(deployId="d", url="https://shop.apps.example", durationMs=1, kind="live")
+    assert "plan" not in data(deploy)
+
+
+def test_findings() -> None:
+    finding = catalog.Finding(cve="CVE-1", component="x@1", severity="high", fixedIn=None, tier="red", deadlineAt=None)
+    sent = data(catalog.SecurityFinding(findings=[finding]))
+    assert sent["tier"] == "red"
+    assert sent["findings"][0]["fixedIn"] is None
+    assert sent["findings"][0]["deadlineAt"] is None
+    assert sent["findings"][0]["tier"] == "red"
+
+
+def test_names_outside_ascii() -> None:
+    sent = json.loads(encode(catalog.AppUnhealthy(url="https://x/", failures=3, reason="né \u2028"), "a", "b"))
+    assert sent["reason"] == "né \u2028"
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (catalog.AppCrashed, {"reason": "oom", "exitCode": 1, "at": TIME, "other": 1}),
+        (catalog.AppCrashed, {"reason": "oom", "at": TIME}),
+        (catalog.AppCrashed, {"reason": "bored", "exitCode": 1, "at": TIME}),
+        (catalog.AppCrashed, {"reason": "oom", "exitCode": "1", "at": TIME}),
+        (catalog.AppCrashed, {"reason": "oom", "exitCode": 1, "at": "2026-07-02 10:00"}),
+        (catalog.AppCrashed, {"reason": "oom", "exitCode": 1, "at": 1782979200000}),
+        (catalog.DeployFailed, {"deployId": "d", "kind": "live", "phase": "swap", "reason": "x"}),
+        (catalog.DeploySucceeded, {"deployId": "d", "url": "http://x", "durationMs": 1, "kind": "live"}),
+        (catalog.DeploySucceeded, {"deployId": "d", "url": "https://x", "durationMs": 1.5, "kind": "live"}),
+        (catalog.DomainExpiring, {"domain": None, "expiresAt": TIME, "daysLeft": 1}),
+        (catalog.SecurityFinding, {"findings": [{"cve": "CVE-1"}]}),
+        (catalog.SecurityFinding, {"tier": "yellow", "findings": []}),
+    ],
+)
+def test_a_wrong_field_cannot_be_sent(kind: type[catalog.Event], fields: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, msgspec.ValidationError)):
+        encode(kind(**fields), "app_1", "shop")

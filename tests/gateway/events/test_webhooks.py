@@ -1,0 +1,334 @@
+"""An account's receiver, its test events and its log, over HTTP; deliveries by a real worker beside the gateway."""
+
+import base64
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.events.catalog import SAMPLES
+from gateway.redis.partitions import partition_tag
+from tests.fakes import FakeAppBackend
+from tests.fakes.receiver import FakeReceiver, verified
+from tests.fakes.server import answer
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
+from tests.support.webhook_holder import DELIVERIES, WEBHOOK, Holder
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+ROW = {"id", "attempt", "type", "app", "url", "at", "eventAt", "durationMs", "outcome", "sample", "redelivery"}
+
+
+def when(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+# The receiver
+
+
+async def test_the_secret_shows_once(holder: Holder) -> None:
+    shown = await holder.set()
+    assert shown.keys() == {"url", "createdAt", "secret"}
+    assert shown["url"] == holder.url
+    assert shown["secret"].startswith("whsec_")
+    assert len(base64.b64decode(shown["secret"].removeprefix("whsec_"), validate=True)) == 32
+    response = await holder.call("GET")
+    assert response.status_code == 200
+    assert response.json() == {"url": shown["url"], "createdAt": shown["createdAt"]}
+
+
+async def test_the_same_url_changes_nothing(holder: Holder) -> None:
+    first = await holder.set()
+    with holder.account.gateway.redis.client() as redis:
+        key = f"{partition_tag(holder.id)}:webhook:{holder.id}"
+        before = redis.get(key)
+        again = await holder.set()
+        assert again == {"url": first["url"], "createdAt": first["createdAt"]}
+        assert redis.get(key) == before
+
+
+async def test_another_url_has_another_secret(holder: Holder) -> None:
+    first = await holder.set()
+    second = await holder.set(holder.url + "/other")
+    back = await holder.set()
+    assert len({first["secret"], second["secret"], back["secret"]}) == 3
+
+
+async def test_cleared(holder: Holder) -> None:
+    refused(await holder.call("GET"), 404, "NOT_FOUND")
+    first = await holder.set()
+    response = await holder.call("DELETE")
+    assert (response.status_code, response.content) == (204, b"")
+    refused(await holder.call("GET"), 404, "NOT_FOUND")
+    assert (await holder.call("DELETE")).status_code == 204
+    assert (await holder.set())["secret"] != first["secret"]
+
+
+async def test_at_rest_the_secret_is_sealed(holder: Holder) -> None:
+    await holder.set()
+    with holder.account.gateway.redis.client() as redis:
+        record = json.loads(redis.get(f"{partition_tag(holder.id)}:webhook:{holder.id}"))
+        assert record["url"] == holder.url
+        reads = {b"string": redis.get, b"hash": redis.hgetall, b"stream": redis.xrange}
+        for key in redis.scan_iter(count=1000):
+            kind = redis.type(key)
+            assert "whsec_" not in repr(reads[kind](key) if kind in reads else ""), key
+
+
+async def test_accounts_have_each_their_own(holder: Holder, gw: Gateway, receiver: FakeReceiver) -> None:
+    other = Holder(await gw.account(), receiver)
+    await holder.set()
+    refused(await other.call("GET"), 404, "NOT_FOUND")
+    await other.set(holder.url)
+    assert holder.secret != other.secret
+    await other.call("DELETE")
+    assert (await holder.call("GET")).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+async def test_nobody_s(gw: Gateway, method: str) -> None:
+    body = {"url": "https://example.com/"}
+    for headers in ({}, {"Authorization": "Bearer csk_nobody"}):
+        refused(await gw.http.request(method, WEBHOOK, json=body, headers=headers), 401, "UNAUTHORIZED")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"url": None},
+        {"url": 1},
+        {"url": ""},
+        {"url": "nonsense"},
+        {"url": "ftp://example.com/"},
+        {"url": "https://"},
+    ],
+)
+async def test_malformed(holder: Holder, body: Any) -> None:
+    error = refused(await holder.call("PUT", body=body), 400, "REQUEST_MALFORMED")
+    assert "url" in error["message"]
+    refused(await holder.call("GET"), 404, "NOT_FOUND")
+
+
+async def test_unknown_fields_are_named(holder: Holder) -> None:
+    response = await holder.call("PUT", body={"url": holder.url, "secret": "mine"})
+    assert "secret" in refused(response, 400, "REQUEST_MALFORMED")["message"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/",
+        "https://127.0.0.1/",
+        "https://127.1/",
+        "https://2130706433/",
+        "https://0x7f.1/",
+        "https://[::1]/",
+        "https://[::ffff:10.0.0.1]/",
+        "https://[64:ff9b::a00:1]/",
+        "https://[2002:a00:1::]/",
+        "https://10.0.0.1:8443/",
+        "https://100.64.0.1/",
+        "https://169.254.169.254/latest/meta-data",
+        "https://localhost/",
+        "https://localhost./",
+        "https://metadata.google.internal/",
+        "https://user:pass@example.com/",
+        "https://example.com:0/",
+        "https://example.com:65536/",
+        "https://exa mple.com/",
+        "https://example.com/" + "x" * 2048,
+    ],
+)
+async def test_not_a_public_address(strict: Gateway, receiver: FakeReceiver, url: str) -> None:
+    holder = Holder(await strict.account(), receiver)
+    error = refused(await holder.call("PUT", body={"url": url}), 400, "REQUEST_MALFORMED")
+    assert error["message"].startswith("url: ")
+    refused(await holder.call("GET"), 404, "NOT_FOUND")
+
+
+async def test_a_refused_address_leaves_the_one_before(strict: Gateway, receiver: FakeReceiver) -> None:
+    holder = Holder(await strict.account(), receiver)
+    shown = await holder.set("https://93.184.215.14/hooks")
+    refused(await holder.call("PUT", body={"url": "https://10.0.0.1/"}), 400, "REQUEST_MALFORMED")
+    assert (await holder.call("GET")).json() == {"url": shown["url"], "createdAt": shown["createdAt"]}
+
+
+async def test_a_name_that_is_not_there_yet(strict: Gateway, receiver: FakeReceiver) -> None:
+    holder = Holder(await strict.account(), receiver)
+    began = time.monotonic()
+    assert (await holder.set("https://not-there-yet.invalid/hooks"))["secret"]
+    assert time.monotonic() - began < 4
+
+
+# Test events
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+async def test_a_sample(holder: Holder, worker: Worker, receiver: FakeReceiver, kind: str) -> None:
+    await holder.set()
+    event_id = await holder.test(kind)
+    (row,) = await holder.logged(1)
+    (exchange,) = receiver.got(holder.path)
+    envelope = verified(exchange, holder.secret)
+    assert (envelope["type"], envelope["id"]) == (kind, event_id)
+    assert envelope["data"]["sample"] is True
+    assert (row["id"], row["type"], row["outcome"], row["status"]) == (event_id, kind, "delivered", 204)
+
+
+async def test_a_sample_names_an_app_of_the_account(
+    gw: Gateway, backend: FakeAppBackend, worker: Worker, receiver: FakeReceiver
+) -> None:
+    app = await gw.app(backend)
+    holder = Holder(app.account, receiver)
+    await holder.set()
+    await holder.test()
+    assert (await holder.logged(1))[0]["app"] == app.name
+    assert verified(receiver.got(holder.path)[0], holder.secret)["data"]["appName"] == app.name
+
+
+@pytest.mark.parametrize(
+    "body", [{"type": "app.bored"}, {"type": ""}, {"type": None}, {}, {"type": "app.crashed", "x": 1}]
+)
+async def test_a_sample_of_nothing(holder: Holder, body: Any) -> None:
+    error = refused(await holder.call("POST", f"{WEBHOOK}/test", body), 400, "REQUEST_MALFORMED")
+    assert ("x" if "x" in body else "type") in error["message"]
+
+
+async def test_a_sample_without_a_receiver(holder: Holder, worker: Worker) -> None:
+    event_id = await holder.test()
+    (row,) = await holder.logged(1)
+    assert (row["id"], row["outcome"], row["error"]) == (event_id, "dropped", "no-receiver")
+    assert "status" not in row
+
+
+# The log
+
+
+async def test_newest_first(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    assert await holder.log() == []
+    await holder.set()
+    ids = []
+    for number in range(4):
+        receiver.plays(holder.path, answer(500 + number))
+        ids.append(await holder.test())
+        await holder.logged(number + 1)
+    rows = await holder.log()
+    assert [row["id"] for row in rows] == ids[::-1]
+    assert [row["status"] for row in rows] == [503, 502, 501, 500]
+    for row in rows:
+        assert row.keys() == ROW | {"status", "error"}
+        assert (row["url"], row["sample"], row["redelivery"]) == (holder.url, True, 0)
+        assert abs(when(row["eventAt"]) - when(row["at"])) < 10
+        assert (row["outcome"], row["error"]) == ("failed", "status")
+        assert 0 <= row["durationMs"] < 5000
+        assert row["at"][-1] == "Z"
+        assert len(row["at"]) == 24
+    assert [row["id"] for row in await holder.log("?limit=2")] == ids[:1:-1]
+    assert len(await holder.log("?limit=1000")) == 4
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "1001", "x", "", "1.5"])
+async def test_the_bounds_of_limit(holder: Holder, limit: str) -> None:
+    response = await holder.call("GET", f"{DELIVERIES}?limit={limit}")
+    assert "limit" in refused(response, 400, "REQUEST_MALFORMED")["message"]
+
+
+async def test_redelivered(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    await holder.set()
+    receiver.plays(holder.path, answer(500))
+    event_id = await holder.test()
+    await holder.logged(1)
+    receiver.plays(holder.path)
+    response = await holder.call("POST", f"{DELIVERIES}/{event_id}/redeliver")
+    assert (response.status_code, response.json()) == (202, {"id": event_id})
+    rows = await holder.logged(2)
+    assert [(row["id"], row["outcome"]) for row in rows] == [(event_id, "delivered"), (event_id, "failed")]
+    assert [(row["sample"], row["redelivery"]) for row in rows] == [(True, 1), (True, 0)]
+    assert rows[0]["eventAt"] == rows[1]["eventAt"] <= rows[1]["at"] < rows[0]["at"]
+    first, second = (verified(exchange, holder.secret) for exchange in receiver.got(holder.path))
+    assert second["timestamp"] > first["timestamp"]
+    assert {**second, "timestamp": 0} == {**first, "timestamp": 0}
+    signatures = {exchange.header("x-service-signature") for exchange in receiver.got(holder.path)}
+    assert len(signatures) == 2
+
+
+async def test_redelivered_to_the_receiver_of_now(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    """Also what was dropped for want of one; signed with the secret of now."""
+    event_id = await holder.test()
+    await holder.logged(1)
+    await holder.set()
+    assert (await holder.call("POST", f"{DELIVERIES}/{event_id}/redeliver")).status_code == 202
+    assert (await holder.logged(2))[0]["outcome"] == "delivered"
+    assert verified(receiver.got(holder.path)[0], holder.secret)["id"] == event_id
+
+
+async def test_what_is_another_s(holder: Holder, gw: Gateway, worker: Worker, receiver: FakeReceiver) -> None:
+    await holder.set()
+    event_id = await holder.test()
+    await holder.logged(1)
+    other = Holder(await gw.account(), receiver)
+    for path in (event_id, "evt_none", "%2e%2e"):
+        response = await other.call("POST", f"{DELIVERIES}/{path}/redeliver")
+        assert response.status_code == 404, path
+    refused(await other.call("POST", f"{DELIVERIES}/{event_id}/redeliver"), 404, "NOT_FOUND")
+    assert await other.log() == []
+    assert len(receiver.got(holder.path)) == 1
+
+
+# From the crash to the receiver
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def crashing(gw: Gateway, backend: FakeAppBackend) -> App:
+    return await gw.app(backend)
+
+
+@pytest.mark.parametrize(
+    "crash", [{"reason": "oom", "exitCode": 137}, {"reason": "exit", "exitCode": 0}, {"reason": "exit"}]
+)
+async def test_a_crash_arrives(
+    gw: Gateway, crashing: App, worker: Worker, receiver: FakeReceiver, crash: dict[str, Any]
+) -> None:
+    holder = Holder(crashing.account, receiver)
+    await holder.set()
+    app_id = (await holder.call("GET", "/account/apps")).json()[0]["id"]
+    response = await gw.platform("POST", f"apps/{crashing.name}/crashes", crash)
+    assert response.status_code == 202
+    (row,) = await holder.logged(1)
+    envelope = verified(receiver.got(holder.path)[0], holder.secret)
+    assert envelope["type"] == "app.crashed"
+    assert envelope["id"] == row["id"] == response.json()["id"]
+    assert abs(envelope["timestamp"] / 1000 - time.time()) < 10
+    data = envelope["data"]
+    at = data.pop("at")
+    assert data == {"appId": app_id, "appName": crashing.name, "exitCode": None, **crash}
+    assert abs(time.time() - datetime.fromisoformat(at).timestamp()) < 10
+    assert (row["app"], row["outcome"]) == (crashing.name, "delivered")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "reason"),
+        ({"reason": "bored"}, "reason"),
+        ({"reason": "oom", "exitCode": "one"}, "exitCode"),
+        ({"reason": "oom", "exitCode": 1.5}, "exitCode"),
+        ({"reason": "oom", "why": ""}, "why"),
+    ],
+)
+async def test_a_crash_that_is_none(gw: Gateway, crashing: App, body: Any, field: str) -> None:
+    response = await gw.platform("POST", f"apps/{crashing.name}/crashes", body)
+    assert field in refused(response, 400, "REQUEST_MALFORMED")["message"]
+
+
+async def test_crashes_are_the_operators_to_tell(gw: Gateway, crashing: App) -> None:
+    headers = {"Authorization": f"Bearer {crashing.account.key}"}
+    path = f"/platform/apps/{crashing.name}/crashes"
+    refused(await gw.http.post(path, json={"reason": "oom"}, headers=headers), 401, "UNAUTHORIZED")
+    refused(await gw.platform("POST", "apps/nobody/crashes", {"reason": "oom"}), 404, "NOT_FOUND")

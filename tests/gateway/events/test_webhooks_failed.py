@@ -1,0 +1,202 @@
+"""All events whose newest delivery failed are sent again, since a time, once a minute."""
+
+import asyncio
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable
+from gateway.events import scripts
+from gateway.events.keys import bodies_key, deliveries_key, redelivered_key
+from gateway.events.webhooks import Webhooks
+from gateway.ids import new_id, now_iso, time_of
+from gateway.redis.partitions import partition_tag, stream_key
+from tests.fakes.receiver import FakeReceiver
+from tests.fakes.server import answer
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
+from tests.support.stores import opened
+from tests.support.webhook_holder import DELIVERIES, Holder
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+REDELIVER = f"{DELIVERIES}/redeliver"
+LONG_AGO = "2020-01-01"
+
+
+def forget(holder: Holder) -> None:
+    """The minute is over."""
+    with holder.account.gateway.redis.client() as client:
+        client.delete(redelivered_key(holder.id))
+
+
+async def redeliver(holder: Holder, since: str = LONG_AGO) -> int:
+    forget(holder)
+    response = await holder.call("POST", REDELIVER, {"since": since, "outcome": "failed"})
+    assert response.status_code == 202, response.text
+    assert response.json().keys() == {"count"}
+    count: int = response.json()["count"]
+    return count
+
+
+def fill(holder: Holder, events: list[tuple[str, str]]) -> None:
+    """Deliveries in the log, oldest first: event and outcome. The data of each event is stored."""
+    log = deliveries_key(holder.id)
+    with holder.account.gateway.redis.client() as client:
+        now = int(client.time()[0]) * 1000
+        for number, (event, outcome) in enumerate(events):
+            fields = {"id": event, "type": "app.crashed", "app": "shop", "at": now, "durationMs": 1}
+            client.xadd(log, {**fields, "outcome": outcome, "status": "", "error": ""}, id=f"{now}-{number + 1}")
+        for event, entries in Counter(event for event, _ in events).items():
+            client.hset(bodies_key(holder.id), event, "{}")
+            if entries > 1:
+                client.hset(bodies_key(holder.id), f"{event}:more", entries - 1)
+        client.expire(log, 600)
+        client.expire(bodies_key(holder.id), 600)
+
+
+def queued(holder: Holder) -> list[str]:
+    """The account's events that wait, the oldest first."""
+    with holder.account.gateway.redis.client() as client:
+        entries = client.xrange(stream_key(partition_tag(holder.id), "events"))
+    return [fields[b"id"].decode() for _, fields in entries if fields[b"account"].decode() == holder.id]
+
+
+async def test_the_newest_delivery_of_an_event_decides(holder: Holder) -> None:
+    fill(
+        holder,
+        [
+            ("evt_mended", "failed"),
+            ("evt_broken", "delivered"),
+            ("evt_dropped", "dropped"),
+            ("evt_failed", "failed"),
+            ("evt_failed", "failed"),
+            ("evt_mended", "delivered"),
+            ("evt_broken", "failed"),
+        ],
+    )
+    assert await redeliver(holder) == 2
+    assert sorted(queued(holder)) == ["evt_broken", "evt_failed"]
+    assert await redeliver(holder) == 0, "both wait already"
+
+
+async def test_since_is_about_the_time_of_the_event(holder: Holder) -> None:
+    """Not of its delivery, which may be a redelivery of today."""
+    young = new_id("evt")
+    old = f"evt_{time_of(young) - 3_600_000:011x}{'0' * 10}"
+    fill(holder, [(young, "failed"), (old, "failed")])
+    happened = time_of(young) / 1000
+    assert await redeliver(holder, now_iso(happened + 0.001)) == 0
+    assert await redeliver(holder, now_iso(happened)) == 1
+    assert queued(holder) == [young]
+    east = datetime.fromtimestamp(happened, UTC) + timedelta(hours=2)
+    assert await redeliver(holder, east.strftime("%Y-%m-%dT%H:%M:%S+02:00")) == 0, "it waits already"
+    assert await redeliver(holder) == 1, "the oldest one too"
+
+
+async def test_a_thousand_at_most_and_the_oldest_first(holder: Holder) -> None:
+    events = [f"evt_{n:04}" for n in range(1_000)]
+    fill(holder, [(event, "failed") for event in events])
+    assert await redeliver(holder) == 1_000
+    assert queued(holder) == events
+
+
+async def test_once_a_minute(holder: Holder, gw: Gateway, twin: Gateway, receiver: FakeReceiver) -> None:
+    fill(holder, [("evt_1", "failed")])
+    body = {"since": LONG_AGO, "outcome": "failed"}
+    headers = {"Authorization": f"Bearer {holder.account.key}"}
+    calls = (process.http.post(REDELIVER, json=body, headers=headers) for process in (gw, twin) * 3)
+    answers = await asyncio.gather(*calls)
+    assert Counter(answer.status_code for answer in answers) == {202: 1, 429: 5}
+    for answer_ in answers:
+        if answer_.status_code == 429:
+            assert "once per minute" in refused(answer_, 429, "RATE_LIMITED")["message"]
+            assert 55 <= int(answer_.headers["Retry-After"]) <= 60
+    assert queued(holder) == ["evt_1"]
+    other = Holder(await gw.account(), receiver)
+    assert await redeliver(other) == 0, "the others have a minute of their own"
+
+
+async def test_what_broke_half_way_goes_on(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was queued before is not queued again."""
+    events = [f"evt_{n:03}" for n in range(120)]
+    fill(holder, [(event, "failed") for event in events])
+    batches: list[int] = []
+
+    async def break_after_two(*args: Any) -> int:
+        if len(batches) == 2:
+            raise BackboneUnavailable
+        batches.append(await redeliver_batch(*args))
+        return batches[-1]
+
+    redeliver_batch = scripts.redeliver
+    monkeypatch.setattr(scripts, "redeliver", break_after_two)
+    async with opened(holder.account.gateway.redis.url) as store:
+        webhooks = Webhooks(store, Vault(""), allow_private=True)
+        with pytest.raises(BackboneUnavailable) as broke:
+            await webhooks.redeliver_failed(holder.id, 0)
+    assert "ask again for the rest" in broke.value.message
+    assert broke.value.retry_after == 60
+    assert batches == [50, 50]
+    assert queued(holder) == events[:100]
+    assert await redeliver(holder) == 20
+    assert queued(holder) == events
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "since"),
+        ({"outcome": "failed"}, "since"),
+        ({"since": LONG_AGO}, "outcome"),
+        ({"since": LONG_AGO, "outcome": "delivered"}, "outcome"),
+        ({"since": "yesterday", "outcome": "failed"}, "since"),
+        ({"since": "", "outcome": "failed"}, "since"),
+        ({"since": 1782979200, "outcome": "failed"}, "since"),
+        ({"since": "2026-13-01T00:00:00Z", "outcome": "failed"}, "since"),
+        ({"since": "9999-12-31T23:59:59-23:59\r\nX-Evil: 1", "outcome": "failed"}, "since"),
+        ({"since": "1" * 5_000, "outcome": "failed"}, "since"),
+        ({"since": LONG_AGO, "outcome": "failed", "limit": 5}, "limit"),
+    ],
+)
+async def test_malformed(holder: Holder, body: dict[str, Any], field: str) -> None:
+    message = refused(await holder.call("POST", REDELIVER, body), 400, "REQUEST_MALFORMED")["message"]
+    assert field in message
+    assert "Evil" not in message
+    with holder.account.gateway.redis.client() as client:
+        assert not client.exists(redelivered_key(holder.id)), "it takes no turn"
+
+
+@pytest.mark.parametrize("since", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-W30-1"])
+async def test_times_at_the_ends_of_time(holder: Holder, since: str) -> None:
+    assert await redeliver(holder, since) == 0
+
+
+async def test_nobody_s(gw: Gateway, holder: Holder, receiver: FakeReceiver) -> None:
+    fill(holder, [("evt_mine", "failed")])
+    body = {"since": LONG_AGO, "outcome": "failed"}
+    refused(await gw.http.post(REDELIVER, json=body), 401, "UNAUTHORIZED")
+    other = Holder(await gw.account(), receiver)
+    assert await redeliver(other) == 0
+    assert queued(holder) == []
+
+
+# From here on a worker runs, which sends what is queued
+
+
+async def test_after_an_outage_of_the_receiver(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+    await holder.set()
+    receiver.plays(holder.path, answer(500))
+    failed = [await holder.test() for _ in range(3)]
+    await holder.logged(3)
+    receiver.plays(holder.path)
+    delivered = await holder.test()
+    await holder.logged(4)
+    assert await redeliver(holder) == 3
+    rows = await holder.logged(7)
+    assert {(row["id"], row["outcome"], row["redelivery"]) for row in rows[:3]} == {(e, "delivered", 1) for e in failed}
+    assert receiver.ids(holder.path) == {**dict.fromkeys(failed, 2), delivered: 1}
+    assert await redeliver(holder) == 0, "the newest delivery of each arrived"

@@ -1,0 +1,136 @@
+"""Test events and redeliveries: how many of one account pass in a minute, however they come."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.events.keys import bodies_key, deliveries_key, events_window_key
+from gateway.events.webhooks import REQUESTS_PER_MINUTE
+from gateway.redis.partitions import partition_tag, stream_key
+from tests.support.accounts import Account
+from tests.support.gateway_process import Gateway
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+class Holder:
+    def __init__(self, account: Account) -> None:
+        self.account, self.id = account, account.id
+
+    async def post(self, path: str, body: Any = None, at: Gateway | None = None) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {self.account.key}"}
+        return await (at or self.account.gateway).http.post(f"/account/{path}", json=body, headers=headers)
+
+    async def test(self, at: Gateway | None = None) -> httpx.Response:
+        return await self.post("webhook/test", {"type": "app.crashed"}, at)
+
+    async def redeliver(self, event: str = "evt_logged", at: Gateway | None = None) -> httpx.Response:
+        return await self.post(f"deliveries/{event}/redeliver", at=at)
+
+    def log(self, *events: str) -> None:
+        """Writes deliveries into the log, as a worker does."""
+        with self.account.gateway.redis.client() as client:
+            for event in events:
+                fields = {
+                    "id": event,
+                    "type": "app.crashed",
+                    "app": "shop",
+                    "data": '{"n":1}',
+                    "at": 1,
+                    "durationMs": 1,
+                }
+                client.xadd(deliveries_key(self.id), {**fields, "outcome": "failed", "status": 500, "error": ""})
+            client.expire(deliveries_key(self.id), 3600)
+
+    def queued(self) -> list[dict[str, str]]:
+        """The account's events that wait to be sent."""
+        with self.account.gateway.redis.client() as client:
+            entries = client.xrange(stream_key(partition_tag(self.id), "events"))
+        found = [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in entries]
+        return [fields for fields in found if fields["account"] == self.id]
+
+    def data(self, event: str) -> str:
+        """What is stored of it."""
+        with self.account.gateway.redis.client() as client:
+            return client.hget(bodies_key(self.id), event).decode()
+
+    def pass_time(self, seconds: float) -> None:
+        """Moves what the window remembers into the past."""
+        with self.account.gateway.redis.client() as client:
+            key = events_window_key(self.id)
+            for n, moment in enumerate(client.lrange(key, 0, -1)):
+                client.lset(key, n, f"{int(moment) - seconds * 1e6:.0f}")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def holder(gw: Gateway) -> Holder:
+    return Holder(await gw.account())
+
+
+async def test_many_at_once_pass_thirty_times_in_all(holder: Holder, gw: Gateway, twin: Gateway) -> None:
+    """An account could queue as many samples as it could ask for, and read its whole log for each redelivery."""
+    holder.log("evt_logged")
+    calls = [call(at=process) for _ in range(25) for call in (holder.test, holder.redeliver) for process in (gw, twin)]
+    answers = await asyncio.gather(*calls)
+    assert Counter(answer.status_code for answer in answers) == {202: 30, 429: 70}
+    assert len(holder.queued()) == REQUESTS_PER_MINUTE == 30
+    for answer in answers:
+        if answer.status_code == 429:
+            refused(answer, 429, "RATE_LIMITED")
+            assert 55 <= int(answer.headers["Retry-After"]) <= 60
+    with gw.redis.client() as client:
+        assert client.llen(events_window_key(holder.id)) == 30, "a refused request does not count"
+        assert 0 < client.ttl(events_window_key(holder.id)) <= 60
+
+
+async def test_the_wait_is_true(holder: Holder) -> None:
+    for _ in range(REQUESTS_PER_MINUTE):
+        assert (await holder.test()).status_code == 202
+    wait = int((await holder.test()).headers["Retry-After"])
+    holder.pass_time(wait - 2)
+    again = await holder.test()
+    refused(again, 429, "RATE_LIMITED")
+    assert 1 <= int(again.headers["Retry-After"]) <= 2
+    holder.pass_time(int(again.headers["Retry-After"]))
+    assert (await holder.test()).status_code == 202
+
+
+async def test_one_accounts_requests_leave_the_others_theirs(holder: Holder, gw: Gateway) -> None:
+    await asyncio.gather(*(holder.test() for _ in range(REQUESTS_PER_MINUTE)))
+    refused(await holder.redeliver(), 429, "RATE_LIMITED")
+    assert (await Holder(await gw.account()).test()).status_code == 202
+
+
+async def test_a_redelivery_of_nothing_counts(holder: Holder) -> None:
+    """It searches the log, which is the work that the rate bounds."""
+    for _ in range(REQUESTS_PER_MINUTE):
+        refused(await holder.redeliver("evt_none"), 404, "NOT_FOUND")
+    refused(await holder.redeliver("evt_none"), 429, "RATE_LIMITED")
+    refused(await holder.test(), 429, "RATE_LIMITED")
+    assert holder.queued() == []
+
+
+async def test_a_sample_of_nothing_does_not_count(holder: Holder) -> None:
+    for _ in range(REQUESTS_PER_MINUTE + 1):
+        refused(await holder.post("webhook/test", {"type": "app.bored"}), 400, "REQUEST_MALFORMED")
+    assert (await holder.test()).status_code == 202
+
+
+async def test_a_redelivery_repeats_the_event(holder: Holder) -> None:
+    holder.log("evt_other", "evt_logged", *(f"evt_{n}" for n in range(120)))
+    assert (await holder.redeliver()).status_code == 202
+    [event] = holder.queued()
+    event.pop("at")
+    assert event == {
+        "id": "evt_logged",
+        "account": holder.id,
+        "app": "shop",
+        "type": "app.crashed",
+        "redelivery": "1",
+    }
+    assert holder.data("evt_logged") == '{"n":1}'

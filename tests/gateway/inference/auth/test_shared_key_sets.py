@@ -1,0 +1,233 @@
+"""Processes share what an app's backend said of its keys, and use nothing that is older than their own could be."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.accounts.records import JwksAuth
+from gateway.accounts.vault import Vault
+from gateway.errors import AppBackendUnreachable, TokenInvalid
+from gateway.inference.auth import key_sets, shared_key_sets
+from gateway.inference.auth.key_sets import KeySet
+from gateway.inference.auth.users import Users
+from gateway.inference.keys import key_set_keys
+from gateway.outbound import client as outbound
+from gateway.redis.client import Store
+from gateway.settings import Settings
+from tests.fakes.backend import jwk, private_key
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
+from tests.support.polling import wait_until
+
+HOST = "victim.apps.example"
+APP = an_app(auth=JwksAuth())
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[Store]:
+    store = Store(redis_url)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    hosts = Hosts()
+    hosts.keys[HOST] = private_key("ES256")
+    return hosts
+
+
+def process(hosts: Hosts, store: Store | None) -> Users:
+    return Users(Settings(apps_domain="apps.example"), Vault(""), hosts, store)
+
+
+def key_set(users: Users) -> KeySet:
+    return users._key_sets["victim"][1]
+
+
+async def shared(users: Users) -> None:
+    """Waits until the process has shared what it fetched."""
+    task = key_set(users)._sharing
+    assert task is not None
+    await task
+
+
+def age(users: Users, seconds: float) -> None:
+    """Makes the process's keys older."""
+    key_set(users)._fetched_at -= seconds
+    key_set(users)._tried_at -= seconds
+
+
+async def test_one_process_fetches_for_all(hosts: Hosts, store: Store) -> None:
+    users = [process(hosts, store) for _ in range(5)]
+    key = hosts.keys[HOST]
+    verified = await asyncio.gather(*(each.verify(APP, token(key, f"u{n}", HOST)) for n, each in enumerate(users)))
+    assert verified == [f"u{n}" for n in range(5)]
+    assert hosts.fetched == [HOST]
+    await shared(users[0])
+    assert await process(hosts, store).verify(APP, token(key, "late", HOST)) == "late"
+    assert hosts.fetched == [HOST]
+
+
+async def test_keys_that_are_fresh_ask_nobody(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = process(hosts, store)
+    await users.verify(APP, token(hosts.keys[HOST], "first", HOST))
+    await shared(users)
+    monkeypatch.setattr(store, "run_script", None)
+    for n in range(20):
+        assert await users.verify(APP, token(hosts.keys[HOST], f"u{n}", HOST)) == f"u{n}"
+
+
+async def test_a_copy_is_as_old_as_its_fetch(hosts: Hosts, store: Store) -> None:
+    one, two = process(hosts, store), process(hosts, store)
+    await one.verify(APP, token(hosts.keys[HOST], "ana", HOST))
+    await shared(one)
+    await asyncio.sleep(0.3)
+    await two.verify(APP, token(hosts.keys[HOST], "ben", HOST))
+    assert hosts.fetched == [HOST]
+    assert key_set(two).fresh_until <= key_set(one).fresh_until
+
+
+async def test_what_is_stale_is_not_used(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A withdrawn key counts nowhere for longer than if each process had fetched by itself."""
+    monkeypatch.setattr(key_sets, "REFRESH_AFTER", 0.5)
+    monkeypatch.setattr(key_sets, "KEYS_LIFE", 0.5)
+    one, two = process(hosts, store), process(hosts, store)
+    old = hosts.keys[HOST]
+    await one.verify(APP, token(old, "ana", HOST))
+    await shared(one)
+    hosts.keys[HOST] = private_key("ES256")
+    await asyncio.sleep(0.55)
+    with pytest.raises(TokenInvalid):
+        await two.verify(APP, token(old, "ben", HOST))
+    assert len(hosts.fetched) == 2
+
+
+async def test_a_rotated_key_is_seen_at_once(hosts: Hosts, store: Store) -> None:
+    """Also by a process that knows only a copy from before the rotation."""
+    one, two, three = (process(hosts, store) for _ in range(3))
+    hosts.kid = "before"
+    await one.verify(APP, token(hosts.keys[HOST], "ana", "before"))
+    await shared(one)
+    await two.verify(APP, token(hosts.keys[HOST], "ben", "before"))
+    copy = key_set_keys(APP.account, APP.id)[0]
+    old = int(await store.client.hget(copy, "at")) - 60_000
+    await store.client.hset(copy, "at", old)  # a minute ago
+    for users in (one, two):
+        age(users, 60)
+    hosts.keys[HOST], hosts.kid = private_key("ES256"), "after"
+    for users in (three, two, one):
+        assert await users.verify(APP, token(hosts.keys[HOST], "cid", "after")) == "cid"
+        await shared(three)
+    assert len(hosts.fetched) == 2
+
+
+async def test_unknown_keys_are_asked_for_once_in_ten_seconds_by_all(hosts: Hosts, store: Store) -> None:
+    users = [process(hosts, store) for _ in range(3)]
+    for each in users:
+        await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
+        await shared(users[0])
+        age(each, 60)
+    for n in range(30):
+        with pytest.raises(TokenInvalid):
+            await users[n % 3].verify(APP, token(private_key("ES256"), "m", f"unknown-{n}"))
+        if n == 0:
+            await shared(users[0])
+    assert len(hosts.fetched) <= 2
+
+
+async def test_another_address_has_other_keys(hosts: Hosts, store: Store) -> None:
+    one = process(hosts, store)
+    await one.verify(APP, token(hosts.keys[HOST], "ana", HOST))
+    await shared(one)
+    moved = an_app(auth=JwksAuth(url="https://else.example/keys"))
+    hosts.keys["else.example"] = private_key("ES256")
+    assert await process(hosts, store).verify(moved, token(hosts.keys["else.example"], "b", "else.example")) == "b"
+    for other in (moved, an_app(auth=JwksAuth(), account="acc_2"), an_app(auth=JwksAuth(issuer="x"))):
+        with pytest.raises(TokenInvalid):
+            await process(hosts, store).verify(other, token(private_key("ES256"), "m", HOST))
+    assert len(hosts.fetched) >= 4
+
+
+async def test_redis_is_told_nothing_private(store: Store) -> None:
+    private = {"d": "c2VjcmV0", "p": "c2VjcmV0", "k": "c2VjcmV0", "x5c": ["c2VjcmV0"], "comment": "c2VjcmV0"}
+    signing = {alg: private_key(alg) for alg in ("ES256", "RS256", "EdDSA")}
+    document = [jwk(alg, key, alg) | private for alg, key in signing.items()]
+    document.append({"kty": "oct", "k": "c2VjcmV0", "kid": "symmetric"})
+
+    class Careless(Hosts):
+        async def fetch(self, method: str, url: str, **options: Any) -> outbound.Answer:
+            return outbound.Answer(200, {}, json.dumps({"keys": document, "note": "c2VjcmV0"}).encode())
+
+    one, two = process(Careless(), store), process(Hosts(), store)
+    for users in (one, two):
+        for n in range(2):
+            assert await users.verify(APP, token(signing["ES256"], f"u{n}", "ES256")) == f"u{n}"
+        await shared(one)
+    held = await store.client.hgetall(key_set_keys(APP.account, APP.id)[0])
+    assert "c2VjcmV0" not in str(held)
+    assert "symmetric" not in str(held)
+    assert [(key.kid, key.algorithms) for key in key_set(one)._keys] == [
+        (key.kid, key.algorithms) for key in key_set(two)._keys
+    ]
+
+
+async def test_large_documents_are_not_shared(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_key_sets, "BYTES", 50)
+    for n in range(2):
+        users = process(hosts, store)
+        await users.verify(APP, token(hosts.keys[HOST], f"u{n}", HOST))
+        await shared(users)
+    assert hosts.fetched == [HOST, HOST]
+
+
+async def test_a_process_that_died_while_it_fetched_delays_the_others_for_a_moment(
+    hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_key_sets, "WAIT", 0.3)
+    await store.client.set(key_set_keys(APP.account, APP.id)[1], "x")
+    users = process(hosts, store)
+    assert await users.verify(APP, token(hosts.keys[HOST], "ana", HOST)) == "ana"
+    identity = key_set(users)._shared._identity  # type: ignore[union-attr]
+    await store.client.set(key_set_keys(APP.account, APP.id)[1], identity, px=6_000)
+    await store.client.delete(key_set_keys(APP.account, APP.id)[0])
+    began = time.monotonic()
+    assert await process(hosts, store).verify(APP, token(hosts.keys[HOST], "ben", HOST)) == "ben"
+    assert 0.3 <= time.monotonic() - began < 2
+
+
+async def test_a_backend_that_fails_is_tried_by_the_next(hosts: Hosts, store: Store) -> None:
+    one, two = process(hosts, store), process(hosts, store)
+    key = hosts.keys.pop(HOST)
+    with pytest.raises(AppBackendUnreachable):
+        await one.verify(APP, token(key, "ana", HOST))
+    await shared(one)
+    hosts.keys[HOST] = key
+    began = time.monotonic()
+    assert await two.verify(APP, token(key, "ben", HOST)) == "ben"
+    assert time.monotonic() - began < 1
+
+
+async def test_without_redis_each_process_fetches(hosts: Hosts) -> None:
+    away = Store("redis://127.0.0.1:1/0")
+    for n in range(2):
+        assert await process(hosts, away).verify(APP, token(hosts.keys[HOST], f"u{n}", HOST)) == f"u{n}"
+    assert hosts.fetched == [HOST, HOST]
+    await away.close()
+
+
+async def test_keys_are_refreshed_once_for_all(hosts: Hosts, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    users = [process(hosts, store) for _ in range(4)]
+    for each in users:
+        await each.verify(APP, token(hosts.keys[HOST], "ana", HOST))
+        await shared(users[0])
+    await store.client.delete(key_set_keys(APP.account, APP.id)[0])  # it has expired
+    for each in users:
+        age(each, 301)
+    for each in users:
+        await each.verify(APP, token(hosts.keys[HOST], "ben", HOST))
+    await wait_until(lambda: all(key_set(each).fresh_until > time.monotonic() for each in users))
+    assert hosts.fetched == [HOST, HOST]

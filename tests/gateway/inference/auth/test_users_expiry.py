@@ -1,0 +1,159 @@
+"""How long the gateway relies on what it knows: verified tokens, an app's keys, a backend's failure."""
+
+import asyncio
+import time
+from unittest.mock import Mock
+
+import pytest
+
+from gateway.errors import TokenInvalid
+from gateway.inference.auth import jwt, key_sets
+from gateway.inference.auth.users import TOKEN_LIFE, Users
+from tests.fakes import FakeAppBackend
+from tests.fakes.backend import private_key
+from tests.fakes.server import answer
+from tests.gateway.inference.conftest import BRISK
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def status(app: App, token: str | None = None) -> int:
+    return (await app.ask("x", token=token)).status_code
+
+
+async def test_rotated_keys_are_found(brisk: Gateway) -> None:
+    """Within the interval between two fetches, which is 10 seconds in production."""
+    assert key_sets.FETCH_INTERVAL == 10
+    async with FakeAppBackend() as backend:
+        app = await brisk.app(backend)
+        assert await status(app) == 200
+        old = app.token("old")
+        backend.rotate("ES256")
+
+        async def new_passes() -> bool:
+            return await status(app, app.token("new")) == 200
+
+        await wait_until(new_passes, 10, 0.2)
+        assert backend.fetches <= 3
+        refused(await app.ask("x", token=old), 401, "TOKEN_INVALID")  # its key is gone
+        fetches, began = backend.fetches, time.monotonic()
+        for _ in range(3):
+            stranger = FakeAppBackend("ES256").token()
+            refused(await app.ask("x", token=stranger), 401, "TOKEN_INVALID")
+        passed = time.monotonic() - began
+        assert backend.fetches <= fetches + 1 + passed // BRISK["gateway.inference.auth.key_sets.FETCH_INTERVAL"]
+
+
+async def test_a_backend_that_comes_back(gw: Gateway) -> None:
+    """The gateway soon forgets a failure, and still does not ask again for every request."""
+    async with FakeAppBackend() as backend:
+        app = await gw.app(backend)
+        backend.jwks = answer(500)
+        for _ in range(30):
+            refused(await app.ask("x"), 503, "APP_BACKEND_UNREACHABLE")
+        assert backend.fetches <= 30
+        backend.jwks = None
+
+        async def passes() -> bool:
+            return await status(app) == 200
+
+        await wait_until(passes, 12, 0.5)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The checks of a signature."""
+    checks = Mock(side_effect=jwt.verify_signature)
+    monkeypatch.setattr(jwt, "verify_signature", checks)
+    return checks
+
+
+async def test_a_signature_is_checked_once_while_its_keys_are_fresh(
+    users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was checked anew every minute, though nothing of the token, the key or the app had changed."""
+    assert key_sets.REFRESH_AFTER == 300
+    monkeypatch.setattr("gateway.inference.auth.users.TOKEN_LIFE", 0)
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    key = hosts.keys["victim.apps.example"] = private_key("ES256")
+    known = token(key, "ana")
+    for _ in range(3):
+        assert await users.verify(an_app(), known) == "ana"
+    assert (checks.call_count, len(hosts.fetched)) == (1, 1)
+    monkeypatch.setattr(key_sets, "REFRESH_AFTER", 0)
+    assert await users.verify(an_app(), known) == "ana"  # and has the keys fetched again
+    await asyncio.sleep(0.1)
+    monkeypatch.setattr(key_sets, "REFRESH_AFTER", 300)
+    for _ in range(3):
+        assert await users.verify(an_app(), known) == "ana"
+    assert (checks.call_count, len(hosts.fetched)) == (2, 2)
+
+
+async def test_a_stranger_s_token_has_no_other_verified_again(
+    users: Users, hosts: Hosts, checks: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token of an unknown key has the keys fetched; the tokens that they verified need not be verified again."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    hosts.keys["victim.apps.example"] = key = private_key("ES256")
+    known = token(key, "ana")
+    assert await users.verify(an_app(), known) == "ana"
+    with pytest.raises(TokenInvalid):
+        await users.verify(an_app(), token(private_key("ES256"), "mallory", "unknown"))
+    assert await users.verify(an_app(), known) == "ana"
+    assert (checks.call_count, len(hosts.fetched)) == (1, 2)
+
+
+async def test_a_verified_token_ends_with_its_key(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passed for a minute after the gateway had seen that its key was withdrawn."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    old, new = private_key("ES256"), private_key("ES256")
+    hosts.keys["victim.apps.example"], hosts.kid = old, "old"
+    known = token(old, "ana", "old")
+    assert await users.verify(an_app(), known) == "ana"
+    hosts.keys["victim.apps.example"], hosts.kid = new, "new"
+    assert await users.verify(an_app(), token(new, "ana", "new")) == "ana"
+    with pytest.raises(TokenInvalid):
+        await users.verify(an_app(), known)
+
+
+async def test_a_verified_token_keeps_no_key_set(users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Key sets are bounded; a token whose key set had to go is verified by the one that is fetched then."""
+    monkeypatch.setattr("gateway.inference.auth.users.ORIGINS", 1)
+    old, other, new = (private_key("ES256") for _ in range(3))
+    hosts.keys = {"victim.apps.example": old, "other.apps.example": other}
+    known = token(old, "ana")
+    assert await users.verify(an_app(), known) == "ana"
+    assert await users.verify(an_app(id="other", name="other"), token(other, "ben", "other.apps.example")) == "ben"
+    hosts.keys["victim.apps.example"] = new
+    with pytest.raises(TokenInvalid):
+        await users.verify(an_app(), known)
+
+
+async def test_a_signed_out_user_is_out_within_a_minute(brisk: Gateway) -> None:
+    """So is a token of a key that was withdrawn, once the keys were fetched.
+
+    The test's minute takes 2 seconds.
+    """
+    assert TOKEN_LIFE == 60
+    async with FakeAppBackend() as backend:
+        auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
+        signed_out, withdrawn = await brisk.app(backend, auth=auth), await brisk.app(backend)
+        tokens = {app: app.token() for app in (signed_out, withdrawn)}
+        assert [await status(app, token) for app, token in jwt.items()] == [200, 200]
+        backend.refresh = answer(401, {"message": "signed out"})
+        backend.rotate("ES256")
+
+        async def fetches_keys() -> bool:
+            return await status(withdrawn, withdrawn.token("new")) == 200
+
+        async def is_out(app: App) -> bool:
+            return await status(app, tokens[app]) == 401
+
+        await wait_until(lambda: is_out(signed_out), 6, 0.2)
+        await wait_until(fetches_keys, 6, 0.2)
+        await wait_until(lambda: is_out(withdrawn), 6, 0.2)

@@ -1,0 +1,80 @@
+"""Whose keys verify an app's tokens after it was renamed, moved, or created again."""
+
+import pytest
+from msgspec.structs import replace
+
+from gateway.accounts.records import JwksAuth
+from gateway.errors import AppBackendUnreachable, TokenInvalid
+from gateway.inference.auth import key_sets
+from gateway.inference.auth.users import Users
+from tests.fakes import FakeAppBackend
+from tests.fakes.backend import private_key
+from tests.fakes.server import answer
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_a_renamed_app_takes_its_keys_from_its_new_address(users: Users, hosts: Hosts) -> None:
+    """They were fetched from the old host: an hour later every user got 503 until a restart."""
+    first, second = private_key("ES256"), private_key("ES256")
+    hosts.keys["victim.apps.example"] = first
+    assert await users.verify(an_app(), token(first, "ana")) == "ana"
+    hosts.keys = {"final.apps.example": second}
+    renamed = an_app(name="final")
+    assert await users.verify(renamed, token(second, "ana", "final.apps.example")) == "ana"
+    with pytest.raises(TokenInvalid):
+        await users.verify(renamed, token(first, "ana"))
+    assert hosts.fetched == ["victim.apps.example", "final.apps.example"]
+
+
+async def test_whoever_takes_a_former_name_forges_nothing(
+    users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keys of `mid` verified the tokens of an app that had been renamed away from it."""
+    monkeypatch.setattr(key_sets, "FETCH_INTERVAL", 0)
+    mallory, own = private_key("ES256"), private_key("ES256")
+    hosts.kid = "own"
+    hosts.keys["mid.apps.example"] = own
+    await users.verify(an_app(name="mid"), token(own, "ana", "own"))
+    hosts.kid = "forged"
+    hosts.keys["mid.apps.example"] = mallory
+    for attempt in range(3):
+        with pytest.raises((TokenInvalid, AppBackendUnreachable)):
+            await users.verify(an_app(name="final"), token(mallory, f"forged-{attempt}", "forged"))
+
+
+@pytest.mark.parametrize("change", [{"account": "acc_2"}, {"createdAt": "2026-11-21T00:00:00.001Z"}])
+async def test_a_verified_token_ends_with_its_app(users: Users, hosts: Hosts, change: dict[str, str]) -> None:
+    """The old owner's tokens and keys passed at the app that another account created under the same name."""
+    key = private_key("ES256")
+    app = an_app(auth=JwksAuth(url="https://keys.example/jwks.json"))
+    hosts.keys["keys.example"] = key
+    known = token(key, "ana", "keys.example")
+    assert await users.verify(app, known) == "ana"
+    hosts.keys["keys.example"] = private_key("ES256")
+    for each in (known, token(key, "ben", "keys.example")):
+        with pytest.raises(TokenInvalid):
+            await users.verify(replace(app, **change), each)
+
+
+async def test_an_app_that_is_created_again_has_its_new_owners_keys(gw: Gateway) -> None:
+    async with FakeAppBackend() as backend:
+        old = await gw.app(backend)
+        known = old.token("known")
+        assert (await old.ask("x", token=known)).status_code == 200
+        assert (await gw.platform("DELETE", f"apps/{old.name}")).status_code == 204
+        account = await gw.account()
+        backend.jwks = answer(200, {"keys": []})
+        body = {"account": account.id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
+        assert (await gw.platform("PUT", f"apps/{old.name}", body)).status_code == 200
+
+        async def new_app_answers() -> bool:
+            return (await old.ask("x", token=known)).status_code != 404
+
+        await wait_until(new_app_answers)
+        for each in (known, old.token("another")):
+            refused(await old.ask("x", token=each), 401, "TOKEN_INVALID")

@@ -1,0 +1,207 @@
+"""What hostile key sets and floods of bad tokens may cost, and whom."""
+
+import asyncio
+import base64
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gateway.accounts.records import JwksAuth
+from gateway.errors import TokenInvalid
+from gateway.inference.auth import key_sets
+from gateway.inference.auth.key_sets import TRIED, Key, KeySet
+from gateway.inference.auth.users import Users
+from gateway.outbound.client import Client
+from tests.fakes import FakeAppBackend
+from tests.fakes.backend import jwk, private_key
+from tests.fakes.server import HANG, Script, answer
+from tests.gateway.inference.key_hosts import Hosts, an_app, token
+from tests.support.accounts import App
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def number(bits: int) -> str:
+    value = secrets.randbits(bits) | 1 << (bits - 1) | 1
+    return base64.urlsafe_b64encode(value.to_bytes((bits + 7) // 8, "big")).rstrip(b"=").decode()
+
+
+async def worst_health(gw: Gateway, seconds: float) -> float:
+    worst, until = 0.0, time.monotonic() + seconds
+    while time.monotonic() < until:
+        began = time.monotonic()
+        assert (await gw.http.get("/health")).status_code == 200
+        worst = max(worst, time.monotonic() - began)
+        await asyncio.sleep(0.01)
+    return worst
+
+
+async def test_a_private_key_stops_nobody(gw: Gateway) -> None:
+    """A document of 5.5 KB and one garbage token stopped the process for 10 s."""
+    async with FakeAppBackend() as backend:
+        private = {"kty": "RSA", "n": number(8192), "e": number(8192), "d": number(16384), "kid": "k"}
+        backend.jwks = answer(200, {"keys": [private, jwk("ES256", backend.keys["ES256"][1], "good")]})
+        app = await gw.app(backend)
+        health = asyncio.create_task(worst_health(gw, 3))
+        refused(await app.ask("x", token=app.token(headers={"kid": "k"})), 401, "TOKEN_INVALID")
+        assert (await app.ask("x", token=app.token(headers={"kid": "good"}))).status_code == 200
+        assert await health < 1
+
+
+async def test_tokens_without_kid_stop_nobody(gw: Gateway, app: App) -> None:
+    """100 keys made each token cost 110 ms or more, before any limit: twelve a second took a whole process."""
+    keys = [{k: v for k, v in jwk("ES384", private_key("ES384"), "k").items() if k != "kid"} for _ in range(100)]
+    async with FakeAppBackend("ES384") as hostile:
+        hostile.jwks = answer(200, {"keys": keys})
+        attacked = await gw.app(hostile)
+        tokens = [attacked.token(f"u{n}", "ES384", headers={"kid": None}) for n in range(200)]
+        assert (await app.ask("x")).status_code == 200
+        began = time.monotonic()
+        answers = asyncio.gather(*(attacked.ask("x", token=token) for token in tokens))
+        assert await worst_health(gw, 2) < 3  # all of them together would take 20
+        assert {response.status_code for response in await answers} <= {401, 429}
+        assert time.monotonic() - began < 15
+
+
+async def test_a_flood_is_refused_without_a_look(gw: Gateway) -> None:
+    """The users whose tokens were verified pass all the while, and the app recovers at once."""
+    async with FakeAppBackend("ES384") as backend:
+        app = await gw.app(backend)
+        known = app.token("known", "ES384")
+        assert (await app.ask("x", token=known)).status_code == 200
+        kid = {"kid": backend.keys["ES384"][0]}
+        stranger = FakeAppBackend("ES384")
+        for _ in range(40):
+            tokens = [stranger.token(f"u{n}", "ES384", headers=kid) for n in range(100)]
+            answers = await asyncio.gather(*(app.ask("x", token=token) for token in tokens))
+            if limited := [response for response in answers if response.status_code != 401]:
+                break
+        assert (await app.ask("x", token=known)).status_code == 200
+        for response in limited:
+            error = refused(response, 429, "APP_RATE_LIMITED")
+            assert "invalid" in error["message"]
+            assert int(response.headers["Retry-After"]) >= 1
+            assert response.headers["RateLimit-Remaining"] == "0"
+            assert response.headers["RateLimit-Reset"] == response.headers["Retry-After"]
+
+        async def newcomer_passes() -> bool:
+            return (await app.ask("x", token=app.token("new", "ES384"))).status_code == 200
+
+        await wait_until(newcomer_passes, int(limited[0].headers["Retry-After"]) + 1)
+
+
+async def test_one_token_causes_few_signature_checks() -> None:
+    """Each of a set's 100 keys was tried, for a token without `kid` or if all keys had the same."""
+    key_set = KeySet(Client(allow_private=True), "http://127.0.0.1:1/", "acc")
+    key_set._fetched_at = time.monotonic()
+    for kids in ([None] * 100, ["k"] * 100, [None] * 50 + ["k"] * 50):
+        key_set._keys = [Key(kid, ("ES256",), number) for number, kid in enumerate(kids)]
+        for kid in (None, "k"):
+            assert len(key_set.find(kid, "ES256") or []) == TRIED
+    found = key_set.find("k", "ES256")
+    assert found is not None
+    assert [key.key for key in found] == [50, 51, 52, 53], "those with the token's `kid` come first"
+
+
+@contextlib.asynccontextmanager
+async def asked_app(gw: Gateway, refresh: Script | None = None) -> AsyncIterator[App]:
+    """An app whose backend is asked about each token."""
+    async with FakeAppBackend() as backend:
+        backend.refresh = refresh
+        auth = {"kind": "backend", "url": backend.refresh_url, "method": "POST", "userField": "record.id"}
+        yield await gw.app(backend, auth=auth)
+
+
+async def ask_many(app: App, count: int) -> list[Any]:
+    return await asyncio.gather(*(app.ask("x", token=app.token(f"u{n}")) for n in range(count)))
+
+
+async def test_a_backend_that_hangs_gets_few_calls_and_then_a_rest(brisk: Gateway) -> None:
+    """Each garbage token was one call of 5 s, up to 32 at a time, for as long as tokens came."""
+    async with asked_app(brisk, [HANG]) as app:
+        asks = asyncio.create_task(ask_many(app, 100))
+        await wait_until(lambda: app.backend.refreshes == 8)
+        await asyncio.sleep(0.3)
+        assert app.backend.refreshes == 8
+        assert {response.status_code for response in await asyncio.wait_for(asks, 10)} == {503}
+        calls, began = app.backend.refreshes, time.monotonic()
+        response = await app.ask("x")
+        refused(response, 503, "APP_BACKEND_UNREACHABLE")
+        assert time.monotonic() - began < 1
+        assert app.backend.refreshes == calls
+        app.backend.refresh = None
+        await asyncio.sleep(int(response.headers["Retry-After"]))
+        assert (await app.ask("x")).status_code == 200
+
+
+async def test_one_token_that_fails_blocks_no_other(gw: Gateway) -> None:
+    """Otherwise anybody could keep an app's users out with a token that its backend cannot bear."""
+    async with asked_app(gw) as app:
+        for _ in range(4):
+            app.backend.refresh = [HANG]
+            bad = asyncio.create_task(app.ask("x"))
+            await wait_until(lambda: app.backend.exchanges and not app.backend.exchanges[-1].finished)
+            app.backend.refresh = None
+            assert (await app.ask("x", token=app.token("ben", jti=secrets.token_hex(4)))).status_code == 200
+            bad.cancel()
+
+
+async def test_many_users_at_once_wait_for_their_backend(gw: Gateway) -> None:
+    async with asked_app(gw) as app:
+        app.backend.gate.clear()
+        asks = asyncio.create_task(ask_many(app, 25))
+        await wait_until(lambda: app.backend.refreshes == 8)
+        app.backend.gate.set()
+        assert {response.status_code for response in await asks} == {200}
+
+
+async def test_requests_that_wait_for_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_sets, "WAITING", 5)
+    async with FakeAppBackend() as backend, Client(allow_private=True) as http:
+        backend.gate.clear()
+        key_set = KeySet(http, backend.jwks_url, "acc")
+        assert key_set.find(None, "ES256") is None
+        waiting = [asyncio.create_task(key_set.fetch(None, "ES256")) for _ in range(20)]
+        await wait_until(lambda: backend.fetches)
+        assert sum(task.done() for task in waiting) == 15
+        backend.gate.set()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert sum(isinstance(result, list) for result in results) == 5
+
+
+async def test_a_changed_address_replaces_the_key_set(users: Users, hosts: Hosts) -> None:
+    """A thousand changes, each with a garbage token, took 450 MiB."""
+    for n in range(50):
+        app = an_app(auth=JwksAuth(url=f"https://h{n}.example/"))
+        hosts.keys[f"h{n}.example"] = private_key("ES256")
+        with pytest.raises(TokenInvalid):
+            await users.verify(app, token(private_key("ES256"), "ana", f"h{n}.example"))
+    assert len(hosts.fetched) == 50
+    assert [key_set.size for _, key_set in users._key_sets.values()] == [1]
+
+
+async def test_the_keys_of_an_account_and_of_all_are_bounded(
+    users: Users, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An account that creates and deletes apps forgets its own keys first."""
+    monkeypatch.setattr("gateway.inference.auth.users.ACCOUNT_KEYS", 3)
+    monkeypatch.setattr("gateway.inference.auth.users.KEYS", 5)
+
+    async def visit(account: str, name: str) -> None:
+        key = hosts.keys.setdefault(f"{name}.apps.example", private_key("ES256"))
+        assert await users.verify(an_app(id=name, name=name, account=account), token(key, "a", f"{name}.apps.example"))
+
+    for n in range(2):
+        await visit("other", f"o{n}")
+    for n in range(9):
+        await visit("hog", f"h{n}")
+    assert list(users._key_sets) == ["o0", "o1", "h6", "h7", "h8"]
+    await visit("third", "t0")
+    assert list(users._key_sets) == ["o1", "h6", "h7", "h8", "t0"]

@@ -1,0 +1,252 @@
+"""The order of waiting requests, against properties and against a plain model."""
+
+import itertools
+import os
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gateway.inference.concurrency.fair_queue import FairQueue, QueueFull
+
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+weights = st.sampled_from([1, 1, 2, 3, 10, 0.5, 0.25])
+names = st.sampled_from(["ana", "ben", "cid", "dan"])
+Item = tuple[str, str, int]
+
+
+def fill(accounts: dict[str, float], each: int) -> FairQueue[Item]:
+    queue: FairQueue[Item] = FairQueue(account_limit=10_000, limit=1_000_000)
+    for account, weight in accounts.items():
+        for n in range(each):
+            queue.push((account, "app", n), account, "app", weight)
+    return queue
+
+
+@given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), weights, min_size=1, max_size=12), st.data())
+def test_backlogged_accounts_are_served_by_weight(accounts: dict[str, float], data: st.DataObject) -> None:
+    """VTC's bound: for any two, in any interval, served / weight differs by at most one turn of each."""
+    queue = fill(accounts, 200)
+    served: list[str] = []
+    # Served by weight, the heaviest account has its 200 requests for this long.
+    for _ in range(int(200 * sum(accounts.values()) / max(accounts.values())) - len(accounts)):
+        item = queue.pop()
+        assert item
+        served.append(item[0])
+    begin = data.draw(st.integers(0, len(served)))
+    counts = Counter(served[begin : data.draw(st.integers(begin, len(served)))])
+    for one, other in itertools.combinations(accounts, 2):
+        difference = abs(counts[one] / accounts[one] - counts[other] / accounts[other])
+        assert difference <= 1 / accounts[one] + 1 / accounts[other] + 1e-6
+
+
+@given(st.dictionaries(names, st.tuples(weights, st.integers(1, 40)), min_size=2))
+def test_unused_share_goes_to_the_others(accounts: dict[str, tuple[float, int]]) -> None:
+    """Max–min: an account that waits until the end has no less per weight than any other."""
+    queue: FairQueue[Item] = FairQueue()
+    for account, (weight, count) in accounts.items():
+        for n in range(count):
+            queue.push((account, "app", n), account, "app", weight)
+    counts: Counter[str] = Counter()
+    while (item := queue.pop()) is not None:
+        counts[item[0]] += 1
+        for account, (weight, count) in accounts.items():
+            if counts[account] < count:
+                least = (counts[account] + 1) / weight
+                assert all(counts[a] / w <= least + 1 / w + 1e-6 for a, (w, _) in accounts.items())
+    assert counts == {account: count for account, (_, count) in accounts.items()}
+
+
+@given(st.integers(1, 60), st.integers(1, 30))
+def test_a_crowd_delays_another_account_by_one_turn(crowd: int, before: int) -> None:
+    queue = fill({"crowd": 1.0}, 60 + before)
+    for _ in range(min(before, crowd)):
+        queue.pop()
+    queue.push(("new", "app", 0), "new", "app")
+    assert ("new", "app", 0) in (queue.pop(), queue.pop())
+
+
+def test_an_account_that_did_not_wait_has_no_credit() -> None:
+    queue = fill({"busy": 1.0}, 1000)
+    for _ in range(500):
+        queue.pop()
+    for n in range(100):
+        queue.push(("late", "app", n), "late", "app")
+    served = Counter(item[0] for item in (queue.pop() for _ in range(100)) if item)
+    assert abs(served["late"] - served["busy"]) <= 1
+
+
+def test_an_account_that_leaves_and_comes_back_gets_no_more_turns() -> None:
+    queue = fill({"steady": 1.0}, 1000)
+    served: Counter[str] = Counter()
+    for n in itertools.count():
+        if not queue.demand("flapping")[1]:
+            queue.push(("flapping", "app", n), "flapping", "app")
+        item = queue.pop()
+        assert item
+        served[item[0]] += 1
+        if sum(served.values()) == 200:
+            break
+    assert abs(served["flapping"] - served["steady"]) <= 1
+
+
+def test_new_accounts_without_end_starve_nobody() -> None:
+    queue: FairQueue[Item] = FairQueue()
+    queue.push(("zoe", "app", 0), "zoe", "app")
+    for n in range(10):
+        queue.push((f"a{n}", "app", 0), f"a{n}", "app")
+        item = queue.pop()
+        if item and item[0] == "zoe":
+            return
+    pytest.fail("zoe was not served")
+
+
+@given(st.lists(st.sampled_from(["shop", "blog", "forum"]), min_size=1, max_size=60))
+def test_apps_are_served_in_turn_and_each_in_order(apps: list[str]) -> None:
+    queue: FairQueue[Item] = FairQueue()
+    for n, app in enumerate(apps):
+        queue.push(("acc", app, n), "acc", app)
+    rounds: dict[str, int] = defaultdict(int)
+    last: dict[str, int] = {}
+    left = Counter(apps)
+    while (item := queue.pop()) is not None:
+        _, app, n = item
+        assert n > last.get(app, -1)
+        last[app] = n
+        rounds[app] += 1
+        left[app] -= 1
+        assert all(rounds[app] <= rounds[other] + 1 for other in left if left[other])
+
+
+def test_bounds() -> None:
+    queue: FairQueue[Item] = FairQueue()
+    for n in range(60):
+        queue.push(("acc", "app", n), "acc", "app")
+    with pytest.raises(QueueFull):
+        queue.push(("acc", "app", 60), "acc", "app")
+    queue.remove(("acc", "app", 7))
+    queue.push(("acc", "app", 60), "acc", "app")
+    for n in range(10_000 - 60):
+        queue.push((f"acc{n}", "app", n), f"acc{n}", "app")
+    with pytest.raises(QueueFull):
+        queue.push(("other", "app", 0), "other", "app")
+    assert len(queue) == 10_000
+
+
+@given(st.dictionaries(names, st.tuples(weights, st.integers(1, 30)), min_size=1), names, weights)
+def test_requests_ahead_are_not_more_than_estimated(
+    accounts: dict[str, tuple[float, int]], account: str, weight: float
+) -> None:
+    weight = accounts.get(account, (weight, 0))[0]
+    queue: FairQueue[Item] = FairQueue()
+    for name, (each, count) in accounts.items():
+        for n in range(count):
+            queue.push((name, "app", n), name, "app", each)
+    estimate = queue.ahead(account, weight)
+    last = (account, "app", 99)
+    queue.push(last, account, "app", weight)
+    ahead = 0
+    while queue.pop() != last:
+        ahead += 1
+    assert ahead <= estimate + len(accounts)
+
+
+def test_the_past_is_forgotten() -> None:
+    queue: FairQueue[Item] = FairQueue()
+    queue.push(("busy", "app", -1), "busy", "app")
+    for n in range(10_000):
+        queue.push(("busy", "app", n), "busy", "app")
+        queue.push((f"a{n}", "app", n), f"a{n}", "app")
+        queue.pop()
+        queue.pop()
+    assert len(queue._past) < 200
+    assert len(queue._ranks) < 200
+
+
+class Model(RuleBasedStateMachine):
+    """Any order of calls: what was pushed leaves once, and the books agree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: FairQueue[Item] = FairQueue(account_limit=5, limit=12)
+        self.waiting: dict[Item, tuple[str, str]] = {}
+        self.weight: dict[str, float] = {}
+        self.ids = itertools.count()
+
+    @rule(account=names, app=st.sampled_from(["x", "y"]), weight=weights)
+    def push(self, account: str, app: str, weight: float) -> None:
+        item = (account, app, next(self.ids))
+        own = sum(a == account for a, _ in self.waiting.values())
+        if own >= 5 or len(self.waiting) >= 12:
+            with pytest.raises(QueueFull):
+                self.queue.push(item, account, app, weight)
+            return
+        self.queue.push(item, account, app, weight)
+        self.waiting[item] = (account, app)
+        self.weight[account] = weight
+
+    @rule()
+    def pop(self) -> None:
+        self.take(self.queue.pop())
+
+    @rule(account=names)
+    def pop_of(self, account: str) -> None:
+        item = self.queue.pop_of(account)
+        if item is None:
+            assert all(a != account for a, _ in self.waiting.values())
+        else:
+            assert item[0] == account
+            self.take(item)
+
+    def take(self, item: Item | None) -> None:
+        if item is None:
+            return
+        same = [each for each, where in self.waiting.items() if where == self.waiting[item]]
+        assert item == min(same, key=lambda each: each[2])
+        del self.waiting[item]
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def remove(self, data: Any) -> None:
+        item = data.draw(st.sampled_from(sorted(self.waiting)))
+        assert self.queue.remove(item)
+        assert not self.queue.remove(item)
+        del self.waiting[item]
+
+    @invariant()
+    def agrees(self) -> None:
+        assert {item: (account, app) for item, account, app in self.queue.items()} == self.waiting
+        assert len(self.queue) == len(self.waiting)
+        counts = Counter(account for account, _ in self.waiting.values())
+        assert set(self.queue.accounts()) == set(counts)
+        for account in counts:
+            assert self.queue.demand(account) == (self.weight[account], counts[account])
+
+    def teardown(self) -> None:
+        while self.waiting:
+            item = self.queue.pop()
+            assert item is not None
+            self.take(item)
+        assert self.queue.pop() is None
+
+
+Model.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
+TestModel = Model.TestCase
+
+
+def test_the_first_item_is_the_one_that_is_popped() -> None:
+    queue = fill({"ana": 1, "ben": 3}, 5)
+    assert queue.first_of("cid") is None
+    for _ in range(4):
+        first = queue.first_of("ana")
+        assert first is not None
+        assert queue.pop_of("ana") == first
+    while first := queue.first():
+        assert queue.pop() == first
+    assert len(queue) == 0

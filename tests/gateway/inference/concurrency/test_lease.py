@@ -1,0 +1,80 @@
+"""The process's side of a lease, by its rules alone; tests/lua/inference/test_lease_machine.py adds the script."""
+
+import pytest
+
+from gateway.inference.concurrency.lease import Lease
+from gateway.inference.concurrency.lease_replies import BudgetAnswer
+from gateway.inference.concurrency.lease_replies import LeaseAnswer as Answer
+from gateway.inference.concurrency.lease_replies import read_lease_answer as read_answer
+
+LENGTH = 28.0
+
+
+@pytest.fixture
+def lease() -> Lease:
+    """With four permits, renewed at 100."""
+    lease = Lease(LENGTH)
+    assert lease.renew(lease.call(100.0), 100.1)
+    assert lease.accept(1, 0, ["-"] * 4, 100.1) == ["-"] * 4
+    return lease
+
+
+def test_it_ends_counted_from_the_moment_before_the_call(lease: Lease) -> None:
+    call = lease.call(110.0)
+    assert lease.renew(call, 120.0)
+    assert lease.take(137.9)
+    assert not lease.take(138.0)
+
+
+def test_an_answer_after_the_end_renews_nothing(lease: Lease) -> None:
+    call = lease.call(110.0)
+    assert not lease.renew(call, 138.0)
+    assert not lease.valid(138.0)
+
+
+def test_what_is_given_back_is_not_taken_while_the_call_is_under_way(lease: Lease) -> None:
+    call = lease.call(101.0, give_back=3)
+    assert (call.granted, call.returned, call.used) == (4, 3, 0)
+    assert lease.take(101.0)
+    assert not lease.take(101.0)
+    assert lease.call(102.0, give_back=9).returned == 3
+
+
+def test_a_new_epoch_holds_the_permits_in_use(lease: Lease) -> None:
+    assert lease.take(101.0)
+    assert lease.take(101.0)
+    late = lease.call(120.0)
+    call = lease.call(128.0)
+    assert (call.epoch, call.granted, call.returned, call.used) == (2, 2, 0, 2)
+    assert call.number > late.number
+    assert not lease.renew(late, 128.0)
+    lease.free()
+    assert not lease.take(128.1)
+    assert lease.renew(call, 128.2)
+    assert lease.take(128.3)
+    assert lease.accept(1, 4, ["acc"], 128.3) == []
+
+
+def test_without_a_lease_grants_are_ignored(lease: Lease) -> None:
+    assert lease.accept(1, 4, ["acc"], 128.0) == []
+    assert lease.granted == 4
+
+
+def test_each_grant_is_taken_once_and_in_order(lease: Lease) -> None:
+    assert lease.accept(1, 5, ["b"], 101.0) is None
+    assert lease.accept(1, 4, ["a"], 101.0) == ["a"]
+    assert lease.accept(1, 4, ["a"], 101.0) == []
+    assert lease.accept(1, 4, ["a", "b", "c"], 101.0) == ["b", "c"]
+    assert lease.accept(1, 5, ["b"], 101.0) == []
+    assert lease.spare == 7
+
+
+def test_answers() -> None:
+    assert read_answer(["late"]) is None
+    assert read_answer(["ok", 1, 0, 100, 7, 2, 1500, 3, ["acc", "-"], ["acc", 2]]) == Answer(
+        True, False, 100, 7, 2, 1.5, 3, ["acc", "-"], {"acc": 2}
+    )
+    budget = [5, 900, -1, 100, 3, "1000", ["1500 0 70", "2500 0 30"]]
+    answer = read_answer(["ok", 1, 1, 100, 7, 2, 0, 0, [], [], budget])
+    assert answer is not None
+    assert answer.budget == BudgetAnswer(5, 900, -1, 100, 3, [(0.5, 0, 70), (1.5, 0, 30)])

@@ -1,0 +1,471 @@
+"""A connection without a socket: where an HTTP message ends, and in which state that leaves the connection."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import ProviderFailed, ProviderTimeout, ProviderUnreachable, ServiceError
+from gateway.inference.formats.native import NATIVE
+from gateway.inference.provider.connection import (
+    ACTIVE,
+    CLOSED,
+    DRAIN_SECONDS,
+    DRAINING,
+    HIGH_WATER,
+    IDLE,
+    IDLE_SECONDS,
+    ClientGone,
+    Connection,
+    Stream,
+)
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.inference.spend.prices import Usage
+from gateway.settings import ProviderTimeouts
+from tests.gateway.inference.provider.test_errors import STATUSES
+from tests.gateway.inference.provider.test_sse import DONE, GARBAGE, event, token
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+class Transport:
+    """Records what the connection does with its transport."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.reading, self.closing = True, False
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def abort(self) -> None:
+        self.closing = True
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class Pool:
+    def __init__(self) -> None:
+        self.kept: list[Connection] = []
+        self.forgotten: list[Connection] = []
+
+    def keep(self, connection: Connection) -> None:
+        self.kept.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self.forgotten.append(connection)
+
+
+def connected() -> tuple[Connection, Transport, Pool]:
+    transport, pool = Transport(), Pool()
+    connection = Connection(pool)
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    return connection, transport, pool
+
+
+def sized(body: bytes, status: int = 200) -> bytes:
+    head = b"HTTP/1.1 %d x\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
+    return head + body
+
+
+def piece(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+async def relay(parts: list[bytes], *, lost: bool = False) -> tuple[str, Stream, ServiceError | None]:
+    """The text of an answer that arrives in these parts, while the relay keeps up."""
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    text = ""
+    try:
+        for part in parts:
+            connection.data_received(part)
+            if stream.answer.unread and stream.status == 200:
+                text += "".join(delta.content or "" for delta in stream.answer.read())
+        if lost:
+            connection.connection_lost(None)
+        while (deltas := await stream.read()) is not None:
+            text += "".join(delta.content or "" for delta in deltas)
+    except ServiceError as error:
+        return text, stream, error
+    finally:
+        stream.close()
+    return text, stream, None
+
+
+@given(st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]))
+@settings(max_examples=200, deadline=None)
+async def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newline: bytes) -> None:
+    body = b"".join(token(t) for t in texts) + token(None, "length")
+    body += event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
+    wire = sized(body.replace(b"\n", newline))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
+    parts = [wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True) if a != b]
+    text, stream, error = await relay(parts)
+    assert error is None
+    assert text == "".join(texts)
+    answer = stream.answer
+    assert (answer.finish, answer.usage, answer.signal) == ("length", Usage(3, 4), ProviderSignal.COMPLETION)
+
+
+END_BEFORE, END_WITHIN = token(None, "stop"), token("b", "stop")
+LAST = [
+    *((finish, END_WITHIN[:cut]) for finish in (b"", END_BEFORE) for cut in (-2, -1)),
+    (b"", END_WITHIN[:-2] + b"\r\n"),
+    (END_BEFORE, token("b")[:-2] + b"\r"),
+]
+
+
+@pytest.mark.parametrize(("finish", "last"), LAST)
+async def test_a_last_event_without_its_blank_line(finish: bytes, last: bytes) -> None:
+    """When the end of the message came in a later read, the event's token was dropped."""
+    text, stream, error = await relay([CHUNKED + piece(token("a") + finish) + piece(last), END])
+    assert (text, error, stream.answer.complete) == ("ab", None, True)
+    unframed = b"HTTP/1.1 200 OK\r\n\r\n" + token("a") + finish
+    assert (await relay([unframed, last], lost=True))[0::2] == ("ab", None)
+
+
+async def test_usage_in_a_last_event_without_its_blank_line() -> None:
+    """Its end in a later read: it was settled at the bound."""
+    usage = event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4})[:-2]
+    _, stream, error = await relay([CHUNKED + piece(token("a", "stop")), piece(usage), END])
+    assert (error, stream.answer.usage) == (None, Usage(3, 4))
+
+
+async def test_an_answer_without_an_end_is_cut() -> None:
+    text, _, error = await relay([sized(token("a"))])
+    assert (text, type(error)) == ("a", ProviderFailed)
+
+
+async def test_a_close_before_the_promised_end_is_cut() -> None:
+    _, stream, error = await relay([sized(token("a") + token(None, "stop"))[:-4]], lost=True)
+    assert isinstance(error, ProviderFailed)
+    assert stream.answer.signal is ProviderSignal.FAILED
+
+
+async def test_a_close_before_any_answer_is_no_connection() -> None:
+    _, stream, error = await relay([], lost=True)
+    assert isinstance(error, ProviderUnreachable)
+    assert stream.answer.signal is ProviderSignal.FAILED
+
+
+async def test_an_unframed_answer_ends_with_the_connection() -> None:
+    wire = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + token("a", "stop")
+    assert (await relay([wire], lost=True))[0::2] == ("a", None)
+
+
+async def test_done_before_the_close_is_complete() -> None:
+    assert (await relay([CHUNKED + piece(token("a") + DONE)], lost=True))[0::2] == ("a", None)
+
+
+@pytest.mark.parametrize("body", GARBAGE)
+async def test_garbage(body: bytes) -> None:
+    assert isinstance((await relay([sized(body)]))[2], ProviderFailed)
+
+
+@pytest.mark.parametrize(("status", "body", "kind", "signal"), STATUSES)
+@pytest.mark.parametrize("lost", [True, False])
+async def test_statuses(
+    status: int, body: bytes, kind: type[ServiceError], signal: ProviderSignal | None, lost: bool
+) -> None:
+    _, stream, error = await relay([sized(body, status)], lost=lost)
+    assert (type(error), stream.answer.signal) == (kind, signal)
+
+
+async def test_a_long_body_of_an_error_status_is_not_awaited() -> None:
+    wire = b"HTTP/1.1 500 x\r\ntransfer-encoding: chunked\r\n\r\n" + piece(b"x" * (HIGH_WATER + 1))
+    assert isinstance((await relay([wire]))[2], ProviderFailed)
+
+
+async def test_a_connection_is_kept_after_a_whole_message() -> None:
+    connection, transport, pool = connected()
+    assert (connection.state, connection.is_usable()) == (IDLE, True)
+    for _ in range(2):
+        stream = connection.post(b"POST / HTTP/1.1\r\ncontent-length: ", b"{}")
+        assert connection.state is ACTIVE
+        connection.data_received(CHUNKED + piece(token("a") + DONE) + END)
+        assert await stream.read()
+        assert await stream.read() is None
+        stream.close()
+        assert connection.state is IDLE
+    assert pool.kept == [connection] * 2
+    assert transport.written == b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}" * 2
+
+
+async def test_the_end_of_a_message_may_follow_its_answer() -> None:
+    for end in ([END], [END[:2], END[2:]]):
+        connection, _, pool = connected()
+        stream = connection.post(b"", b"{}")
+        connection.data_received(CHUNKED + piece(DONE))
+        assert await stream.read() is None
+        stream.close()
+        assert connection.state is DRAINING
+        assert pool.kept == []
+        for part in end:
+            connection.data_received(part)
+        assert (connection.state, pool.kept) == (IDLE, [connection])
+
+
+@pytest.mark.parametrize("tail", [END + CHUNKED, END + b"HTTP", b"garbage", piece(b"x") * 3 + END + b"x"])
+async def test_a_second_answer_closes_the_connection(tail: bytes) -> None:
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(DONE))
+    assert await stream.read() is None
+    stream.close()
+    connection.data_received(tail)
+    assert (connection.state, transport.closing, pool.kept) == (CLOSED, True, [])
+
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("a")))
+    assert await stream.read()
+    connection.data_received(piece(DONE) + tail)
+    stream.close()
+    assert (connection.state, transport.closing, pool.kept) == (CLOSED, True, [])
+
+
+async def test_data_on_an_idle_connection_closes_it() -> None:
+    connection, transport, _ = connected()
+    connection.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+    assert (connection.state, transport.closing, connection.is_usable()) == (CLOSED, True, False)
+
+
+async def test_leaving_an_answer_unfinished_closes_the_connection() -> None:
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("a")))
+    stream.fail(ClientGone())
+    with pytest.raises(ClientGone):
+        await stream.read()
+    stream.close()
+    assert (connection.state, transport.closing, pool.kept) == (CLOSED, True, [])
+    connection.connection_lost(None)
+    assert pool.forgotten == [connection]
+
+
+async def test_waiting_too_long_closes_a_connection() -> None:
+    idle, transport, _ = connected()
+    idle.tick(IDLE_SECONDS - 1)
+    assert not transport.closing
+    idle.tick(1)
+    assert (idle.state, transport.closing) == (CLOSED, True)
+
+    draining, transport, _ = connected()
+    stream = draining.post(b"", b"{}")
+    draining.tick(2 * IDLE_SECONDS)
+    assert draining.state is ACTIVE
+    draining.data_received(CHUNKED + piece(DONE))
+    assert await stream.read() is None
+    stream.close()
+    draining.tick(DRAIN_SECONDS)
+    assert (draining.state, transport.closing) == (CLOSED, True)
+
+
+async def test_unread_bytes_hold_back_the_provider() -> None:
+    connection, transport, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER)))
+    connection.data_received(piece(token("y")))
+    assert not transport.reading
+    stream.tick(100, ProviderTimeouts(), 200)
+    assert [delta.content for delta in await stream.read() or []] == ["x" * HIGH_WATER, "y"]
+    assert transport.reading
+
+
+async def test_silence_and_age_time_out() -> None:
+    limits = ProviderTimeouts(connect=1, first=3, idle=2, total=10)
+    for head, passed in ((b"", 3), (CHUNKED, 2)):
+        connection, _, _ = connected()
+        stream = connection.post(b"", b"{}")
+        if head:
+            connection.data_received(head)
+        stream.tick(passed - 0.5, limits, 60)
+        assert stream.answer.failure is None
+        stream.tick(0.5, limits, 60)
+        with pytest.raises(ProviderTimeout):
+            await stream.read()
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED)
+    for _ in range(10):
+        stream.tick(1, limits, 60)
+        connection.data_received(piece(b": still thinking\n\n"))
+    with pytest.raises(ProviderTimeout):
+        await stream.read()
+
+
+async def test_silence_is_the_providers_and_age_is_not() -> None:
+    """A provider that hung stayed `operational`. A long answer, or a reader that holds it back, is no fault of its."""
+    limits = ProviderTimeouts(connect=1, first=3, idle=2, total=10)
+    for head in (b"", CHUNKED, CHUNKED + piece(token("a"))):
+        connection, _, _ = connected()
+        stream = connection.post(b"", b"{}")
+        if head:
+            connection.data_received(head)
+        stream.tick(3, limits, 60)
+        assert (type(stream.answer.failure), stream.answer.signal) == (ProviderTimeout, ProviderSignal.FAILED)
+    connection, transport, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(CHUNKED + piece(token("x" * HIGH_WATER)))
+    connection.data_received(piece(token("y")))
+    assert not transport.reading
+    stream.tick(10, limits, 60)
+    assert (type(stream.answer.failure), stream.answer.signal) == (ProviderTimeout, None)
+
+
+async def test_a_keep_alive_is_due_when_nothing_was_sent() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    stream.tick(1, ProviderTimeouts(), 1)
+    assert await stream.read() == []
+
+
+async def test_forward_takes_what_arrives_while_the_relay_waits() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    taken: list[bytes] = []
+    accepts = True
+
+    def forward(out: bytes) -> bool:
+        taken.append(out)
+        return accepts
+
+    connection.data_received(CHUNKED + piece(token("a")))
+    assert [delta.content for delta in await stream.read() or []] == ["a"]
+    stream.format, stream.forward = NATIVE, forward
+    waiting = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    connection.data_received(piece(token("b")))
+    await asyncio.sleep(0)
+    assert (taken, waiting.done()) == ([b'data: {"token":"b"}\n\n'], False)
+    accepts = False
+    connection.data_received(piece(token("c")))
+    assert [delta.content for delta in await waiting or []] == ["c"], "what it refuses waits for the relay"
+    waiting = asyncio.create_task(stream.read())
+    await asyncio.sleep(0)
+    connection.data_received(piece(DONE))
+    assert await waiting is None
+
+
+async def whole(connection: Connection, answer: bytes) -> str:
+    """The text of an answer, after which the connection is kept."""
+    stream = connection.post(b"", b"{}")
+    connection.data_received(answer)
+    text = ""
+    while (deltas := await stream.read()) is not None:
+        text += "".join(delta.content or "" for delta in deltas)
+    stream.close()
+    return text
+
+
+ANSWER = token("a", "stop") + DONE
+
+
+async def test_a_retry_after_counts_for_its_own_answer_alone() -> None:
+    """A used-up quota was taken for congestion if an earlier answer on the connection had the header."""
+    connection, _, pool = connected()
+    head = b"HTTP/1.1 200 OK\r\nretry-after: 7\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
+    assert await whole(connection, head + ANSWER) == "a"
+    assert pool.kept == [connection]
+    stream = connection.post(b"", b"{}")
+    connection.data_received(sized(b'{"error":{"code":"insufficient_quota"}}', 429))
+    with pytest.raises(ServiceError):
+        await stream.read()
+    assert stream.answer.signal is ProviderSignal.QUOTA
+    stream.close()
+
+
+async def test_the_limit_of_a_head_counts_anew_for_each_answer() -> None:
+    connection, _, pool = connected()
+    for number in range(1, 4):
+        stream = connection.post(b"", b"{}")
+        connection.data_received(b"HTTP/1.1 200 OK\r\nx-long: " + b"x" * 40_000)
+        connection.data_received(b"\r\ncontent-length: %d\r\n\r\n" % len(ANSWER) + ANSWER)
+        assert [delta.content for delta in await stream.read() or []] == ["a"]
+        assert await stream.read() is None
+        stream.close()
+        assert len(pool.kept) == number
+
+
+async def test_an_answer_without_a_length_may_follow_one_with_it() -> None:
+    """Where nothing says where it ends, the close of the connection does."""
+    connection, _, _ = connected()
+    assert await whole(connection, sized(ANSWER)) == "a"
+    stream = connection.post(b"", b"{}")
+    connection.data_received(b"HTTP/1.1 200 OK\r\n\r\n" + token("b", "stop"))
+    assert [delta.content for delta in await stream.read() or []] == ["b"]
+    connection.connection_lost(None)
+    assert await stream.read() is None
+    stream.close()
+
+
+async def test_a_retry_after_that_is_a_date_counts_as_none() -> None:
+    connection, _, pool = connected()
+    stream = connection.post(b"", b"{}")
+    date = b"retry-after: Wed, 21 Oct 2026 07:28:00 GMT\r\n"
+    connection.data_received(b"HTTP/1.1 429 x\r\n" + date + b"content-length: 9\r\n\r\nslow down")
+    with pytest.raises(ServiceError) as failed:
+        await stream.read()
+    assert (failed.value.retry_after, stream.answer.signal) == (5, ProviderSignal.CONGESTED)
+    stream.close()
+    assert pool.kept == [connection]
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+async def test_the_total_is_judged_once_what_arrived_meanwhile_was_read(arrives: bool) -> None:
+    """The process stood still for longer than the total: an answer that was whole by then was given away."""
+    connection, _, _ = connected()
+    stream, limits = connection.post(b"", b"{}"), ProviderTimeouts(total=60)
+    connection.data_received(CHUNKED)
+    stream.tick(61, limits, 1000, late=60.9)
+    if arrives:
+        connection.data_received(piece(ANSWER) + END)
+        assert [delta.content for delta in await stream.read() or []] == ["a"]
+    stream.tick(0.1, limits, 1000)
+    if arrives:
+        assert await stream.read() is None
+    else:
+        with pytest.raises(ProviderTimeout):
+            await stream.read()
+    stream.close()
+
+
+async def test_a_retry_after_is_an_hour_at_most() -> None:
+    connection, _, _ = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(b"HTTP/1.1 429 x\r\nretry-after: 99999999\r\ncontent-length: 9\r\n\r\nslow down")
+    with pytest.raises(ServiceError) as failed:
+        await stream.read()
+    assert failed.value.retry_after == 3600
+    stream.close()
+
+
+async def test_a_kept_connection_waits_anew_after_each_answer() -> None:
+    connection, transport, _ = connected()
+    for _ in range(3):
+        assert await whole(connection, sized(ANSWER)) == "a"
+        connection.tick(IDLE_SECONDS - 1)
+        assert connection.is_usable()
+    transport.abort()
+    assert not connection.is_usable(), "it is closing"
+
+
+async def test_a_connection_with_garbage_after_its_answer_is_not_kept() -> None:
+    connection, transport, pool = connected()
+    stream = connection.post(b"", b"{}")
+    connection.data_received(sized(ANSWER) + b"\x00garbage")
+    stream.close()
+    assert transport.closing
+    assert pool.kept == []

@@ -1,0 +1,287 @@
+"""Connecting to a provider with several addresses, some of which lead nowhere. Real sockets, on both event loops."""
+
+import asyncio
+import contextlib
+import errno
+import gc
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import uvloop
+
+from gateway.errors import BackboneUnavailable, ProviderUnreachable, ServiceError
+from gateway.inference.provider import connector
+from gateway.inference.provider.pool import Provider
+from gateway.settings import ProviderTimeouts, Settings
+from tests.fakes import FakeProvider
+from tests.gateway.inference.provider.test_connection_tls import certificate, serving
+from tests.support.redis_servers import free_port
+
+Address = tuple[str, int]
+
+
+class Resolving:
+    """An event loop on which every name has these addresses."""
+
+    addresses: ClassVar[list[Address]] = []
+    lookups: ClassVar[int] = 0
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
+        Resolving.lookups += 1
+        if not self.addresses:
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address) for address in self.addresses]
+
+
+class Plain(Resolving, asyncio.SelectorEventLoop):
+    pass
+
+
+class Fast(Resolving, uvloop.Loop):
+    pass
+
+
+@pytest.fixture(params=[Plain, Fast], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Callable[[Coroutine[Any, Any, None]], None]]:
+    Resolving.lookups = 0
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner.run
+    gc.collect()  # an abandoned socket would fail the test as a ResourceWarning
+
+
+@contextlib.contextmanager
+def black_hole() -> Iterator[Address]:
+    """An address that answers nothing: its queue of connections is full, so the kernel drops further ones."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.2", 0))
+        listener.listen(0)
+        for _ in range(3):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listener.getsockname())
+        yield listener.getsockname()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    connected: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]],
+) -> AsyncIterator[Address]:
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()
+
+
+def refusing() -> Address:
+    return ("127.0.0.1", free_port())
+
+
+async def connect(url: str, addresses: list[Address], **settings: Any) -> tuple[ServiceError | None, float]:
+    """The failure, if any, and the seconds it took."""
+    Resolving.addresses = addresses
+    timeouts = ProviderTimeouts(**settings.pop("timeouts", {"connect": 2}))
+    provider = Provider(Settings(provider_url=url, provider_key="k", provider_timeouts=timeouts, **settings))
+    began = time.monotonic()
+    try:
+        await provider.connect()
+    except ServiceError as error:
+        return error, time.monotonic() - began
+    finally:
+        passed = time.monotonic() - began
+        provider.close()
+        await asyncio.sleep(0.02)
+    return None, passed
+
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+def test_a_first_address_that_is_a_black_hole(run: Run) -> None:
+    """The provider was never reached: all of the time went to its first address."""
+
+    async def scenario() -> None:
+        async with FakeProvider() as provider:
+            with black_hole() as hole:
+                failure, passed = await connect("http://model.test/v1", [hole, ("127.0.0.1", provider.port)])
+        assert failure is None
+        assert 0.2 < passed < 1.5
+
+    run(scenario())
+
+
+def test_several_black_holes(run: Run) -> None:
+    async def scenario() -> None:
+        async with FakeProvider() as provider:
+            with black_hole() as one, black_hole() as two:
+                failure, passed = await connect("http://model.test/v1", [one, two, ("127.0.0.1", provider.port)])
+            assert failure is None
+            assert 0.4 < passed < 1.5
+        with black_hole() as one, black_hole() as two:
+            failure, passed = await connect("http://model.test/v1", [one, two], timeouts={"connect": 0.6})
+        assert isinstance(failure, ProviderUnreachable)
+        assert 0.5 < passed < 1.1, "one limit holds for all addresses and both tries"
+
+    run(scenario())
+
+
+def test_a_refusing_address_costs_no_time(run: Run) -> None:
+    async def scenario() -> None:
+        async with FakeProvider() as provider:
+            addresses = [refusing(), refusing(), ("127.0.0.1", provider.port)]
+            failure, passed = await connect("http://model.test/v1", addresses)
+        assert failure is None
+        assert passed < connector.ATTEMPT_DELAY
+
+    run(scenario())
+
+
+def test_a_first_address_that_accepts_and_then_hangs(run: Run, tmp_path: Path) -> None:
+    """A load balancer without its backend: TCP connects, TLS never does."""
+    file = certificate(tmp_path, "model.test")
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            await reader.read(-1)
+        writer.close()
+
+    async def scenario() -> None:
+        async with FakeProvider(serving(file)) as provider, listening(hang) as hanging:
+            addresses = [hanging, ("127.0.0.1", provider.port)]
+            failure, passed = await connect("https://model.test/v1", addresses, ca_file=str(file))
+            assert failure is None
+            assert 0.2 < passed < 1.8
+            failure, _ = await connect("https://other.test/v1", addresses[1:], ca_file=str(file))
+            assert isinstance(failure, ProviderUnreachable), "the name is checked at every address"
+
+    run(scenario())
+
+
+def test_a_connection_that_could_not_be_made_is_tried_once_more(run: Run) -> None:
+    """A provider that restarts refuses for a moment; nothing of the request was sent."""
+
+    async def scenario() -> None:
+        failure, passed = await connect("http://model.test/v1", [refusing()])
+        assert isinstance(failure, ProviderUnreachable)
+        assert (Resolving.lookups, passed < 0.5) == (2, True)
+        failure, _ = await connect("http://model.test/v1", [])
+        assert isinstance(failure, ProviderUnreachable)
+        assert Resolving.lookups == 4, "a name that could not be resolved too"
+
+    run(scenario())
+
+
+def test_the_second_try_may_succeed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with FakeProvider() as provider:
+            dead, alive = refusing(), ("127.0.0.1", provider.port)
+
+            async def heal(self: object, *_: Any, **__: Any) -> list[Any]:
+                Resolving.lookups += 1
+                address = alive if Resolving.lookups > 1 else dead
+                return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", address)]
+
+            monkeypatch.setattr(Resolving, "getaddrinfo", heal)
+            failure, _ = await connect("http://model.test/v1", [])
+            assert (failure, Resolving.lookups) == (None, 2)
+
+    run(scenario())
+
+
+def test_a_connection_that_is_closed_at_once_is_tried_once_more(run: Run) -> None:
+    """TLS ends in the handshake: nothing of the request was sent."""
+    attempts = 0
+
+    async def slam(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        writer.close()
+
+    async def scenario() -> None:
+        async with listening(slam) as address:
+            failure, _ = await connect("https://model.test/v1", [address])
+        assert isinstance(failure, ProviderUnreachable)
+        assert attempts == 2
+
+    run(scenario())
+
+
+def test_addresses_that_lose_the_race_are_closed(run: Run) -> None:
+    """Two addresses that connect in the same moment: one is used, the other is not left open."""
+    opened: list[asyncio.StreamWriter] = []
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        assert await reader.read() == b"", "nothing is sent on any"
+        writer.close()
+        opened.remove(writer)
+
+    async def scenario() -> None:
+        async with listening(accept) as one, listening(accept) as two:
+            for _ in range(8):
+                assert (await connect("http://model.test/v1", [one, two]))[0] is None
+            await asyncio.sleep(0.1)
+            assert opened == []
+
+    run(scenario())
+
+
+def test_the_addresses_tried_are_bounded(run: Run) -> None:
+    """A name with a thousand addresses does not cost a thousand sockets."""
+
+    async def scenario() -> None:
+        ports = [refusing() for _ in range(3)]
+        with black_hole() as hole:
+            failure, passed = await connect("http://model.test/v1", [*ports, *[hole] * 1000], timeouts={"connect": 0.6})
+        assert isinstance(failure, ProviderUnreachable)
+        assert passed < 1.1
+
+    run(scenario())
+
+
+def test_families_take_turns() -> None:
+    """RFC 8305, section 4: a broken family costs one delay, not one for each of its addresses."""
+    six, four = [(socket.AF_INET6, n) for n in range(3)], [(socket.AF_INET, n) for n in range(2)]
+    mixed = [six[0], four[0], six[1], four[1], six[2]]
+    assert connector.interleave([*six, *four]) == mixed
+    assert connector.interleave([*six, *four], first=socket.AF_INET) == [four[0], six[0], four[1], six[1], six[2]]
+    assert connector.interleave([*four, *six], first=socket.AF_INET6) == mixed
+    assert connector.interleave(four, first=socket.AF_INET6) == four
+
+
+@pytest.mark.parametrize(
+    ("errors", "ours"),
+    [
+        ([errno.EMFILE], True),
+        ([errno.ECONNREFUSED, errno.ENFILE], True),
+        ([errno.ENOBUFS], True),
+        ([errno.ENOMEM], True),
+        ([errno.EADDRNOTAVAIL], True),
+        ([errno.EADDRNOTAVAIL, errno.ECONNREFUSED], False),
+        ([errno.ECONNREFUSED], False),
+        ([errno.ETIMEDOUT, errno.ENETUNREACH], False),
+        ([None], False),
+    ],
+)
+def test_whose_failure_it_is(errors: list[int], ours: bool) -> None:
+    """Running out of descriptors was blamed on the provider."""
+    assert connector.is_our_shortage([OSError(number, "x") for number in errors]) is ours
+
+
+def test_a_shortage_of_descriptors_is_not_tried_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def exhausted(self: object, *_: Any, **__: Any) -> list[Any]:
+        Resolving.lookups += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def scenario() -> None:
+        monkeypatch.setattr(Resolving, "getaddrinfo", exhausted)
+        failure, _ = await connect("http://model.test/v1", [])
+        assert isinstance(failure, BackboneUnavailable)
+        assert (failure.status, failure.code, failure.retry_after) == (503, "BACKBONE_UNAVAILABLE", 1)
+        assert "store" not in failure.message
+        assert Resolving.lookups == 1
+
+    run(scenario())

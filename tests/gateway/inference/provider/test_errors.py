@@ -1,0 +1,97 @@
+"""What a provider's error means for the caller, and what it reveals about the provider."""
+
+import msgspec
+import pytest
+
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted, ProviderRefused, ServiceError
+from gateway.inference.provider.errors import ProviderSignal, classify, error_status
+
+STATUSES = [
+    (402, b"", ProviderQuotaExhausted, ProviderSignal.QUOTA),
+    (429, b'{"error":{"code":"insufficient_quota"}}', ProviderQuotaExhausted, ProviderSignal.QUOTA),
+    (429, b"slow down", ProviderQuotaExhausted, ProviderSignal.CONGESTED),
+    (401, b"", ProviderFailed, None),
+    (403, b"", ProviderFailed, None),
+    (400, b"", ProviderRefused, None),
+    (413, b"", ProviderRefused, None),
+    (422, b"<html>", ProviderRefused, None),
+    (404, b"", ProviderFailed, ProviderSignal.REACHED),
+    (302, b"", ProviderFailed, ProviderSignal.REACHED),
+    (500, b"", ProviderFailed, ProviderSignal.FAILED),
+]
+
+
+@pytest.mark.parametrize(("status", "body", "kind", "signal"), STATUSES)
+def test_statuses(status: int, body: bytes, kind: type[ServiceError], signal: ProviderSignal | None) -> None:
+    error, found = classify(status, body)
+    assert (type(error), found) == (kind, signal)
+
+
+def test_a_rate_limit_passes_on_its_time() -> None:
+    assert classify(429, b"slow down", 7.5)[0].retry_after == 8
+    assert classify(429, b"slow down")[0].retry_after == 5
+
+
+def test_a_quota_with_a_time_passes() -> None:
+    """A 429 that names quota lost its `Retry-After`, and each one marked the quota as used up for everybody."""
+    error, signal = classify(429, b'{"error":{"message":"quota per minute exceeded"}}', 7.5)
+    assert (type(error), error.retry_after, signal) == (ProviderQuotaExhausted, 8, ProviderSignal.REACHED)
+    error, signal = classify(402, b"", 7.5)
+    assert (error.retry_after, signal) == (8, ProviderSignal.QUOTA), "a bill that is not paid does not pass by itself"
+
+
+LONG, SCHEMA, FILTER = "longer than the model's context", "JSON schema", "content filter"
+REFUSALS = {
+    "OpenAI: context": ({"code": "context_length_exceeded", "param": "messages", "message": "x"}, LONG),
+    "OpenAI: schema": ({"code": None, "param": "response_format.json_schema", "message": "x"}, SCHEMA),
+    "OpenAI: a tool's schema": (
+        {"code": "invalid_function_parameters", "param": "tools[0].function.parameters", "message": "x"},
+        SCHEMA,
+    ),
+    "OpenAI: a value": ({"code": "unsupported_value", "param": "temperature", "message": "x"}, "`temperature`"),
+    "OpenAI: a message": ({"code": "invalid_value", "param": "messages.[2].role", "message": "x"}, "`messages`"),
+    "Azure: filter": ({"code": "content_filter", "param": "prompt", "message": "x"}, FILTER),
+    "llama.cpp": ({"code": 400, "type": "exceed_context_size_error", "n_ctx": 4096, "message": "x"}, LONG),
+    "vLLM": ({"code": 400, "type": "BadRequestError", "param": "input_tokens", "message": "x"}, LONG),
+    "vLLM, older": (
+        {"code": 400, "type": "BadRequestError", "param": None, "message": "This model's maximum context length is 8"},
+        LONG,
+    ),
+    "litellm": ({"code": "400", "type": "ContextWindowExceededError", "message": "x"}, LONG),
+    "an unknown parameter": ({"param": "cormorant", "message": "x"}, "leave out what it does not need"),
+    "no names": ({"message": "x"}, "leave out what it does not need"),
+    "names of other types": ({"code": [], "type": {}, "param": 7, "message": {}}, "leave out what it does not need"),
+    "a long name": ({"code": "tools" * 20_000, "message": "x"}, "leave out what it does not need"),
+}
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["nested", "flat"])
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_refusal_names_what_the_provider_objects_to(case: str, nested: bool) -> None:
+    fields, words = REFUSALS[case]
+    error, signal = classify(400, msgspec.json.encode({"error": fields} if nested else fields))
+    assert isinstance(error, ProviderRefused)
+    assert words in error.message
+    assert "cormorant" not in error.message
+    assert (error.retry_after, signal) == (None, None)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b"null", b'{"error":"x"}', b'{"error":null}', b"[" * 10_000])
+def test_a_refusal_may_say_anything(body: bytes) -> None:
+    assert classify(400, body)[0].message == ProviderRefused.message
+    assert LONG in classify(413, body)[0].message
+
+
+@pytest.mark.parametrize(
+    "code", ['"' + "9" * 5_000 + '"', '"' + "5" * 4_000 + '"', "1" + "0" * 400, '"٤٢٩"', "-500", '"4_29"']
+)
+def test_an_error_status_of_any_size(code: str) -> None:
+    """A status of 5,000 digits raised ValueError, which broke the stream instead of ending it with its error."""
+    assert error_status(b'{"error":{"code":%b}}' % code.encode()) == 500
+
+
+def test_error_status_reads_only_statuses() -> None:
+    assert error_status(b'{"error":{"code":"rate_limited"}}') == 500
+    assert error_status(b'{"error":{"code":200}}') == 500
+    assert error_status(b'{"error":{"code":"x","status":503}}') == 503
+    assert error_status(b"nonsense") == 500

@@ -1,0 +1,21 @@
+"""The pool of connections to the provider."""
+
+import pytest
+
+from gateway.inference.provider import pool as provider_module
+from gateway.inference.provider.pool import Provider
+from gateway.settings import Settings
+from tests.fakes import FakeProvider
+
+
+async def test_idle_connections_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a burst, connections beyond the bound are closed. The next request uses the one that was used last."""
+    monkeypatch.setattr(provider_module, "IDLE_CONNECTIONS", 2)
+    async with FakeProvider() as fake:
+        provider = Provider(Settings(provider_url=fake.url, provider_key=fake.key))
+        burst = [await provider.connect() for _ in range(3)]
+        for connection in burst:
+            provider.keep(connection)
+        assert [connection.is_usable() for connection in burst] == [True, True, False]
+        assert [await provider.connect() for _ in range(2)] == [burst[1], burst[0]]
+        provider.close()

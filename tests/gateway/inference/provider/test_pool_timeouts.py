@@ -1,0 +1,217 @@
+"""A slow provider: deadlines, and keep-alives while a client waits. Settings shorten the times."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.inference.provider.pool import pause_between_sweeps
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import DONE, MODEL, ROLE, chunk, tokens
+from tests.fakes.server import HANG, Head
+from tests.support.accounts import App
+from tests.support.fixtures import session_fixture
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.responses import failed, refused, text_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+OTHER = "qwen3.6-35b-a3b"  # the provider answers with it, and it has a price
+
+
+@session_fixture
+async def hasty(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    timeouts = "connect=1,first=1,idle=0.5,total=1.6"
+    folder = tmp_path_factory.mktemp("hasty")
+    async with gateway_with_redis(provider, folder, GATEWAY_PROVIDER_TIMEOUTS=timeouts) as gw:
+        yield gw
+
+
+@session_fixture
+async def lively(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    settings = {
+        "GATEWAY_KEEP_ALIVE": "0.3",
+        "GATEWAY_PROVIDER_TIMEOUTS": "connect=1,first=1.5,idle=1.5,total=10",
+    }
+    async with gateway_with_redis(provider, tmp_path_factory.mktemp("lively"), **settings) as gw:
+        yield gw
+
+
+async def lines(app: App, prompt: str, path: str = "") -> tuple[float, list[str]]:
+    """Seconds until the 200, and the lines of the stream."""
+    body = {"prompt": prompt, "stream": True}
+    if path:
+        body = {"model": "gpt-oss-120b", "messages": [{"role": "user", "content": prompt}], "stream": True}
+    started = time.monotonic()
+    http = app.gateway.http
+    async with http.stream("POST", app.path + path, json=body, headers=app.headers()) as response:
+        assert response.status_code == 200
+        return time.monotonic() - started, [line async for line in response.aiter_lines() if line]
+
+
+async def test_an_answer_that_came_while_the_gateway_stood_still_is_given_and_charged(
+    hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await hasty.app(backend)
+    gate = asyncio.Event()
+    prompt = provider.plays(ROLE, gate, tokens("Gu", "ten", usage=(7, 2)))
+    asking = asyncio.create_task(app.ask(prompt))
+    await wait_until(lambda: provider.asked(prompt))
+    assert hasty.process
+    os.kill(hasty.process.pid, signal.SIGSTOP)
+    gate.set()
+    await asyncio.sleep(2)  # longer than a whole answer may take
+    os.kill(hasty.process.pid, signal.SIGCONT)
+    assert (await asking).json()["text"] == "Guten"
+    assert await app.account.settled() == cost(7, 2)
+
+
+async def test_no_token_in_time(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await hasty.app(backend)
+
+    async def too_late(head: list, stream: bool) -> None:
+        prompt = provider.plays(*head, HANG)
+        started = time.monotonic()
+        refused(await app.ask(prompt, stream=stream), 504, "PROVIDER_TIMEOUT")
+        assert 0.4 < time.monotonic() - started < 2.4
+        await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 1)
+
+    heads: list[list] = [[], [Head()], [ROLE]]
+    await asyncio.gather(*(too_late(head, stream) for head in heads for stream in (True, False)))
+    assert await app.account.settled() == 0
+
+
+async def test_silence_in_the_middle(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await hasty.app(backend)
+    prompt = provider.plays(ROLE, chunk("Gu"), HANG)
+    events = await app.events(prompt)
+    assert (text_of(events), failed(events)) == ("Gu", "PROVIDER_TIMEOUT")
+    assert await app.account.settled() == bound(prompt)
+    refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
+    for asked in provider.asked(prompt):
+        await asyncio.wait_for(asked.cancelled.wait(), 1)
+
+
+async def test_a_drip_outlives_no_deadline(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    async def ends(drop: bytes) -> None:
+        app = await hasty.app(backend)
+        prompt = provider.plays(ROLE, chunk("Gu"), *[drop, 0.2] * 100)
+        started = time.monotonic()
+        assert failed(await app.events(prompt)) == "PROVIDER_TIMEOUT"
+        assert 0.4 < time.monotonic() - started < 6, "the drip itself lasts 20 s"
+        assert await app.account.settled() == bound(prompt)
+
+    await asyncio.gather(ends(chunk("x")), ends(b": still thinking\n\n"))
+
+
+async def test_the_first_byte_may_take_longer_than_the_next(
+    hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await hasty.app(backend)
+    assert text_of(await app.events(provider.plays(0.75, tokens("late")))) == "late"
+
+
+async def test_keep_alives_while_waiting_for_the_first_token(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, 1.1, tokens("late", usage=(2, 2)))
+    until_head, got = await lines(app, prompt)
+    assert 0.2 < until_head < 0.8, "the 200 is sent with the first keep-alive"
+    assert 2 <= got.count(": keep-alive") <= 4
+    assert next(line for line in got if line.startswith("data")) == 'data: {"token":"late"}'
+    assert await app.account.settled() == cost(2, 2)
+
+
+async def test_keep_alives_between_tokens(lively: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:
+    app = await lively.app(backend)
+    prompt = provider.plays(ROLE, chunk("a"), 0.5, chunk("b"), 0.05, chunk("c"), chunk(finish="stop"), DONE)
+    _, got = await lines(app, prompt)
+    first, second, third = (got.index(f'data: {{"token":"{w}"}}') for w in "abc")
+    assert 1 <= second - first - 1 <= 2
+    assert set(got[first + 1 : second]) == {": keep-alive"}
+    assert third == second + 1
+
+
+async def test_reasoning_is_waited_for_with_keep_alives(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    """The provider sends reasoning, which the native format leaves out, so the browser needs keep-alives."""
+    app = await lively.app(backend)
+    thoughts = [chunk(reasoning_content="hm"), 0.1] * 12
+    _, got = await lines(app, provider.plays(ROLE, thoughts, tokens("x")))
+    assert got.count(": keep-alive") >= 2
+
+
+async def test_a_failure_after_a_keep_alive_is_an_event(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app, other = await lively.app(backend), await lively.app(backend)
+    late, cut = await asyncio.gather(app.events(provider.plays(HANG)), other.events(provider.plays(ROLE, 0.5)))
+    assert (failed(late), failed(cut)) == ("PROVIDER_TIMEOUT", "PROVIDER_ERROR")
+    assert await app.account.settled() == 0
+
+
+async def test_whole_answers_have_no_keep_alive(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+    slow, hanging = provider.plays(ROLE, 0.5, tokens("x")), provider.plays(HANG)
+    response, late = await asyncio.gather(app.ask(slow), app.ask(hanging))
+    assert json.loads(response.content)["text"] == "x"
+    refused(late, 504, "PROVIDER_TIMEOUT")
+
+
+async def test_the_openai_keep_alive_is_an_empty_delta(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    app = await lively.app(backend)
+    late, hanging = provider.plays(ROLE, 1.1, tokens("late")), provider.plays(HANG)
+    (until_head, got), (_, failing) = await asyncio.gather(
+        *(lines(app, prompt, "/chat/completions") for prompt in (late, hanging))
+    )
+    assert until_head < 0.8
+    assert all(line.startswith("data: ") for line in got), "some parsers choke on comments"
+    assert got.pop() == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in got]
+    assert all(c["object"] == "chat.completion.chunk" for c in chunks)
+    deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
+    text = [delta.get("content") for delta in deltas]
+    assert [t for t in text if t] == ["late"]
+    # Two keep-alives at least, beside the role.
+    assert len(text[: text.index("late")]) >= 3
+    assert json.loads(failing[-1].removeprefix("data: "))["error"]["code"] == "PROVIDER_TIMEOUT"
+
+
+@pytest.mark.parametrize("path", ["", "/chat/completions"], ids=["native", "openai"])
+async def test_the_first_token_counts_after_a_keep_alive_too(
+    lively: Gateway, backend: FakeAppBackend, provider: FakeProvider, path: str
+) -> None:
+    """The time to it was lost, and the chunks named the model that was asked, if a keep-alive came before."""
+    app = await lively.app(backend)
+    role, a, b, *end = tokens("a", "b", model=OTHER)
+    prompt = provider.plays(role, 0.6, a, 0.1, b, 0.1, *end)
+    if path:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "stream": True}
+        response = await app.post(body, path=path)
+        chunks = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+        named = [c["model"] for c in chunks if c["choices"] and c["choices"][0]["delta"].get("content")]
+        assert named == [OTHER, OTHER]
+    else:
+        response = await app.ask(prompt, stream=True)
+    assert 500 < (await lively.request_line(response.headers["X-Request-Id"]))["ttft_ms"] < 3_000
+
+
+# -- the sweep -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limits", "pause"), [((30, 30, 300, 15), 0.5), ((30, 4, 300, 15), 0.2), ((1, 0.5, 2.5), 0.1)])
+async def test_long_limits_need_few_sweeps(limits: tuple[float, ...], pause: float) -> None:
+    """Ten sweeps per second cost 2,000 silent streams 4 % of a core."""
+    assert pause_between_sweeps(*limits) == pause

@@ -1,0 +1,288 @@
+"""The reader of server-sent events, by bytes alone: how the network cuts them makes no difference."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import ProviderFailed, ProviderQuotaExhausted
+from gateway.inference.provider.errors import ProviderSignal
+from gateway.inference.provider.sse import EVENT_LIMIT, MOST_TOKENS, AnswerReader
+from gateway.inference.spend.prices import Usage
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields, ensure_ascii=False).encode() + b"\n\n"
+
+
+def token(text: str | None, finish: str | None = None) -> bytes:
+    return event(model="m", choices=[{"index": 0, "delta": {"content": text}, "finish_reason": finish}])
+
+
+def read(*parts: bytes, together: bool = False) -> tuple[str, AnswerReader]:
+    """Reads after each part, or once after all of them if `together`."""
+    reader = AnswerReader([])
+    deltas = []
+    for part in parts:
+        reader.received.append(part)
+        if not together:
+            deltas += reader.read()
+    reader.receive_eof()
+    deltas += reader.read()
+    return "".join(delta.content or "" for delta in deltas), reader
+
+
+@given(st.data(), st.lists(st.text(max_size=20), max_size=8), st.sampled_from([b"\n", b"\r\n", b"\r"]), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_cut_gives_the_same_text(data: st.DataObject, texts: list[str], newline: bytes, together: bool) -> None:
+    body = b": hello\n\n" + b"".join(token(t) for t in texts)
+    body += b"event: ping\nid: 7\nretry: 5\n\n" + token(None, "length")
+    body += event(choices=[], usage={"prompt_tokens": 3, "completion_tokens": 4}) + DONE
+    body = body.replace(b"\n", newline)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=12)))
+    parts = [body[a:b] for a, b in zip([0, *cuts], [*cuts, len(body)], strict=True) if a != b]
+    text, reader = read(*parts, together=together)
+    assert (text, reader.failure, reader.complete) == ("".join(texts), None, True)
+    assert (reader.finish, reader.usage, reader.model) == ("length", Usage(3, 4), "m")
+    assert reader.signal is ProviderSignal.COMPLETION
+    assert reader.produced == sum(map(len, texts))
+    assert reader.unread == 0
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_an_event_of_several_lines_is_one_wherever_it_is_cut(newline: bytes) -> None:
+    body = b'data: {"model":"m",\ndata: "choices":[{"delta":\ndata: {"content":"a"}}]}\n\n' + token("b", "stop") + DONE
+    body = body.replace(b"\n", newline)
+    for cut in range(1, len(body)):
+        text, reader = read(body[:cut], body[cut:])
+        assert (text, reader.failure, reader.complete) == ("ab", None, True)
+
+
+def test_a_message_beside_the_choices_is_no_error() -> None:
+    """As some providers send it; alone it is the text of an error."""
+    choice = {"index": 0, "delta": {"content": "a"}, "message": {"content": "a"}, "finish_reason": "stop"}
+    text, reader = read(event(model="m", choices=[choice]), DONE)
+    assert (text, reader.failure, reader.complete) == ("a", None, True)
+    _, reader = read(event(message="overloaded", code=500))
+    assert reader.failure is not None
+
+
+def read_in_frames(parts: list[bytes]) -> tuple[str, AnswerReader]:
+    """As `read`, with what is in the answer's frame passed on as it came."""
+    reader = AnswerReader([])
+    text = ""
+    for part in parts:
+        reader.received.append(part)
+        texts = reader.read_texts()
+        text += "".join(map(json.loads, texts) if texts is not None else (d.content or "" for d in reader.read()))
+    reader.receive_eof()
+    text += "".join(delta.content or "" for delta in reader.read())
+    return text, reader
+
+
+def outcome(reader: AnswerReader) -> tuple[object, ...]:
+    failure = reader.failure and type(reader.failure)
+    return failure, reader.signal, reader.complete, reader.finish, reader.usage, reader.model, reader.produced
+
+
+def framed(literal: str, usage: str = "null", more: str = "") -> bytes:
+    delta = f'{{"content":{literal}{more}}}'
+    return f'data: {{"id":"x","model":"m","choices":[{{"delta":{delta}}}],"usage":{usage}}}\n\n'.encode(
+        errors="surrogatepass"
+    )
+
+
+LITERALS = st.one_of(
+    st.text(max_size=8).map(json.dumps),
+    st.text(max_size=8).map(lambda text: json.dumps(text, ensure_ascii=False)),
+    st.sampled_from(
+        ['"a"', '""', "null", '"content"', '"x"', '"\\"', '"a\nb"', ' "a"', '"\\ud800"', '"a","content":"b"', '"\x00"']
+    ),
+)
+EVENTS = st.one_of(
+    LITERALS.map(framed),
+    LITERALS.map(framed),
+    st.builds(
+        framed,
+        LITERALS,
+        usage=st.sampled_from(["null", '{"prompt_tokens":1,"completion_tokens":2}']),
+        more=st.sampled_from(
+            ["", ',"reasoning":"r"', ',"tool_calls":[{"index":0}]', '},"finish_reason":"stop","x":{"a":1']
+        ),
+    ),
+    st.sampled_from([DONE, b": hello\n\n", b"data: {]\n\n", b'data: {"error":{"code":"x"}}\n\n']),
+)
+
+
+@given(st.lists(EVENTS, max_size=12))
+@settings(max_examples=400, deadline=None)
+def test_a_frame_changes_nothing_but_the_work(events: list[bytes]) -> None:
+    text, reader = read(*events)
+    assert read_in_frames(events)[0] == text
+    assert outcome(read_in_frames(events)[1]) == outcome(reader)
+    together = [b"".join(events)]
+    assert read_in_frames(together)[0] == text
+
+
+def test_tokens_after_the_second_are_not_decoded() -> None:
+    reader = AnswerReader([])
+    for literal in ('"a"', '"b"'):
+        reader.received.append(framed(literal))
+        assert reader.read_texts() is None
+        reader.read()
+    reader.received += [framed('"c"'), framed('"\\u00e9\\n"')]
+    assert reader.read_texts() == [b'"c"', b'"\\u00e9\\n"']
+    assert (reader.read(), reader.produced) == ([], 5)
+
+
+def test_an_event_is_held_until_its_end_arrives() -> None:
+    reader = AnswerReader([])
+    reader.received.append(token("a")[:-1])
+    assert (reader.read(), reader.complete) == ([], False)
+    reader.received.append(b"\n")
+    assert [delta.content for delta in reader.read()] == ["a"]
+
+
+def test_an_event_of_several_data_lines() -> None:
+    body = b'data: {"choices":[{"delta":\ndata:{"content":"a"}}]}\n\n' + token(None, "stop")
+    assert read(body)[0] == "a"
+
+
+def test_reasoning_is_produced_without_being_content() -> None:
+    for field in ("reasoning", "reasoning_content"):
+        text, reader = read(event(choices=[{"delta": {field: "Hmm"}}]), DONE)
+        assert (text, reader.produced) == ("", 3)
+
+
+def test_the_last_usage_counts_and_nonsense_is_none() -> None:
+    def usage(*reports: object) -> Usage | None:
+        return read(*(event(choices=[], usage=report) for report in reports), DONE)[1].usage
+
+    good = {"prompt_tokens": 1, "completion_tokens": 2}
+    assert usage(good, None) == Usage(1, 2)
+    assert usage(good, {"prompt_tokens": 5, "completion_tokens": 6}) == Usage(5, 6)
+    for bad in (
+        {"prompt_tokens": -1, "completion_tokens": 2},
+        {"prompt_tokens": 1.5, "completion_tokens": 2},
+        {},
+        "x",
+        7,
+    ):
+        assert usage(good, bad) is None
+    assert usage({"prompt_tokens": True, "completion_tokens": 2}) is None
+
+
+HUGE_REPORTS = [b"1" + b"0" * 400, b"9" * 4_299, b"9" * 100_000, b"1e400", b"1e300", b"18446744073709551616"]
+
+
+@pytest.mark.parametrize("number", HUGE_REPORTS, ids=lambda number: f"{number[:4].decode()}-{len(number)}")
+def test_huge_usage_is_a_number_that_can_be_counted(number: bytes) -> None:
+    """A usage of 10^400 raised OverflowError where it was counted, and the request's log line was lost."""
+    for report in (
+        b'{"prompt_tokens":%b,"completion_tokens":2}' % number,
+        b'{"prompt_tokens":2,"completion_tokens":%b}' % number,
+    ):
+        _, reader = read(token("a"), b'data: {"choices":[],"usage":%b}\n\n' % report, DONE)
+        usage = reader.usage
+        assert reader.complete
+        assert usage is None or (
+            max(usage.input, usage.output) <= MOST_TOKENS and json.dumps([usage.input, usage.output])
+        )
+
+
+def test_a_usage_of_zero_after_output_is_nonsense() -> None:
+    """Some servers send a usage of zero first: after a cut, 1,000 characters were settled at 0."""
+    empty = {"prompt_tokens": 0, "completion_tokens": 0}
+    for rest in ([], [b"data: {]\n\n"], [token(None, "stop"), DONE]):
+        _, reader = read(event(choices=[], usage=empty), token("x" * 1000), *rest)
+        assert reader.usage is None
+    _, reader = read(event(choices=[], usage={"prompt_tokens": 7, "completion_tokens": 0}), DONE)
+    assert reader.usage == Usage(7, 0), "an answer without output has none"
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n", b"\r"])
+def test_a_leading_byte_order_mark_is_skipped(newline: bytes) -> None:
+    """It made the first event a field of another name, and its token was lost."""
+    body = (b"\xef\xbb\xbf" + token("a") + token("b", "stop") + DONE).replace(b"\n", newline)
+    assert read(body)[0] == "ab"
+    assert read(*(body[i : i + 1] for i in range(len(body))))[0] == "ab"
+    assert read(b"\xef\xbb\xbf: hello\n\n" + token("a", "stop"))[0] == "a"
+    assert read(token("a") + b"\xef\xbb\xbf" + token("ghost") + DONE)[0] == "a", "only the first is a mark"
+
+
+def test_an_answer_without_an_end_is_cut() -> None:
+    text, reader = read(token("a"))
+    assert (text, type(reader.failure), reader.signal) == ("a", ProviderFailed, ProviderSignal.FAILED)
+    assert not reader.complete
+
+
+def test_an_answer_may_end_with_its_finish_reason() -> None:
+    text, reader = read(token("a", "stop"))
+    assert (text, reader.failure, reader.complete) == ("a", None, True)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_nothing_is_read_after_the_end(together: bool) -> None:
+    text, reader = read(token("a"), DONE, token("ghost"), b"data: {]\n\n", together=together)
+    assert (text, reader.failure, reader.complete) == ("a", None, True)
+
+
+def test_an_answer_ends_once() -> None:
+    _, complete = read(DONE)
+    complete.fail(ProviderFailed(), ProviderSignal.FAILED)
+    assert (complete.failure, complete.signal) == (None, ProviderSignal.COMPLETION)
+    failed = AnswerReader([])
+    failed.fail(ProviderQuotaExhausted(), ProviderSignal.QUOTA)
+    failed.fail(ProviderFailed(), ProviderSignal.FAILED)
+    failed.received.append(token("a") + DONE)
+    assert (failed.read(), failed.complete) == ([], False)
+    assert (type(failed.failure), failed.signal) == (ProviderQuotaExhausted, ProviderSignal.QUOTA)
+
+
+def test_the_body_of_an_error_status() -> None:
+    reader = AnswerReader([])
+    for part in (b'{"error":"insuffi', b'cient_quota"}'):
+        reader.received.append(part)
+    reader.refuse(429, None)
+    assert (type(reader.failure), reader.signal, reader.unread) == (ProviderQuotaExhausted, ProviderSignal.QUOTA, 0)
+
+
+GARBAGE = [
+    b"data: {]\n\n",
+    b"data: [1]\n\n",
+    b"<html>\n\n",
+    b"",
+    b'data: {"choices":"x"}\n\n',
+    b"data: \xff\xfe\n\n",
+    b'{"choices":[{"message":{"content":"x"}}]}',
+    b"data: " + b"[" * 200_000 + b"\n\n",
+    b"data: " + b'"' + b"x" * EVENT_LIMIT + b'"\n\n',
+    b"x" * (EVENT_LIMIT + 1),
+]
+
+
+@pytest.mark.parametrize("body", GARBAGE)
+def test_garbage(body: bytes) -> None:
+    assert isinstance(read(body)[1].failure, ProviderFailed)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ({"error": {"message": "x", "code": 500}}, ProviderSignal.FAILED),
+        ({"error": "x"}, ProviderSignal.FAILED),
+        ({"object": "error", "message": "x", "code": 503}, ProviderSignal.FAILED),
+        ({"message": "x", "status": "429"}, ProviderSignal.CONGESTED),
+        ({"error": {"message": "quota exceeded", "code": 429}}, ProviderSignal.QUOTA),
+        ({"error": {"code": 402}}, ProviderSignal.QUOTA),
+    ],
+)
+def test_errors_inside_the_stream(error: dict[str, object], expected: ProviderSignal) -> None:
+    text, reader = read(token("a") + event(**error) + token("b") + DONE)
+    assert text == "a"
+    kind = ProviderQuotaExhausted if expected is not ProviderSignal.FAILED else ProviderFailed
+    assert isinstance(reader.failure, kind)
+    assert reader.signal is expected

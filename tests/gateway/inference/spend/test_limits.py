@@ -1,0 +1,121 @@
+"""The limits that account holders and operators set, as the users of an app meet them, at every process."""
+
+from typing import Any
+
+import pytest
+
+from gateway.accounts.records import AllowedRates, App, AppLimits
+from gateway.inference.spend.limits import Limits, limits_of
+from gateway.settings import Settings
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.support import accounts
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.prices import bound, cost
+from tests.support.responses import answered, counted, refused
+
+session = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.mark.parametrize(
+    ("own", "allowed", "expected"),
+    [
+        (None, None, Limits(30, 20, 50_000_000)),
+        (AppLimits(requestsPerMinute=7), None, Limits(7, 20, 50_000_000)),
+        (AppLimits(requestsPerMinute=0, userRequestsPerMinute=0), None, Limits(0, 0, 50_000_000)),
+        (AppLimits(dailyEuro="0.02", userDailyEuro="0.000000001"), None, Limits(30, 20, 50_000_000, 20_000_000, 1)),
+        (AppLimits(dailyEuro="0"), None, Limits(30, 20, 50_000_000, 0)),
+        (None, AllowedRates(3000), Limits(3000, 20, 50_000_000)),
+        (AppLimits(requestsPerMinute=100), AllowedRates(3000, 600), Limits(100, 600, 50_000_000)),
+        # An operator, or a smaller plan, may allow less than was set before.
+        (AppLimits(requestsPerMinute=25, userRequestsPerMinute=15), AllowedRates(5), Limits(5, 15, 50_000_000)),
+    ],
+)
+def test_the_narrower_limit_holds(own: AppLimits | None, allowed: AllowedRates | None, expected: Limits) -> None:
+    app = App(id="a", name="a", account="acc", createdAt="", limits=own, allowedRates=allowed)
+    assert limits_of(app, "free", Settings()) == expected
+
+
+async def set_limits(app: accounts.App, **limits: Any) -> None:
+    path, headers = f"/account/apps/{app.name}/limits", {"Authorization": f"Bearer {app.account.key}"}
+    response = await app.gateway.http.put(path, json=limits, headers=headers)
+    assert response.status_code == 200, response.text
+
+
+async def felt(app: accounts.App, twin: Gateway, status: int) -> None:
+    """Within a second, in both processes; each question is another user's."""
+    people = iter(range(10**6))
+
+    async def both() -> bool:
+        asks = [each.ask("x", token=each.token(f"felt-{next(people)}")) for each in (app, app.at(twin))]
+        return [(await ask).status_code for ask in asks] == [status] * 2
+
+    await wait_until(both, 1, 0.2)
+
+
+@session
+async def test_setting_narrowing_and_clearing_is_felt_in_every_process(
+    gw: Gateway, twin: Gateway, backend: FakeAppBackend
+) -> None:
+    app = await gw.app(backend)
+    await felt(app, twin, 200)
+    for limits, status in (
+        ({"dailyEuro": "0.000001"}, 402),
+        ({"dailyEuro": "0.5"}, 200),
+        ({"userDailyEuro": "0"}, 402),
+        ({"userDailyEuro": None, "requestsPerMinute": 0}, 429),
+        ({"requestsPerMinute": None}, 200),
+    ):
+        await set_limits(app, **limits)
+        await felt(app, twin, status)
+
+
+@session
+async def test_an_app_and_a_user_have_caps_of_their_own(
+    gw: Gateway, twin: Gateway, backend: FakeAppBackend, provider: FakeProvider
+) -> None:
+    account = await gw.account("free")
+    app, other = await account.app(backend), await account.app(backend)
+    # One request fits until its cost is known: the second is more than what is left.
+    prompt = provider.plays(tokens("a", "b", usage=(1000, 1000)))
+    price, worst = cost(1000, 1000), bound(prompt)
+    await set_limits(app, userDailyEuro=f"{worst / 10**9:.9f}", dailyEuro=f"{(worst + 2 * price) / 10**9:.9f}")
+    assert answered(await app.ask(prompt))["usage"] == {"inputTokens": 1000, "outputTokens": 1000}
+    assert await account.settled() == price
+    response = await app.at(twin).ask(prompt)
+    refused(response, 402, "USER_CAP_REACHED")
+    assert 0 < int(response.headers["Retry-After"]) <= 86_400
+    answered(await app.ask(prompt, token=app.token("ben")))
+    assert await account.settled() == 2 * price
+    answered(await app.at(twin).ask(prompt, token=app.token("eve")))
+    await account.settled()
+    response = await app.ask(prompt, token=app.token("joe"))
+    refused(response, 402, "APP_CAP_REACHED")
+    assert 0 < int(response.headers["Retry-After"]) <= 86_400
+    refused(await app.post({"prompt": ""}), 400, "REQUEST_MALFORMED")  # neither cap is full
+    answered(await other.ask(prompt))
+    spend = (await account.get(f"/account/apps/{app.name}/spend")).json()
+    assert (spend["settled"], spend["reserved"], spend["cap"]) == (3 * price, 0, worst + 2 * price)
+    assert (await account.get(f"/account/apps/{other.name}/spend")).json()["settled"] == price
+
+
+@session
+async def test_rates_of_an_app_and_its_users(app: accounts.App) -> None:
+    await set_limits(app, requestsPerMinute=3, userRequestsPerMinute=2)
+    assert [counted(await app.ask("x"))[:2] for _ in range(2)] == [(2, 1), (2, 0)]
+    refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+    assert counted(await app.ask("x", token=app.token("ben")))[:2] == (3, 0)
+    refused(await app.ask("x", token=app.token("eve")), 429, "APP_RATE_LIMITED")
+    await set_limits(app, requestsPerMinute=0, userRequestsPerMinute=None)
+    response = await app.ask("x")
+    refused(response, 429, "APP_RATE_LIMITED")
+    assert counted(response)[:2] == (0, 0)
+
+
+@session
+async def test_operators_may_widen_the_rates(gw: Gateway, backend: FakeAppBackend) -> None:
+    app = await gw.app(backend, limits={"requestsPerMinute": 45, "userRequestsPerMinute": 22})
+    for left in range(21, -1, -1):
+        assert counted(await app.ask("x"))[:2] == (22, left)
+    refused(await app.ask("x"), 429, "USER_RATE_LIMITED")

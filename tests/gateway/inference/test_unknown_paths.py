@@ -1,0 +1,50 @@
+"""Addresses below an app's `/ai/` that do not exist: a 404 in JSON that says what was meant."""
+
+import pytest
+
+from gateway.inference.unknown_paths import explain_missing
+from tests.support.accounts import App
+from tests.support.responses import refused
+
+HINTS = {
+    "v1/chat/completions": "Leave out '/v1'",
+    "v1": "Leave out '/v1'",
+    "": "Leave out the slash",
+    "chat/completions/": "Leave out the slash",
+    "models/": "Leave out the slash",
+    "models/gpt-5": "gpt-oss-120b, qwen3.6-35b-a3b, llama-3.3-70b-instruct",
+    "responses": "createOpenAI(…).chat(model)",
+    "responses/resp_1": "chat completions",
+    "completions": "chat completions",
+    "embeddings": "Only text",
+    "images/generations": "Only text",
+    "cormorant": "POST /ai/chat/completions",
+}
+
+
+@pytest.mark.parametrize("path", HINTS)
+def test_hints(path: str) -> None:
+    assert HINTS[path] in explain_missing(path)
+    assert "cormorant" not in explain_missing(path)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_unknown_address_below_ai(app: App) -> None:
+    """It was the plain text of any unknown address, and a browser's preflight failed before it."""
+    http, origin = app.gateway.http, {"Origin": app.origin}
+    for path in ("/responses", "/v1/chat/completions", "/embeddings", "/", "/models/gpt-5"):
+        for method in ("GET", "POST"):
+            response = await http.request(method, app.path + path, headers=app.headers(**origin))
+            assert refused(response, 404, "NOT_FOUND")["message"] == explain_missing(path[1:])
+            assert response.headers["Access-Control-Allow-Origin"] == app.origin
+        asked = {**origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        preflight = await http.options(app.path + path, headers=asked)
+        assert preflight.status_code == 204
+        assert "POST" in preflight.headers["Access-Control-Allow-Methods"]
+    evil = {"Origin": "https://evil.example"}
+    response = await http.post(app.path + "/responses", headers=evil)
+    refused(response, 404, "NOT_FOUND")
+    assert "Access-Control-Allow-Origin" not in response.headers
+    refused(await http.options(app.path + "/responses", headers=evil), 403, "ORIGIN_NOT_ALLOWED")
+    beside = await http.post(app.path + "x", headers=app.headers())
+    assert (beside.status_code, beside.text) == (404, "Not Found")

@@ -1,0 +1,49 @@
+"""The agent tool `service_deploy` over both transports, with the SDK's own client. The deploy engine is the test."""
+
+import pytest
+
+from tests.gateway.mcp.test_server import Connect, call, over_http, over_stdio, refused
+from tests.support.accounts import App
+
+TOOL = "service_deploy"
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture(params=[over_stdio, over_http("auto")], ids=["stdio", "http"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    return request.param
+
+
+async def live(app: App) -> str:
+    headers = {"Authorization": f"Bearer {app.account.key}"}
+    source = b"\x1f\x8b" + bytes(50)
+    answer = await app.gateway.http.put(f"/account/apps/{app.name}/source", content=source, headers=headers)
+    deploy: str = answer.json()["deployId"]
+    for phase in ("build", "health", "canary"):
+        await app.gateway.platform("POST", f"deploys/{deploy}/phases", {"phase": phase, "ok": True})
+    return deploy
+
+
+async def test_list_show_rollback_and_cancel(connect: Connect, hosted: App) -> None:
+    first, second = await live(hosted), await live(hosted)
+    async with connect(hosted.gateway.address, hosted.account.key) as client:
+        listed = (await call(client, TOOL, action="list", app="", id=""))["deploys"]
+        assert [deploy["id"] for deploy in listed][:2] == [second, first]
+        assert (await call(client, TOOL, action="list", app=hosted.name))["deploys"] == listed
+        shown = (await call(client, TOOL, action="show", id=second))["deploy"]
+        assert (shown["state"], shown["log"]) == ("live", "")
+        back = (await call(client, TOOL, action="rollback", app=hosted.name))["deployId"]
+        assert (await call(client, TOOL, action="show", id=back))["deploy"]["release"] == first
+        assert (await call(client, TOOL, action="cancel", id=back))["deploy"]["state"] == "canceled"
+        again = (await call(client, TOOL, action="rollback", app=hosted.name, id=first))["deployId"]
+        assert again != back
+
+
+async def test_wrong_calls_say_how_to_correct_them(connect: Connect, hosted: App) -> None:
+    async with connect(hosted.gateway.address, hosted.account.key) as client:
+        assert "'list', 'show'" in await refused(client, TOOL, action="delete")
+        assert "needs id" in await refused(client, TOOL, action="show")
+        assert "needs app" in await refused(client, TOOL, action="rollback", id="dep_1")
+        assert "takes no app" in await refused(client, TOOL, action="cancel", app="x", id="dep_1")
+        assert "NOT_FOUND" in await refused(client, TOOL, action="show", id="dep_none")

@@ -1,0 +1,85 @@
+"""What needs an operator is listed: unhealthy apps as long as they are, and deploys that failed within a day."""
+
+import msgspec
+
+from gateway.accounts.records import App
+from gateway.deploys.keys import failed_deploys_key, site_key
+from gateway.monitors.health import AppHealth
+from gateway.monitors.keys import certificate_ends_key, certificate_key, health_key, unhealthy_key
+from gateway.operations.needs_attention import (
+    EXPIRING,
+    count_ended_deploys,
+    count_expiring_certificates,
+    count_failed_deploys,
+    count_unhealthy_apps,
+    list_failed_deploys,
+    list_unhealthy_apps,
+)
+from gateway.process import Gateway
+from gateway.redis.partitions import partition_tag
+from tests.gateway.operations.test_overview import gateway as gateway
+
+NOW = 1_782_979_200_000
+
+
+async def put_app(gateway: Gateway, name: str) -> App:
+    account, _ = await gateway.registry.create_account("Vreni", "max")
+    app = App(id=name, name=name, account=account.id, createdAt="2026-07-02T10:00:00.000Z")
+    await gateway.registry.put_app(app, None)
+    await gateway.store.client.hset(site_key(account.id, name), mapping={"live": "dep_1", "source": "src_1"})
+    return app
+
+
+async def observe(gateway: Gateway, app: App, health: AppHealth, *, listed: bool = True) -> None:
+    tag = partition_tag(app.account)
+    await gateway.store.client.hset(health_key(tag, app.id), "state", msgspec.json.encode(health).decode())
+    if listed:
+        await gateway.store.client.zadd(unhealthy_key(tag), {app.id: health.since})
+
+
+async def test_unhealthy_apps(gateway: Gateway) -> None:
+    shop, blog, cafe = [await put_app(gateway, name) for name in ("shop", "blog", "cafe")]
+    await observe(gateway, shop, AppHealth(status="unhealthy", since=NOW))
+    await observe(gateway, blog, AppHealth(status="unhealthy", since=NOW - 1000))
+    await observe(gateway, cafe, AppHealth(status="healthy", since=NOW))  # its monitor died before it took it out
+    assert [app.id for app, _ in await list_unhealthy_apps(gateway.registry, 10)] == ["blog", "shop"]
+    assert [app.id for app, _ in await list_unhealthy_apps(gateway.registry, 1)] == ["blog"]
+    assert await count_unhealthy_apps(gateway.registry) == 2
+    assert await gateway.store.client.zcard(unhealthy_key(partition_tag(cafe.account))) == (
+        sum(partition_tag(app.account) == partition_tag(cafe.account) for app in (shop, blog))
+    )
+    await gateway.registry.delete_app(shop)
+    assert await count_unhealthy_apps(gateway.registry) == 1
+
+
+async def test_expiring_certificates(gateway: Gateway) -> None:
+    for name, end in (("shop", NOW + EXPIRING), ("blog", NOW + EXPIRING + 1), ("cafe", NOW)):
+        app = await put_app(gateway, name)
+        tag = partition_tag(app.account)
+        await gateway.store.client.zadd(certificate_ends_key(tag), {name: end})
+        if name != "cafe":  # it has no custom domain any more
+            await gateway.store.client.hset(certificate_key(tag, name), "expiresAt", end)
+    assert await count_expiring_certificates(gateway.store, NOW) == 1
+    assert await gateway.store.client.zscore(certificate_ends_key(tag), "cafe") is None
+
+
+async def test_failed_deploys(gateway: Gateway) -> None:
+    deploys = gateway.deploys
+    app = await put_app(gateway, "shop")
+    deploy = await deploys.get(await deploys.queue(app, "operator", source="src_1"), app.account)
+    assert deploy is not None
+    await deploys.advance(await deploys.start(deploy), "build", False, "exit status 1")
+    (failed,) = await list_failed_deploys(gateway.store, 10)
+    assert (failed.id, failed.error) == (deploy.id, "build: exit status 1")
+    second = await deploys.get(await deploys.queue(app, "operator", source="src_2"), app.account)
+    assert second is not None
+    await deploys.cancel(second, "not needed")
+    assert await count_ended_deploys(gateway.store) == {"failed": 1, "canceled": 1}
+    seconds, _ = await gateway.store.client.time()
+    assert await count_failed_deploys(gateway.store, seconds * 1000) == 1
+    key = failed_deploys_key(partition_tag(app.account))
+    assert 0 < await gateway.store.client.ttl(key) <= 86_400
+    await gateway.store.client.zadd(key, {f"{app.account} {deploy.id}": (seconds - 90_000) * 1000})  # yesterday
+    await gateway.store.client.expire(key, 60)
+    assert await list_failed_deploys(gateway.store, 10) == []
+    assert await count_failed_deploys(gateway.store, seconds * 1000) == 0

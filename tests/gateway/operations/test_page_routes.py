@@ -1,0 +1,235 @@
+"""The operators' page over the wire: who gets in, what is told, and when it ends."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import httpx_sse
+import pytest
+import pytest_asyncio
+
+from gateway.accounts.sessions import ACCOUNT, FAILED_A_MINUTE, OPERATOR, SESSION_SECONDS
+from gateway.operations.page_routes import VIEWERS
+from tests.fakes import FakeAppBackend
+from tests.fakes.provider import ROLE, tokens
+from tests.gateway.conftest import COUNTED_SOON, Launch
+from tests.support.accounts import App
+from tests.support.gateway_process import OPERATOR as TOKEN
+from tests.support.gateway_process import Gateway
+from tests.support.polling import wait_until
+from tests.support.responses import refused
+from tests.support.worker_process import Worker
+
+fixture = pytest_asyncio.fixture(loop_scope="session")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+class Visitor:
+    """A browser without a page, at an address of its own."""
+
+    def __init__(self, gw: Gateway) -> None:
+        self.gw = gw
+        self.http = httpx.AsyncClient(base_url=gw.address, trust_env=False, timeout=30)
+        self.headers = {"Origin": gw.address, "X-Forwarded-For": secrets.token_hex(8)}
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        return await self.http.request(method, path, json=body, headers={**self.headers, **headers})
+
+    async def log_in(self, token: str = TOKEN, **headers: str) -> httpx.Response:
+        response = await self.call("POST", "/ops/session", {"token": token}, **headers)
+        if cookie := response.cookies.get(OPERATOR):
+            self.gw.confidential.add(cookie)
+        return response
+
+
+@fixture
+async def visitor(gw: Gateway) -> AsyncIterator[Visitor]:
+    visitor = Visitor(gw)
+    yield visitor
+    await visitor.http.aclose()
+
+
+@asynccontextmanager
+async def watching(gw: Gateway, **headers: str) -> AsyncIterator[AsyncIterator[httpx_sse.ServerSentEvent]]:
+    async with httpx_sse.aconnect_sse(gw.http, "GET", "/ops/events", headers=headers or BEARER) as source:
+        yield source.aiter_sse()
+
+
+async def snapshot(gw: Gateway) -> dict[str, Any]:
+    async with watching(gw) as seen:
+        return json.loads((await anext(seen)).data)
+
+
+# -- who gets in ---------------------------------------------------------------------------------------------
+
+
+async def test_the_token_buys_a_cookie_that_no_script_reads(visitor: Visitor) -> None:
+    response = await visitor.log_in()
+    assert (response.status_code, response.content) == (204, b"")
+    _, *attributes = response.headers["set-cookie"].split("; ")
+    assert set(attributes) == {"HttpOnly", "Path=/", "SameSite=strict", f"Max-Age={SESSION_SECONDS}"}
+    assert (await visitor.call("GET", "/platform/inference")).status_code == 200
+
+
+async def test_the_cookie_watches(gw: Gateway, visitor: Visitor) -> None:
+    await visitor.log_in()
+    async with watching(gw, Cookie=f"{OPERATOR}={visitor.http.cookies[OPERATOR]}") as seen:
+        assert json.loads((await anext(seen)).data)["inference"]["managedInferenceStatus"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Cookie": f"{OPERATOR}=wrong"}])
+async def test_nobody_else_watches(gw: Gateway, headers: dict[str, str]) -> None:
+    refused(await gw.http.get("/ops/events", headers=headers), 401, "UNAUTHORIZED")
+
+
+async def test_an_account_is_not_an_operator(gw: Gateway, visitor: Visitor) -> None:
+    account = await gw.account()
+    refused(await visitor.log_in(account.key), 401, "UNAUTHORIZED")
+    response = await visitor.call("POST", "/dashboard/session", {"apiKey": account.key})
+    session = response.cookies[ACCOUNT]
+    gw.confidential.add(session)
+    visitor.http.cookies.set(OPERATOR, session)
+    refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
+
+
+async def test_a_session_ends_with_the_token_it_was_opened_with(gw: Gateway, visitor: Visitor) -> None:
+    await visitor.log_in()
+    with gw.redis.client() as client:
+        [key] = [k for k in client.scan_iter("session:*", count=1000) if client.get(k).startswith(b"operator:")][-1:]
+        assert 0 < client.ttl(key) <= SESSION_SECONDS
+        mine = [k for k in client.scan_iter("session:*", count=1000) if client.get(k).startswith(b"operator")]
+        for key in mine:
+            client.set(key, "operator:" + "0" * 32, keepttl=True)  # as if another token were set now
+    refused(await visitor.call("GET", "/platform/inference"), 401, "UNAUTHORIZED")
+
+
+async def test_another_sites_page_turns_nothing(gw: Gateway, visitor: Visitor) -> None:
+    evil = "http://demo.apps.localhost"
+    refused(await visitor.log_in(Origin=evil), 403, "CSRF_REFUSED")
+    await visitor.log_in()
+    off = {"enabled": False}
+    refused(await visitor.call("PUT", "/platform/inference", off, Origin=evil), 403, "CSRF_REFUSED")
+    refused(await visitor.call("DELETE", "/ops/session", Origin=evil), 403, "CSRF_REFUSED")
+    assert (await visitor.call("GET", "/platform/inference")).json()["enabled"]
+    assert (await visitor.call("PUT", "/platform/inference", {"enabled": True})).status_code == 200
+
+
+async def test_logging_out_ends_it(visitor: Visitor) -> None:
+    await visitor.log_in()
+    token = visitor.http.cookies[OPERATOR]
+    assert (await visitor.call("DELETE", "/ops/session")).status_code == 204
+    copied = await visitor.gw.http.get("/platform/inference", headers={"Cookie": f"{OPERATOR}={token}"})
+    refused(copied, 401, "UNAUTHORIZED")
+
+
+async def test_failed_log_ins_are_limited(visitor: Visitor) -> None:
+    for n in range(FAILED_A_MINUTE):
+        refused(await visitor.log_in(f"wrong {n}"), 401, "UNAUTHORIZED")
+    refused(await visitor.log_in(), 429, "LOGINS_LIMITED")
+
+
+@pytest.mark.parametrize("path", ["/ops", "/ops/page.js", "/ops/style.css"])
+async def test_its_files_are_there_for_everybody(gw: Gateway, path: str) -> None:
+    response = await gw.http.get(path)
+    assert response.status_code == 200
+    assert "script-src 'self'" in response.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("path", ["/ops/none.js", "/ops/..%2findex.html"])
+async def test_no_other_files_are(gw: Gateway, path: str) -> None:
+    assert (await gw.http.get(path)).status_code == 404
+
+
+# -- what is told --------------------------------------------------------------------------------------------
+
+
+async def test_what_happens_shows(launch: Launch, backend: FakeAppBackend) -> None:
+    async with launch(COUNTED_SOON) as gw:
+        app = await gw.app(backend)
+        for _ in range(20):
+            await app.events("x")
+        refused(await app.ask("x"), 429, "USER_RATE_LIMITED")
+        await gw.platform("POST", f"apps/{app.name}/crashes", {"reason": "oom"})
+
+        async def told() -> dict[str, Any] | None:
+            seen = await snapshot(gw)
+            return seen if sum(minute["requests"] for minute in seen["minutes"]) == 21 else None
+
+        seen = await wait_until(told)
+        assert sum(minute["codes"].get("USER_RATE_LIMITED", 0) for minute in seen["minutes"]) == 1
+        assert sum(minute["streams"] for minute in seen["minutes"]) == 20
+        assert 0 < seen["firstToken"]["p50"] <= seen["firstToken"]["p99"]
+        [top] = seen["spend"]["top"]
+        assert top["account"] == app.account.id
+        assert top["settled"] == seen["spend"]["total"] == await app.account.settled()
+        assert (seen["webhooks"]["waiting"], seen["webhooks"]["pending"], seen["workers"]) == (1, 0, [])
+        assert [process["streams"] for process in seen["gateways"]] == [0]
+
+        worker = await Worker(gw.redis.url, gw.folder).start()
+
+        async def dropped() -> bool:
+            seen = await snapshot(gw)
+            outcomes = seen["outcomes"].get("dropped")
+            alive = [worker["group"] for worker in seen["workers"] if worker["heartbeatMs"] is not None]
+            return (seen["webhooks"]["waiting"], outcomes, alive) == (0, 1, ["webhooks"])
+
+        await wait_until(dropped)
+        worker.kill()
+
+
+async def test_open_streams_show(gw: Gateway, app: App) -> None:
+    release = asyncio.Event()
+    prompt = gw.provider.plays(ROLE, release, tokens("late"))
+    asking = asyncio.create_task(app.ask(prompt))
+
+    async def one() -> bool:
+        return any(process["streams"] for process in (await snapshot(gw))["gateways"])
+
+    await wait_until(one)
+    release.set()
+    assert (await asking).status_code == 200
+
+
+async def test_there_is_a_bound_on_viewers(gw: Gateway) -> None:
+    async with AsyncExitStack() as viewers:
+        seen = [await viewers.enter_async_context(watching(gw)) for _ in range(VIEWERS)]
+        for each in seen:
+            await anext(each)
+        refused(await gw.http.get("/ops/events", headers=BEARER), 429, "VIEWERS_LIMITED")
+        await viewers.aclose()
+
+        async def room() -> bool:
+            async with gw.http.stream("GET", "/ops/events", headers=BEARER) as response:
+                return response.status_code == 200
+
+        await wait_until(room)
+
+
+async def test_redis_being_away_is_told_and_so_is_its_return(gw: Gateway) -> None:
+    async with watching(gw) as seen:
+        assert (await anext(seen)).event == "message"
+        gw.redis.freeze()
+        try:
+            async with asyncio.timeout(15):
+                while (await anext(seen)).event != "away":
+                    pass
+        finally:
+            gw.redis.thaw()
+        async with asyncio.timeout(15):
+            while (await anext(seen)).event != "message":
+                pass
+
+
+async def test_a_drain_ends_it(launch: Launch) -> None:
+    async with launch() as gw, watching(gw) as seen:
+        await anext(seen)
+        stopping = asyncio.create_task(gw.stop())
+        async with asyncio.timeout(8):
+            while await anext(seen, None):
+                pass
+        assert await stopping is not None  # it was not killed

@@ -1,0 +1,254 @@
+"""Operators' surface, the account's view, health, metrics and the log line."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.redis.client import Store
+from tests.fakes import FakeAppBackend, FakeProvider
+from tests.fakes.provider import tokens
+from tests.gateway.conftest import Launch
+from tests.support.accounts import DOMAIN, App
+from tests.support.gateway_process import ENCRYPTION_KEY, OPERATOR, Gateway
+from tests.support.polling import wait_until
+from tests.support.prices import EURO, cost
+from tests.support.responses import answered, refused
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def test_only_operators_enter(gw: Gateway) -> None:
+    account = await gw.account()
+    calls = [("POST", "accounts"), ("PATCH", f"accounts/{account.id}"), ("PUT", "apps/x"), ("GET", "apps/x")]
+    calls += [("DELETE", "apps/x"), ("PUT", "inference")]
+    wrong = ["", "Bearer", f"Bearer {OPERATOR}x", f"Bearer {OPERATOR[:-1]}", f"Bearer {account.key}", OPERATOR]
+    for method, path in calls:
+        for authorization in wrong:
+            headers = {"Authorization": authorization} if authorization else {}
+            response = await gw.http.request(method, f"/platform/{path}", json={}, headers=headers)
+            refused(response, 401, "UNAUTHORIZED")
+
+
+async def test_without_a_token_the_surface_is_closed(launch: Launch) -> None:
+    async with launch(GATEWAY_OPERATOR_TOKEN="") as gw:
+        for authorization in ("Bearer ", "Bearer None", f"Bearer {OPERATOR}", "Bearer null"):
+            headers = {"Authorization": authorization.strip()}
+            response = await gw.http.post("/platform/accounts", json={"name": "x", "plan": "free"}, headers=headers)
+            assert response.status_code in (401, 403, 404)
+            response = await gw.http.get("/capabilities", headers=headers)
+            refused(response, 401, "UNAUTHORIZED")
+
+
+async def test_an_account(gw: Gateway) -> None:
+    response = await gw.platform("POST", "accounts", {"name": "Café ☕", "plan": "starter"})
+    assert response.status_code == 201
+    created = response.json()
+    assert created.keys() == {"id", "apiKey"}
+    assert created["apiKey"].startswith("csk_")
+    gw.confidential.add(created["apiKey"])
+    response = await gw.http.get("/account", headers={"Authorization": f"Bearer {created['apiKey']}"})
+    account = response.json()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", account["spend"].pop("day"))
+    assert account == {
+        "id": created["id"],
+        "name": "Café ☕",
+        "plan": "starter",
+        "limits": {
+            "requestsPerMinutePerApp": 30,
+            "requestsPerMinutePerUser": 20,
+            "maxRequestBytes": 102_400,
+            "maxOutputTokens": 2_000,
+            "deploysPerDay": 50,
+        },
+        "spend": {"settled": 0, "reserved": 0, "cap": EURO // 2},
+        "deploysToday": 0,
+        "storage": {"bytes": 0, "limit": 8_388_608},
+    }
+    response = await gw.platform("PATCH", f"accounts/{created['id']}", {"plan": "maker"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"plan": "free"}, "name"),
+        ({"name": "x", "plan": "gold"}, "plan"),
+        ({"name": "x", "plan": None}, "plan"),
+        ({"name": 5, "plan": "free"}, "name"),
+        ({"name": "", "plan": "free"}, "name"),
+    ],
+)
+async def test_accounts_that_are_none(gw: Gateway, body: dict[str, Any], field: str) -> None:
+    error = refused(await gw.platform("POST", "accounts", body), 400, "REQUEST_MALFORMED")
+    assert field in error["message"]
+
+
+async def test_accounts_that_are_not_there(gw: Gateway) -> None:
+    refused(await gw.platform("PATCH", "accounts/acc_nobody", {"plan": "free"}), 404, "NOT_FOUND")
+    account = await gw.account()
+    error = refused(await gw.platform("PATCH", f"accounts/{account.id}", {"plan": "gold"}), 400, "REQUEST_MALFORMED")
+    assert "plan" in error["message"]
+
+
+@pytest.mark.parametrize("credential", ["", "Bearer ", "Bearer csk_nonsense", "Basic x", "Bearer " + "x" * 5000])
+async def test_keys_that_are_none(gw: Gateway, credential: str) -> None:
+    headers = {"Authorization": credential.strip()} if credential else {}
+    for path in ("/account", "/account/apps"):
+        refused(await gw.http.get(path, headers=headers), 401, "UNAUTHORIZED")
+
+
+async def test_an_app(gw: Gateway, backend: FakeAppBackend) -> None:
+    account = await gw.account()
+    body = {
+        "account": account.id,
+        "auth": {"kind": "secret", "secret": "a secret of more than thirty-two bytes"},
+        "customDomain": "shop.example.org",
+        "customDomainVerified": True,
+        "repository": {"url": "https://git.example.org/shop.git", "branch": "main"},
+        "build": {"command": "npm run build", "output": "dist"},
+    }
+    gw.confidential.add(body["auth"]["secret"])
+    stored = await gw.platform("PUT", "apps/shop-one", body)
+    assert stored.status_code in (200, 201)
+    response = await gw.platform("GET", "apps/shop-one")
+    assert response.status_code == 200
+    app = response.json()
+    assert app["name"] == "shop-one"
+    assert app["id"]
+    for field in ("account", "customDomain", "customDomainVerified"):
+        assert app[field] == body[field]
+    assert app["repository"]["url"] == body["repository"]["url"]
+    assert app["auth"]["kind"] == "secret"
+    assert body["auth"]["secret"] not in response.text + stored.text
+    (mine,) = (await account.get("/account/apps")).json()
+    assert mine["name"] == "shop-one"
+    assert f"shop-one.{DOMAIN}" in json.dumps(mine)
+    assert (await (await gw.account()).get("/account/apps")).json() == []
+    assert (await gw.platform("DELETE", "apps/shop-one")).status_code == 204
+    refused(await gw.platform("GET", "apps/shop-one"), 404, "NOT_FOUND")
+    assert (await account.get("/account/apps")).json() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["Shop", "a--b", "-a", "a-", "a.b", "a_b", "a" * 64, "caf%C3%A9", "%2e%2e", "a%2fb", "a%20b", "a:b"]
+)
+async def test_names_that_are_none(gw: Gateway, backend: FakeAppBackend, name: str) -> None:
+    body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
+    response = await gw.platform("PUT", f"apps/{name}", body)
+    assert response.status_code in (400, 404)
+    assert (await gw.http.get("/health")).status_code == 200
+
+
+async def test_no_app_takes_the_address_of_anothers_previews(gw: Gateway, backend: FakeAppBackend) -> None:
+    """An app named `<other>-preview` had its keys served by the other's preview while it was not live."""
+    body = {"account": (await gw.account()).id, "auth": {"kind": "jwks", "url": backend.jwks_url}}
+    for path, fields in (("shop-preview", {}), ("shop-preview", {"name": "shop"}), ("shop", {"name": "shop-preview"})):
+        error = refused(await gw.platform("PUT", f"apps/{path}", body | fields), 400, "REQUEST_MALFORMED")
+        assert "-preview" in error["message"]
+    for name in ("preview", "shop-previews", "preview-shop"):
+        assert (await gw.platform("PUT", f"apps/{name}", body)).status_code == 200
+    refused(await gw.platform("PUT", "apps/preview", body | {"name": "a-preview"}), 400, "REQUEST_MALFORMED")
+
+
+@pytest.mark.parametrize(
+    "auth",
+    [
+        {"kind": "magic"},
+        {"kind": "jwks", "url": "nonsense"},
+        {"kind": "jwks", "url": "file:///etc/passwd"},
+        {"kind": "jwks", "url": 5},
+        {"kind": "secret"},
+        {"kind": "backend"},
+        {"kind": "backend", "url": "ftp://x/y"},
+        {"kind": "backend", "url": "http://127.0.0.1/x", "method": "BREW"},
+        {"url": "http://127.0.0.1/x", "issuer": 5, "kind": "jwks"},
+        "jwks",
+        [],
+    ],
+)
+async def test_auths_that_are_none(gw: Gateway, auth: Any) -> None:
+    body = {"account": (await gw.account()).id, "auth": auth}
+    error = refused(await gw.platform("PUT", "apps/odd-auth", body), 400, "REQUEST_MALFORMED")
+    assert "auth" in error["message"]
+
+
+async def test_apps_of_nobody(gw: Gateway) -> None:
+    for body in ({}, {"account": "acc_nobody"}, {"account": 5}, {"account": None}, []):
+        response = await gw.platform("PUT", "apps/of-nobody", body)
+        assert response.status_code in (400, 404)
+    refused(await gw.platform("GET", "apps/of-nobody"), 404, "NOT_FOUND")
+    refused(await gw.platform("DELETE", "apps/of-nobody"), 404, "NOT_FOUND")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"\xff", b"[" * 50_000])
+async def test_bodies_that_are_none(gw: Gateway, content: bytes) -> None:
+    headers = {"Authorization": f"Bearer {OPERATOR}", "Content-Type": "application/json"}
+    for method, path in (("POST", "accounts"), ("PUT", "apps/no-body"), ("PUT", "inference")):
+        response = await gw.http.request(method, f"/platform/{path}", content=content, headers=headers)
+        refused(response, 400, "REQUEST_MALFORMED")
+
+
+async def test_health_and_readiness(gw: Gateway) -> None:
+    for path in ("/health", "/ready"):
+        response = await gw.http.get(path)
+        assert response.status_code == 200
+        assert response.headers["X-Request-Id"]
+
+
+async def test_metrics(gw: Gateway, app: App) -> None:
+    answered(await app.ask("x"))
+    refused(await app.ask(""), 400, "REQUEST_MALFORMED")
+    response = await gw.http.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["Content-Type"].startswith("text/plain")
+    text = response.text
+    assert "# TYPE" in text
+    assert "REQUEST_MALFORMED" in text
+    assert "gen_ai_" in text
+    assert not [secret for secret in gw.secrets if secret in text]
+
+
+async def test_one_log_line_a_request(gw: Gateway, app: App, provider: FakeProvider) -> None:
+    """Who, what, how much and how long; at the harness' end the log is searched for content."""
+    response = await app.ask(provider.plays(tokens("x", usage=(41, 43))))
+    answered(response)
+    wrong = await app.ask("")
+    await wait_until(lambda: wrong.headers["X-Request-Id"] in gw.log)
+    lines = [json.loads(line) for line in gw.log.splitlines() if line.startswith("{")]
+
+    def told(request_id: str) -> dict[str, Any]:
+        (line,) = [x for x in lines if request_id in x.values() and x.get("level") != "debug"]
+        return line
+
+    line = told(response.headers["X-Request-Id"])
+    assert {app.name, "gpt-oss-120b", 200, 41, 43, cost(41, 43)} <= _values(line)
+    assert len([k for k in line if "ttft" in k.lower() or "duration" in k.lower()]) == 2
+    assert {app.name, 400, "REQUEST_MALFORMED"} <= _values(told(wrong.headers["X-Request-Id"]))
+
+
+def _values(line: dict[str, Any]) -> set[Any]:
+    return {value for value in line.values() if isinstance(value, str | int)}
+
+
+async def test_a_repository_s_password_is_kept_apart_and_sealed(gw: Gateway) -> None:
+    account = await gw.account()
+    gw.confidential.add("hunter2-of-bob")
+    url = "https://bob:hunter2-of-bob@git.example/bob/x.git"
+    put = {"account": account.id, "repository": {"url": url}}
+    answer = await gw.platform("PUT", "apps/with-a-password", put)
+    assert answer.json()["repository"] == {"url": "https://git.example/bob/x.git", "branch": "main"}
+    assert "hunter2" not in (await gw.platform("GET", "apps/with-a-password")).text
+    store = Store(gw.redis.url)
+    app = await Registry(store, Vault(ENCRYPTION_KEY)).find("with-a-password")
+    await store.close()
+    assert app is not None
+    assert app.repository is not None
+    assert app.repository.clone_url(Vault(ENCRYPTION_KEY)) == url
+    for wrong in ("git@git.example:bob/x.git", "ssh://git.example/x.git", "nonsense"):
+        answer = await gw.platform("PUT", "apps/with-a-password", {**put, "repository": {"url": wrong}})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith("repository.url: ")

@@ -1,0 +1,365 @@
+"""The store against single servers and a cluster of three."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis.crc
+import uvloop
+
+from gateway.accounts.keys import account_apps_key, account_key
+from gateway.accounts.records import Account, App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.errors import BackboneUnavailable, SpendCapReached
+from gateway.inference.keys import spend_key
+from gateway.inference.spend import scripts
+from gateway.inference.spend.admission import Admission
+from gateway.redis import client as store_module
+from gateway.redis.client import LUA, Store, backbone
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag
+from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
+from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, cluster
+from tests.support.stores import opened
+from tests.support.tcp_proxy import Proxy
+from workers.monitors.leases import settle_overdue
+
+# -- names -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("account", ["acc_1", "acc_01kad0e5q3f8", "é", "", "a" * 200])
+def test_a_partition_is_the_crc_16_of_the_account(account: str) -> None:
+    # Redis's own sum: its slots are CRC-16 mod 16384, of which 16 is a divisor.
+    assert partition_tag(account) == PARTITION_TAGS[redis.crc.key_slot(account.encode()) % 16]
+
+
+@pytest.mark.parametrize("primaries", range(3, 17))
+def test_partitions_spread_evenly_over_the_default_slots_of_a_cluster(primaries: int) -> None:
+    begins = [
+        round(n * 16_384 / primaries) for n in range(primaries + 1)
+    ]  # as `redis-cli --cluster create` shares them
+    slots = [redis.crc.key_slot(each.strip("{}").encode()) for each in PARTITION_TAGS]
+    held = [sum(begin <= slot < end for slot in slots) for begin, end in itertools.pairwise(begins)]
+    assert max(held) - min(held) <= 1, held
+
+
+def test_partitions_are_even_and_all_known() -> None:
+    tags = [partition_tag(f"acc_{n}") for n in range(16_000)]
+    assert set(tags) == set(PARTITION_TAGS)
+    assert len(PARTITION_TAGS) == 16
+    assert all(800 < tags.count(each) < 1200 for each in PARTITION_TAGS)
+
+
+def test_keys_of_an_account_share_its_slot() -> None:
+    for n in range(50):
+        names = [account_key(f"acc_{n}"), account_apps_key(f"acc_{n}"), spend_key(f"acc_{n}", "2026-11-21")]
+        assert len({redis.crc.key_slot(name.encode()) for name in names}) == 1
+        assert all(name.startswith(partition_tag(f"acc_{n}") + ":") for name in names)
+
+
+@pytest.mark.parametrize("name", ["admit", "settle", "overdue", "change"])
+def test_a_script_opens_with_its_contract(name: str) -> None:
+    contract = (LUA / f"{name}.lua").read_text().partition("\n\n")[0]
+    assert contract.startswith(f"-- {name}.lua: ")
+    assert all(word in contract for word in ("-- KEYS", "-- ARGV", "-- Returns"))
+
+
+async def test_a_connection_that_uvloop_has_closed_is_a_fault(redis_url: str) -> None:
+    """redis-py then lets a RuntimeError through, which ended workers."""
+
+    async def write_to_a_closed_connection() -> None:
+        async with opened(redis_url) as store, store.subscription(CHANGES_CHANNEL) as subscription:
+            subscription.connection._writer.transport.abort()
+            await asyncio.sleep(0.01)
+            with backbone():
+                await subscription.connection.send_command("PING")
+
+    with pytest.raises(BackboneUnavailable) as raised:
+        await asyncio.to_thread(uvloop.run, write_to_a_closed_connection())
+    assert isinstance(raised.value.__cause__, RuntimeError), "redis-py has become better: simplify backbone()"
+
+
+def test_errors_of_our_own_are_none() -> None:
+    with pytest.raises(RuntimeError), backbone():
+        raise RuntimeError
+
+
+# -- one server --------------------------------------------------------------------------------------------------
+
+
+async def test_a_script_the_server_forgot_is_sent_again(server_url: str) -> None:
+    async with opened(server_url) as store:
+        for _ in range(2):
+            await store.client.script_flush()
+            assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
+
+
+async def test_of_many_writers_over_one_record_one_wins(server_url: str) -> None:
+    async with opened(server_url) as first, opened(server_url) as second:
+        assert await compare_and_set(first, "inference", "0", expected="")
+        for n in range(20):
+            writers = [
+                compare_and_set(each, "inference", f"{n + 1}", expected=f"{n}")
+                for each in (first, second)
+                for _ in "ab"
+            ]
+            assert sorted(await asyncio.gather(*writers)) == [False, False, False, True]
+        assert await second.get("inference") == "20"
+        assert not await compare_and_set(first, "inference", "x", expected="")
+        assert await compare_and_set(first, "inference", "")
+        assert await second.get("inference") is None
+
+
+async def test_a_change_reaches_a_subscription(server_url: str) -> None:
+    async with opened(server_url) as store, store.subscription(CHANGES_CHANNEL) as subscription:
+        assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
+        await compare_and_set(store, "app:shop", "{}")
+        message = await subscription.get_message(timeout=1)
+        assert (message["type"], message["data"]) == ("message", "app:shop")
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[RedisServer]:
+    """Behind a password, on a unix socket too."""
+    server = RedisServer("valkey", "--unixsocket", str(tmp_path / "s"), "--requirepass", "secret")
+    server._answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
+    yield server.start()
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [lambda s, path: f"unix://:secret@{path}/s?db=2", lambda s, path: f"redis://:secret@127.0.0.1:{s.port}/2"],
+    ids=["unix socket", "tcp"],
+)
+async def test_every_way_in_uses_the_password_and_the_database(
+    locked: RedisServer, tmp_path: Path, address: Callable[[RedisServer, Path], str]
+) -> None:
+    async with opened(address(locked, tmp_path)) as store, store.subscription(CHANGES_CHANNEL) as subscription:
+        assert (await subscription.get_message(timeout=1))["type"] == "subscribe"
+        await compare_and_set(store, "app:shop", "{}")
+        assert (await subscription.get_message(timeout=1))["data"] == "app:shop"
+        assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
+        assert await store.client.dbsize() == 1
+        assert store.client.get_connection_kwargs()["db"] == 2
+
+
+async def test_a_password_that_nobody_asks_for(valkey: RedisServer) -> None:
+    async with opened(f"redis://:needless@127.0.0.1:{valkey.port}/0") as store:
+        assert await store.get("app:shop") is None
+        assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
+
+
+async def test_a_wrong_password_is_a_fault(locked: RedisServer) -> None:
+    async with opened(f"redis://:wrong@127.0.0.1:{locked.port}/0") as store:
+        with pytest.raises(BackboneUnavailable):
+            await store.get("app:shop")
+        with pytest.raises(BackboneUnavailable):
+            await scripts.list_expired_reservations(store, "{p09}", 1)
+
+
+async def test_a_server_that_refuses_to_write(redis_url: str, valkey: RedisServer) -> None:
+    """Out of memory, or a replica: known by its answer, not by a lost connection."""
+    async with opened(redis_url) as store:
+        await store.client.config_set("maxmemory", "1")
+        try:
+            with pytest.raises(BackboneUnavailable):
+                await compare_and_set(store, "app:shop", "{}")
+            admission = Admission(Settings(), store, Metrics())
+            account = Account(id="acc", name="", plan="free", createdAt="")
+            with pytest.raises(BackboneUnavailable):
+                await admission.admit(App(id="a", name="a", account="acc", createdAt=""), account, "ana", 1)
+        finally:
+            await store.client.config_set("maxmemory", "0")
+
+
+async def write(store: Store) -> None:
+    with backbone():
+        await store.client.set("written", 1, ex=60)
+
+
+async def test_a_demoted_primary_is_left(tmp_path: Path) -> None:
+    """A failover behind one address: connections to the old primary live on, and it refuses every write."""
+    old, new = RedisServer("valkey").start(), RedisServer("valkey").start()
+    try:
+        async with Proxy(old.port) as proxy, opened(proxy.url) as store:
+            assert await compare_and_set(store, "app:shop", "{}")
+            await store.client.set("warm", 1)
+            with old.client() as client:
+                client.execute_command("REPLICAOF", "127.0.0.1", str(new.port))
+            proxy.target = new.port
+            refusals = 0
+            for attempt in (lambda: compare_and_set(store, "app:shop", "{}"), lambda: write(store)):
+                for _ in range(2):
+                    try:
+                        await attempt()
+                    except BackboneUnavailable:
+                        refusals += 1
+                assert await attempt() is not False
+            assert refusals <= 2, "each kind of connection meets the old primary once"
+            with new.client() as client:
+                assert client.get("app:shop") == b"{}"
+    finally:
+        old.stop()
+        new.stop()
+
+
+async def test_a_server_that_restarts_is_found_again(tmp_path: Path) -> None:
+    server = RedisServer("valkey", folder=tmp_path).start()
+    try:
+        async with opened(server.url) as store:
+            await compare_and_set(store, "app:shop", "{}")
+            await scripts.list_expired_reservations(store, "{p09}", 1)
+            server.kill()
+            with pytest.raises(BackboneUnavailable):
+                await store.get("app:shop")
+            with pytest.raises(BackboneUnavailable):
+                await scripts.list_expired_reservations(store, "{p09}", 1)
+            server.start()
+            assert await store.get("app:shop") == "{}"
+            assert await scripts.list_expired_reservations(store, "{p09}", 1) == []
+    finally:
+        server.stop()
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[str]:
+    with cluster() as url:
+        yield url
+
+
+@asynccontextmanager
+async def following(url: str) -> AsyncIterator[Registry]:
+    store = Store(url)
+    registry = Registry(store, Vault(""))
+    task = asyncio.create_task(registry.follow_changes())
+    try:
+        await wait_until(lambda: registry.live or task.done())
+        assert not task.done(), task.exception()
+        yield registry
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+
+
+def of_every_partition() -> list[Account]:
+    by_tag = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(500)}
+    return [Account(id=by_tag[each], name="", plan="free", createdAt="") for each in PARTITION_TAGS]
+
+
+async def test_admission_in_a_cluster(nodes: str) -> None:
+    async with opened(nodes) as store:
+        admission = Admission(Settings(), store, Metrics())
+        seconds, _ = await store.client.time()
+        for account in of_every_partition():
+            app = App(id=f"app-of-{account.id}".replace("_", "-"), name="x", account=account.id, createdAt="")
+            admitted = await admission.admit(app, account, "ana", 40_000_000)
+            assert admitted.reservation
+            with pytest.raises(SpendCapReached):
+                await admission.admit(app, account, "ana", 40_000_000)
+            await admission.settle(admitted.reservation, 7)
+            await admission.settle(admitted.reservation, admitted.reservation.bound)
+            day = time.strftime("%Y-%m-%d", time.gmtime(seconds))
+            assert await store.client.hmget(spend_key(account.id, day), "settled", "reserved") == ["7", "0"]
+
+
+async def test_the_first_thing_a_process_does_in_a_cluster_is_to_subscribe(nodes: str) -> None:
+    async with opened(nodes) as store, store.subscription(CHANGES_CHANNEL) as subscription:
+        assert (await subscription.get_message(timeout=2))["type"] == "subscribe"
+
+
+async def test_changes_cross_the_nodes_of_a_cluster(nodes: str) -> None:
+    async with following(nodes) as here, following(nodes) as there:
+        account, api_key = await here.create_account("One", "free")
+        assert (await there.api_keys.identify(api_key)).account == account.id
+        for n in range(12):  # names on all nodes
+            before = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="")
+            after = App(id=f"app-{n}", name=f"app-{n}", account=account.id, createdAt="", customDomain="a.example")
+            await here.put_app(before, None)
+            assert await there.app(before.name) == before
+            await here.put_app(after, before)
+
+            async def felt(after: App = after) -> bool:
+                return await there.app(after.name) == after
+
+            await wait_until(felt)
+        assert len(await there.apps_of(account.id)) == 12
+
+
+async def test_leases_are_found_on_every_node(nodes: str) -> None:
+    async with opened(nodes) as store:
+        for account in of_every_partition():
+            decision = await scripts.admit(
+                store,
+                account.id,
+                "b",
+                "u",
+                app_limit=30,
+                user_limit=20,
+                bound=5,
+                cap=50_000_000,
+                reservation=f"r-{account.id}",
+                lease=0,
+                deadline=0,
+            )
+            assert decision.verdict == "ok"
+        assert await settle_overdue(store) == len(PARTITION_TAGS)
+        assert await settle_overdue(store) == 0
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[RedisServer]:
+    """A cluster of one."""
+    server = RedisServer("valkey", "--cluster-enabled", "yes").start()
+    with server.client() as client:
+        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        await wait_until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    yield server
+    server.stop()
+
+
+async def test_a_cluster_that_is_gone(node: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a fault like any other: refused with a 503, remembered for later, and nothing that runs beside dies."""
+    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
+    async with following(f"redis+cluster://127.0.0.1:{node.port}") as registry:
+        store = registry.store
+        admission = Admission(Settings(), store, Metrics())
+        account = Account(id="acc", name="", plan="free", createdAt="")
+        app = App(id="a", name="a", account="acc", createdAt="")
+        reservation = (await admission.admit(app, account, "ana", 100)).reservation
+        assert reservation
+        node.kill()
+        await wait_until(lambda: not registry.live, timeout=3)
+        with pytest.raises(BackboneUnavailable):
+            await store.get("app:shop")
+        with pytest.raises(BackboneUnavailable):
+            await admission.admit(app, account, "ana", 100)
+        await admission.settle(reservation, 7)
+        assert await admission.settle_unwritten() is False
+        assert reservation.id in admission._unwritten
+        assert await settle_overdue(store) == 0
+
+
+async def test_a_cluster_that_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that starts first waits for it."""
+    monkeypatch.setattr(store_module, "ATTEMPT", 0.5)
+    async with opened("redis+cluster://127.0.0.1:1") as store:
+        registry = Registry(store, Vault(""))
+        task = asyncio.create_task(registry.follow_changes())
+        with pytest.raises(BackboneUnavailable):
+            await store.get("app:shop")
+        await asyncio.sleep(0.3)
+        assert not task.done(), task.exception()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,282 @@
+"""Scripts in a cluster of three primaries, with and without replicas: redirections, lost nodes, seeds that are down."""
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from redis.crc import key_slot
+
+from gateway.accounts import scripts as accounts_scripts
+from gateway.accounts.keys import REGISTRATIONS_KEY
+from gateway.deploys import scripts as deploys_scripts
+from gateway.deploys.keys import deploy_key, ended_deploys_key, site_key
+from gateway.errors import BackboneUnavailable
+from gateway.events import scripts as events_scripts
+from gateway.events.keys import bodies_key, deliveries_key, outcomes_key
+from gateway.events.records import QueuedEvent
+from gateway.redis.client import Store, backbone
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
+from gateway.redis.scripts import increment
+from tests.support.polling import wait_until
+from tests.support.redis_servers import (
+    BINARIES,
+    CLUSTER_OPTIONS,
+    RedisServer,
+    ReplicatedCluster,
+    free_port,
+    replicated_cluster,
+)
+from tests.support.stores import opened
+
+
+@pytest.fixture(params=BINARIES, scope="module")
+def whole(request: pytest.FixtureRequest) -> Iterator[ReplicatedCluster]:
+    """A cluster for the tests that leave it as they found it."""
+    with replicated_cluster(request.param) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ReplicatedCluster]:
+    """A cluster of whose primaries each test may lose one of its own."""
+    with replicated_cluster() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    gc.collect()
+    if "whole" in request.fixturenames:
+        for node in request.getfixturevalue("whole").primaries:
+            with node.client() as client:
+                client.flushall()
+
+
+async def count_everywhere(store: Store) -> None:
+    """Runs a script in each partition at once."""
+    await asyncio.gather(*(increment(store, f"{tag}:tests", "hash", 60, {"calls": 1}) for tag in PARTITION_TAGS))
+
+
+async def counted(store: Store) -> list[int]:
+    return [int(await store.client.hget(f"{tag}:tests", "calls") or 0) for tag in PARTITION_TAGS]
+
+
+def tag_on(servers: ReplicatedCluster, index: int) -> str:
+    return next(tag for tag in PARTITION_TAGS if servers.owner(slot_of(tag)) == index)
+
+
+def slot_of(tag: str) -> int:
+    return key_slot(tag.strip("{}").encode())
+
+
+async def passes(store: Store, tag: str) -> bool:
+    try:
+        await increment(store, f"{tag}:tests", "hash", 60, {"calls": 1})
+    except BackboneUnavailable:
+        return False
+    return True
+
+
+async def test_scripts_reach_the_primary_of_their_keys(whole: ReplicatedCluster) -> None:
+    async with opened(whole.url) as store:
+        for _ in range(3):
+            await count_everywhere(store)
+        assert await counted(store) == [3] * 16
+
+
+async def test_a_seed_that_is_down_is_passed_over(whole: ReplicatedCluster) -> None:
+    alive = f"127.0.0.1:{whole.primaries[1].port}"
+    async with opened(f"redis+cluster://127.0.0.1:{free_port()},{alive}") as store:
+        await count_everywhere(store)
+        assert await counted(store) == [1] * 16
+        async with store.subscription("changes") as subscription:
+            assert (await subscription.get_message(timeout=10))["type"] == "subscribe"
+
+
+async def test_a_node_that_knows_few_slots_is_not_believed(whole: ReplicatedCluster) -> None:
+    stranger = RedisServer("valkey", *CLUSTER_OPTIONS).start()
+    try:
+        with stranger.client() as client:
+            client.execute_command("CLUSTER ADDSLOTS", slot_of("{p09}"))
+        for _ in range(10):  # either node may be the first to answer
+            async with opened(f"redis+cluster://127.0.0.1:{stranger.port},{whole.url.rpartition(',')[2]}") as store:
+                await count_everywhere(store)
+    finally:
+        stranger.stop()
+
+
+async def test_no_seed_answers() -> None:
+    async with opened(f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}") as store:
+        assert not await passes(store, "{p09}")
+
+
+def move_begins(source: RedisServer, target: RedisServer, slot: int) -> None:
+    with source.client() as old, target.client() as new:
+        new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old.execute_command("CLUSTER MYID"))
+        old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", new.execute_command("CLUSTER MYID"))
+
+
+def move_keys(source: RedisServer, target: RedisServer, slot: int) -> None:
+    with source.client() as old:
+        while found := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 100):
+            old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 2000, "KEYS", *found)
+
+
+def move_ends(source: RedisServer, target: RedisServer, slot: int) -> None:
+    with source.client() as old, target.client() as new:
+        own = new.execute_command("CLUSTER MYID")
+        new.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
+        old.execute_command("CLUSTER SETSLOT", slot, "NODE", own)
+
+
+async def test_a_slot_moves_under_load(whole: ReplicatedCluster) -> None:
+    """ASK while its keys leave, MOVED afterwards; no call fails, and each runs once."""
+    slot = slot_of("{p09}")
+    source = whole.primaries[whole.owner(slot)]
+    target = whole.primaries[(whole.owner(slot) + 1) % 3]
+    async with opened(whole.url) as store:
+        calls = 0
+
+        async def call() -> None:
+            nonlocal calls
+            await increment(store, "{p09}:tests", "hash", 60, {"calls": 1})
+            calls += 1
+
+        await call()
+        for step in (move_begins, move_keys, move_ends):
+            await asyncio.to_thread(step, source, target, slot)
+            await asyncio.gather(*(call() for _ in range(20)))
+        await call()
+        with target.client() as client:
+            assert int(client.hget("{p09}:tests", "calls")) == calls == 62
+    for step in (move_begins, move_keys, move_ends):
+        await asyncio.to_thread(step, target, source, slot)
+
+
+async def test_no_script_runs_on_half_of_a_partition(whole: ReplicatedCluster) -> None:
+    """Where a key has left, a script would make it anew: a limit would be forgotten, and the move could not go on."""
+    account = next(id for id in map("acc_{}".format, range(1000)) if partition_tag(id) == "{p09}")
+    first, second = (QueuedEvent(id, account, "app", "app.crashed", "{}") for id in ("evt_1", "evt_2"))
+    fails = deploys_scripts.Advance(
+        account, "app", "dep_1", "live", {"state": "failed", "id": "dep_1", "account": account}
+    )
+    registrations = f"{REGISTRATIONS_KEY}:{time.strftime('%Y-%m-%d', time.gmtime())}"
+    async with opened(whole.url) as store:
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            bodies_key(account): lambda: events_scripts.emit(store, second),
+            ended_deploys_key("{p09}"): lambda: deploys_scripts.advance_deploy(store, fails),
+            registrations: lambda: accounts_scripts.register(store, 1),
+        }
+        await store.client.hset(deploy_key(account, "dep_1"), mapping={"state": "live"})
+        for hash in (site_key(account, "app"), outcomes_key("{p09}"), ended_deploys_key("{p09}")):
+            await store.client.hset(hash, "live", 1)
+        for stream in (stream_key("{p09}", "builds"), deliveries_key(account)):
+            await store.client.xadd(stream, {"id": "x"})
+        await events_scripts.emit(store, first)
+        assert (await accounts_scripts.register(store, 1)).accepted
+        for part, call in calls.items():
+            slot = slot_of(part.partition(":")[0])
+            home, away = whole.primaries[whole.owner(slot)], whole.primaries[(whole.owner(slot) + 1) % 3]
+            await asyncio.to_thread(move_begins, home, away, slot)
+            with home.client() as client:
+                client.execute_command("MIGRATE", "127.0.0.1", away.port, part, 0, 2000)
+            with pytest.raises(BackboneUnavailable):
+                await call()
+            for step in (move_keys, move_ends):
+                await asyncio.to_thread(step, home, away, slot)
+            for step in (move_begins, move_keys, move_ends):
+                await asyncio.to_thread(step, away, home, slot)
+        await events_scripts.emit(store, second)
+        assert await deploys_scripts.advance_deploy(store, fails)
+        assert not (await accounts_scripts.register(store, 1)).accepted
+        assert set(await store.client.hgetall(bodies_key(account))) == {"evt_1", "evt_2"}
+        assert await store.client.hgetall(ended_deploys_key("{p09}")) == {"live": "1", "failed": "1"}
+
+
+async def test_a_stream_is_read_while_its_slot_moves(whole: ReplicatedCluster) -> None:
+    stream, slot = "{p09}:events", slot_of("{p09}")
+    source = whole.primaries[whole.owner(slot)]
+    target = whole.primaries[(whole.owner(slot) + 1) % 3]
+    async with opened(whole.url) as store:
+        reads = store.blocking_client()
+
+        async def read() -> list[str]:
+            """Waits as a worker does when the slot has just moved."""
+
+            async def answered() -> Any:
+                with suppress(BackboneUnavailable), backbone():
+                    return await reads.xreadgroup("readers", "one", {stream: ">"}, count=10, block=1000)
+                return None
+
+            [[_, entries]] = await wait_until(answered)
+            return [fields["n"] for _, fields in entries]
+
+        await store.client.xgroup_create(stream, "readers", mkstream=True)
+        for n, step in enumerate((move_begins, move_keys, move_ends)):
+            await store.client.xadd(stream, {"n": str(n)})
+            assert await read() == [str(n)]
+            await asyncio.to_thread(step, source, target, slot)
+        await store.client.xadd(stream, {"n": "3"})
+        assert await read() == ["3"]
+        await reads.aclose()
+    for step in (move_begins, move_keys, move_ends):
+        await asyncio.to_thread(step, target, source, slot)
+
+
+async def test_a_slot_that_no_node_serves_for_a_while(whole: ReplicatedCluster) -> None:
+    """CLUSTERDOWN."""
+    slot = slot_of("{p09}")
+    async with opened(whole.url) as store:
+        await count_everywhere(store)
+        with whole.primaries[whole.owner(slot)].client() as client:
+            client.execute_command("CLUSTER DELSLOTS", slot)
+            assert not await passes(store, "{p09}")
+            client.execute_command("CLUSTER ADDSLOTS", slot)
+
+        async def recovered() -> bool:
+            return await passes(store, "{p09}")
+
+        await wait_until(recovered)
+
+
+async def test_a_lost_primary_is_replaced(servers: ReplicatedCluster) -> None:
+    index, tag, other = 0, tag_on(servers, 0), tag_on(servers, 1)
+    async with opened(servers.url) as store:
+        await count_everywhere(store)
+        servers.primaries[index].kill()
+        assert not await passes(store, tag)
+        await asyncio.to_thread(servers.fail_over, index)
+
+        async def recovered() -> bool:
+            return await passes(store, tag)
+
+        await wait_until(recovered, 10)
+        assert await passes(store, other)
+
+
+async def test_a_primary_that_was_replaced_is_left(servers: ReplicatedCluster) -> None:
+    """It lives on, as a replica: no connection breaks, and every write is redirected."""
+    async with opened(servers.url) as store:
+        await count_everywhere(store)
+        await asyncio.to_thread(servers.fail_over, 1)
+        for _ in range(5):
+            await count_everywhere(store)
+
+
+async def test_a_frozen_primary_fails_its_own_partitions_alone(servers: ReplicatedCluster) -> None:
+    index, tag, other = 2, tag_on(servers, 2), tag_on(servers, 1)
+    async with opened(servers.url) as store:
+        await count_everywhere(store)
+        servers.primaries[index].freeze()
+        try:
+            frozen = asyncio.create_task(passes(store, tag))
+            for _ in range(10):
+                assert await passes(store, other)
+            assert not await frozen
+        finally:
+            servers.primaries[index].thaw()

@@ -1,0 +1,104 @@
+"""What a fault of Redis is called, met for real where a server can be brought to it."""
+
+import socket
+import ssl
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from gateway.errors import BackboneUnavailable
+from gateway.redis.client import Store, backbone
+from gateway.redis.faults import advise, code_of, describe
+from gateway.redis.scripts import increment
+from tests.support.redis_servers import RedisServer, free_port
+
+
+async def faults_of(url: str) -> list[tuple[str, str]]:
+    """Code and reason, met by a script and by another command."""
+    store, met = Store(url), []
+    try:
+        for attempt in (
+            lambda: increment(store, "{p09}:n", "hash", 60, {"n": 1}),
+            lambda: store.get("secret-key"),
+        ):
+            with pytest.raises(BackboneUnavailable) as raised, backbone():
+                await attempt()
+            cause = raised.value.__cause__
+            met.append((code_of(cause), describe(cause)))
+            assert "GATEWAY_REDIS_URL" in advise(cause)
+    finally:
+        await store.close()
+    assert not any(secret in text for pair in met for text in pair for secret in ("secret", "127.0.0.1"))
+    return met
+
+
+async def test_nothing_listens() -> None:
+    for _, reason in await faults_of(f"redis://:secret@127.0.0.1:{free_port()}"):
+        assert reason == "nothing listens at the address of Redis"
+
+
+async def test_a_host_without_an_address() -> None:
+    for _, reason in await faults_of("redis://:secret@redis.invalid"):
+        assert reason == "the host of Redis has no address"
+
+
+async def test_a_server_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.redis.client.ATTEMPT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        script, command = await faults_of(f"redis://127.0.0.1:{silent.getsockname()[1]}")
+    assert command[1] == "Redis does not answer"
+    assert "Redis" in script[1]
+
+
+async def test_a_certificate_that_is_not_trusted(tls: tuple[ssl.SSLContext, str]) -> None:
+    port, (_, file) = free_port(), tls
+    options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-auth-clients", "no")
+    server, url = RedisServer("redis", *options).start(), f"rediss://:secret@127.0.0.1:{port}"
+    try:
+        for _, reason in await faults_of(url):
+            assert reason == "the certificate of Redis is not trusted"
+        with server.client() as client:
+            client.config_set("requirepass", "secret")
+        store = Store(url, ca_file=file)
+        assert await store.check_writes() == (1, [])
+        await increment(store, "{p09}:n", "hash", 60, {"n": 1})
+        await store.close()
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(("login", "code"), [("", "NOAUTH"), ("secret@", "WRONGPASS"), ("me:secret@", "WRONGPASS")])
+async def test_a_password_that_is_wrong(login: str, code: str) -> None:
+    server = RedisServer("valkey").start()
+    try:
+        with server.client() as client:
+            client.config_set("requirepass", "another")
+        user, _, password = login.rpartition(":")
+        address = f"redis://{user}:{password}127.0.0.1:{server.port}" if login else f"redis://127.0.0.1:{server.port}"
+        for met, reason in await faults_of(address):
+            assert met in (code, "WRONGPASS")
+            assert "password" in reason
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "reason"),
+    [
+        ("MISCONF Errors writing to the AOF file", "MISCONF", "Redis cannot save to its disk (MISCONF)"),
+        ("OOM command not allowed. script: 1a2b", "OOM", "the memory of Redis is full (OOM)"),
+        ("ERR unknown command 'prompt'", "ERR", "Redis cannot be reached (ERR)"),
+        ("NOSUCH", "NOSUCH", "Redis cannot be reached (NOSUCH)"),
+        ("the text of a fault", "ResponseError", "Redis cannot be reached (ResponseError)"),
+    ],
+)
+def test_an_error_is_known_by_its_code(text: str, code: str, reason: str) -> None:
+    assert (code_of(ResponseError(text)), describe(ResponseError(text))) == (code, reason)
+
+
+def test_the_cause_below_a_wrapper_counts() -> None:
+    wrapper = RedisConnectionError("Error 111 connecting to secret-host:6379.")
+    wrapper.__context__ = ConnectionRefusedError(111, "refused")  # redis-py names no cause
+    assert code_of(wrapper) == "ConnectionError"
+    assert describe(wrapper) == "nothing listens at the address of Redis"

@@ -1,0 +1,151 @@
+"""The shared connection to Redis, against a real server."""
+
+import asyncio
+import gc
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+
+from gateway.inference.spend import scripts
+from gateway.redis.client import Store
+from gateway.redis.pipeline import Pipeline
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer, free_port
+
+
+@asynccontextmanager
+async def connected(url: str, timeout: float = 1.0) -> AsyncIterator[Pipeline]:
+    pipeline = Pipeline(url, timeout)
+    try:
+        yield pipeline
+    finally:
+        await pipeline.close()
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[RedisServer]:
+    """Behind a password, on TCP and a unix socket."""
+    server = RedisServer(
+        "valkey", "--unixsocket", str(tmp_path / "s"), "--user", "default", "on", ">secret", "~*", "&*", "+@all"
+    )
+    server._answers = lambda: (tmp_path / "s").exists()  # type: ignore[method-assign]
+    yield server.start()
+    server.stop()
+
+
+async def test_answers_come_to_who_called(redis_url: str) -> None:
+    async with connected(redis_url) as pipeline:
+        answers = await asyncio.gather(*[pipeline.call("ECHO", f"{n}é") for n in range(500)])
+        assert answers == [f"{n}é" for n in range(500)]
+
+
+async def test_a_caller_that_leaves_does_not_shift_the_answers(redis_url: str) -> None:
+    async with connected(redis_url) as pipeline:
+        await pipeline.call("PING")
+        leaving = [asyncio.ensure_future(pipeline.call("ECHO", "gone")) for _ in range(10)]
+        await asyncio.sleep(0)
+        for task in leaving:
+            task.cancel()
+        assert await pipeline.call("ECHO", "mine") == "mine"
+
+
+async def test_an_error_concerns_one_call(redis_url: str) -> None:
+    async with connected(redis_url) as pipeline:
+        bad, good = await asyncio.gather(pipeline.call("NONSENSE"), pipeline.call("PING"), return_exceptions=True)
+        assert isinstance(bad, ResponseError)
+        assert good == "PONG"
+
+
+async def test_password_database_and_unix_socket(locked: RedisServer, tmp_path: Path) -> None:
+    async with connected(f"redis://:secret@127.0.0.1:{locked.port}/3") as pipeline:
+        await pipeline.call("SET", "k", "v")
+    async with connected(f"unix://:secret@{tmp_path / 's'}?db=3") as pipeline:
+        assert await pipeline.call("GET", "k") == "v"
+    async with connected(f"redis://default:wrong@127.0.0.1:{locked.port}/0") as pipeline:
+        with pytest.raises(ResponseError, match="WRONGPASS"):
+            await pipeline.call("PING")
+
+
+async def test_tls(tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    subprocess.run(
+        [*make.split(), "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert],
+        check=True,
+        capture_output=True,
+    )
+    tls_port = free_port()
+    server = RedisServer(
+        "redis",
+        "--tls-port",
+        str(tls_port),
+        "--tls-cert-file",
+        str(cert),
+        "--tls-key-file",
+        str(key),
+        "--tls-auth-clients",
+        "no",
+    ).start()
+    try:
+        async with connected(f"rediss://localhost:{tls_port}/0?ssl_ca_certs={cert}") as pipeline:
+            assert await pipeline.call("PING") == "PONG"
+        async with connected(f"rediss://localhost:{tls_port}/0") as pipeline:
+            with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+                await pipeline.call("PING")
+    finally:
+        server.stop()
+
+
+async def test_a_server_that_stops_answering_ends_every_call(redis_url: str) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, connected(f"redis://127.0.0.1:{port}/0", timeout=0.5) as pipeline:
+        calls = [asyncio.ensure_future(pipeline.call("PING")) for _ in range(5)]
+        ended = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 3)
+        assert [type(e) for e in ended] == [RedisConnectionError] * 5
+
+
+async def test_it_connects_again(tmp_path: Path) -> None:
+    server = RedisServer("valkey", folder=tmp_path).start()
+    try:
+        async with connected(server.url) as pipeline:
+            await pipeline.call("SET", "k", "v")
+            server.kill()
+            with pytest.raises((RedisConnectionError, OSError)):
+                await pipeline.call("GET", "k")
+            server.start()
+            assert await pipeline.call("GET", "k") == "v"
+    finally:
+        server.stop()
+
+
+async def test_a_script_the_server_forgot_is_sent_again(redis_url: str) -> None:
+    store = Store(redis_url)
+    assert await scripts.list_expired_reservations(store, "{p09}", 5) == []
+    await store.client.script_flush()
+    assert await scripts.list_expired_reservations(store, "{p09}", 5) == []
+    await store.close()
+
+
+async def test_failed_connection_that_nobody_waits_for_is_no_fault_of_the_loop() -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    pipeline = Pipeline(f"redis://127.0.0.1:{free_port()}/0", 1)
+    call = asyncio.create_task(pipeline.call("PING"))
+    await asyncio.sleep(0)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await wait_until(lambda: pipeline._connecting is None)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not faults

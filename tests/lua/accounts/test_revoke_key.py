@@ -1,0 +1,45 @@
+"""An API key ends, unless it is the account's only one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.redis.client import Script
+from tests.lua.scripts import TAG
+
+Revoke = Callable[[str], list[bytes]]
+KEYS, USED = f"{TAG}:keys:acc", f"{TAG}:keys-used:acc"
+
+
+@pytest.fixture
+def revoke(client: Any) -> Revoke:
+    script = client.register_script(Script("accounts/revoke_key").source)
+    client.hset(KEYS, mapping={"key_0": "zero", "key_1": "one"})
+    client.hset(USED, mapping={"key_0": 1, "key_1": 2})
+    return lambda key: script([KEYS, USED], [key])
+
+
+def test_revoked(client: Any, revoke: Revoke) -> None:
+    assert revoke("key_0") == [b"revoked", b"zero"]
+    assert client.hgetall(KEYS) == {b"key_1": b"one"}
+    assert client.hgetall(USED) == {b"key_1": b"2"}
+    assert revoke("key_0") == [b"unknown", b""]
+
+
+def test_the_last_one_stays(client: Any, revoke: Revoke) -> None:
+    revoke("key_0")
+    assert revoke("key_1") == [b"last", b""]
+    assert client.hgetall(KEYS) == {b"key_1": b"one"}
+    assert client.hgetall(USED) == {b"key_1": b"2"}
+
+
+@pytest.mark.parametrize("key", ["key_2", "", "one", "*"])
+def test_what_is_no_key(client: Any, revoke: Revoke, key: str) -> None:
+    assert revoke(key) == [b"unknown", b""]
+    assert client.hlen(KEYS) == 2
+
+
+def test_of_an_account_without_keys(client: Any, revoke: Revoke) -> None:
+    client.delete(KEYS)
+    assert revoke("key_0") == [b"unknown", b""]

@@ -1,0 +1,122 @@
+"""A deploy moves from the state that was expected, and what follows from the move happens with it."""
+
+from typing import Any
+
+import pytest
+
+from tests.lua.deliveries import BODIES, DATA, EVENT_KEYS, STREAM, Deliveries
+from tests.lua.scripts import TAG
+
+DEPLOY, SITE, BUILDS = f"{TAG}:deploy:dep_1", f"{TAG}:site:shop", f"{TAG}:builds"
+NO_EVENT = ("", "", "", "", "")
+EVENT = ("evt_1", "acc", "shop", "deploy.succeeded", DATA)
+
+
+class Deploy(Deliveries):
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self.entry = client.xadd(BUILDS, {"id": "dep_1", "account": "acc", "app": "shop"}).decode()
+        client.hset(DEPLOY, mapping={"state": "building", "entry": self.entry})
+        client.expire(DEPLOY, 1000)
+
+    def advance(
+        self,
+        expected: str,
+        *fields: str,
+        take: bool = False,
+        live: str = "",
+        source: str = "",
+        event: tuple[str, ...] = NO_EVENT,
+        **bounds: int,
+    ) -> int:
+        keys = [DEPLOY, SITE, BUILDS, *EVENT_KEYS, f"{BUILDS}:ended", f"{BUILDS}:failed"]
+        args = [expected, "1" if take else "", live, source, *event, *fields]
+        return self.script("deploys/advance_deploy", **bounds)(keys, args)
+
+    def record(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.client.hgetall(DEPLOY).items()}
+
+    def site(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.client.hgetall(SITE).items()}
+
+    def events(self) -> list[str]:
+        return [fields[b"id"].decode() for _, fields in self.client.xrange(STREAM)]
+
+
+@pytest.fixture
+def deploy(client: Any) -> Deploy:
+    return Deploy(client)
+
+
+def test_moved_with_its_fields(deploy: Deploy) -> None:
+    assert deploy.advance("building", "state", "checking", "commit", "é") == 1
+    assert deploy.record() == {"state": "checking", "entry": deploy.entry, "commit": "é"}
+    assert 0 < deploy.client.ttl(DEPLOY) <= 1000, "a record keeps its end"
+    assert (deploy.site(), deploy.events(), deploy.client.xlen(BUILDS)) == ({}, [], 1)
+
+
+def test_of_two_that_move_it_one_does(deploy: Deploy) -> None:
+    assert deploy.advance("building", "state", "failed", event=EVENT) == 1
+    second = ("evt_2", *EVENT[1:])
+    assert deploy.advance("building", "state", "live", take=True, live="dep_1", source="src_1", event=second) == 0
+    assert deploy.record()["state"] == "failed"
+    assert (deploy.site(), deploy.events(), deploy.client.xlen(BUILDS)) == ({}, ["evt_1"], 1)
+
+
+def test_a_deploy_that_is_not_there_stays_away(deploy: Deploy) -> None:
+    deploy.client.delete(DEPLOY)
+    assert deploy.advance("building", "state", "live", event=EVENT) == 0
+    assert not deploy.client.exists(DEPLOY)
+    assert deploy.events() == []
+
+
+def test_an_outside_engine_s_last_move_takes_it_from_the_stream(deploy: Deploy) -> None:
+    other = deploy.client.xadd(BUILDS, {"id": "dep_2"})
+    assert deploy.advance("building", "state", "failed", take=True) == 1
+    assert [entry for entry, _ in deploy.client.xrange(BUILDS)] == [other]
+
+
+def test_what_is_live(deploy: Deploy) -> None:
+    assert deploy.advance("building", "state", "live", live="dep_1", source="src_1", event=EVENT) == 1
+    assert deploy.site() == {"live": "dep_1", "source": "src_1"}
+    assert deploy.events() == ["evt_1"]
+    [(_, fields)] = deploy.client.xrange(STREAM)
+    assert fields[b"type"] == b"deploy.succeeded"
+    assert deploy.client.hget(BODIES, "evt_1").decode() == DATA
+
+
+def test_a_source_that_was_cleaned_up_leaves_the_one_before(deploy: Deploy) -> None:
+    deploy.client.hset(SITE, mapping={"live": "dep_0", "source": "src_0"})
+    assert deploy.advance("building", "state", "live", live="dep_1") == 1
+    assert deploy.site() == {"live": "dep_1", "source": "src_0"}
+
+
+def test_it_moves_although_its_event_finds_no_room(deploy: Deploy) -> None:
+    assert deploy.advance("building", "state", "live", live="dep_1", event=EVENT, WAITING=0) == 1
+    assert deploy.record()["state"] == "live"
+    assert deploy.events() == []
+    assert deploy.outcomes() == {"dropped": 1, "dropped:overflow": 1}
+
+
+def test_the_site_follows_what_is_queued(deploy: Deploy) -> None:
+    deploy.client.hset(DEPLOY, mapping={"state": "queued", "id": "dep_1", "address": "live"})
+    deploy.client.hset(SITE, "queued:live", "dep_1")
+    assert deploy.advance("queued", "state", "building") == 1
+    assert deploy.site() == {}
+    assert deploy.advance("building", "state", "queued") == 1  # its worker was stopped
+    assert deploy.site() == {"queued:live": "dep_1"}
+    deploy.advance("queued", "state", "building")
+    deploy.client.hset(SITE, "queued:live", "dep_2")
+    deploy.advance("building", "state", "queued")
+    deploy.advance("queued", "state", "building")
+    assert deploy.site() == {"queued:live": "dep_2"}, "a newer one stays queued"
+
+
+def test_operators_see_what_failed_and_how_many_ended(deploy: Deploy) -> None:
+    deploy.client.hset(DEPLOY, mapping={"id": "dep_1", "account": "acc"})
+    deploy.client.zadd(f"{BUILDS}:failed", {"acc dep_0": 1, **{f"acc old_{n}": 2 + n for n in range(120)}})
+    assert deploy.advance("building", "state", "failed") == 1
+    assert deploy.advance("building", "state", "failed") == 0
+    assert deploy.client.zrange(f"{BUILDS}:failed", 0, -1) == [b"acc dep_1"]
+    assert 0 < deploy.client.ttl(f"{BUILDS}:failed") <= 86_400
+    assert deploy.client.hgetall(f"{BUILDS}:ended") == {b"failed": b"1"}

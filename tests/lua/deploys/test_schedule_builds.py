@@ -1,0 +1,145 @@
+"""Accounts take turns to build, over all builders."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.lua.scripts import SECOND, on_test_clock, set_clock
+
+KEYS = ["{builds}:waiting", "{builds}:running", "{builds}:turns"]
+LEASE = 15
+
+
+class Queue:
+    """A deploy's account is the first letter of its id; its app is the id itself, or what follows a slash."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.clock = client, 1_000
+        self.script = client.register_script(on_test_clock("deploys/schedule_builds"))
+        self.waiting: dict[str, list[str]] = {}  # by builder
+        self.running: dict[str, dict[str, bool]] = {}
+        self.started: list[str] = []
+
+    def wait(self, builder: str, *deploys: str) -> None:
+        self.waiting.setdefault(builder, []).extend(deploys)
+
+    def call(self, builder: str, *, slots: int = 2, spare: int = 1) -> list[str]:
+        """The deploys whose turn it is."""
+        set_clock(self.client, self.clock * SECOND)
+        waiting, running = self.waiting.setdefault(builder, []), self.running.setdefault(builder, {})
+        args: list[Any] = [builder, LEASE * 1000, slots, spare, len(waiting)]
+        for deploy in waiting:
+            account, app = deploy[0], deploy.partition("/")[2] or deploy
+            reuse = deploy.startswith(f"{account}r")
+            record = {"account": account, "app": app, "reuse": reuse, "tag": "{p13}", "entry": f"1-{deploy}"}
+            args += [deploy, json.dumps(record)]
+        for deploy, builds in running.items():
+            args += [deploy, "1" if builds else ""]
+        granted, elsewhere = self.script(KEYS, args)
+        assert [part.decode() for part in granted[1::3]] == ["{p13}"] * (len(granted) // 3)
+        turns = [deploy.decode() for deploy in granted[::3]]
+        assert [entry.decode() for entry in granted[2::3]] == [f"1-{deploy}" for deploy in turns]
+        for deploy in turns:
+            running[deploy] = True
+            if deploy in waiting:
+                waiting.remove(deploy)
+        for deploy in elsewhere:
+            waiting.remove(deploy.decode())
+        self.started += turns
+        return turns
+
+    def end(self, deploy: str) -> None:
+        for running in self.running.values():
+            running.pop(deploy, None)
+
+
+@pytest.fixture
+def queue(client: Any) -> Queue:
+    return Queue(client)
+
+
+def test_an_account_with_many_builds_delays_no_other_s_first(queue: Queue) -> None:
+    queue.wait("one", *(f"a{n:02}" for n in range(20)))
+    assert queue.call("one") == ["a00", "a01"]
+    queue.wait("one", "b00")
+    assert queue.call("one") == ["b00"]
+    assert queue.call("one") == []
+
+
+def test_one_build_of_an_account_at_a_time_while_others_wait(queue: Queue) -> None:
+    queue.wait("one", "a0", "a1", "a2")
+    queue.wait("two", "b0", "b1", "c0")
+    for builder in ("one", "two"):
+        queue.call(builder, slots=1, spare=0)
+    assert queue.started == ["a0", "b0"]
+    assert queue.call("one", slots=3, spare=0) == ["c0"], "of what waits at the other builder too"
+    assert queue.waiting == {"one": ["a1", "a2"], "two": ["b1", "c0"]}
+    assert queue.call("two", slots=3, spare=0) == []
+    assert queue.waiting["two"] == ["b1"]
+    queue.end("a0")
+    assert queue.call("one", slots=3, spare=0) == ["a1"]
+
+
+def test_accounts_in_turn_and_an_account_s_own_in_order(queue: Queue) -> None:
+    queue.wait("one", "a0", "a1", "a2", "b0", "b1", "c0")
+    for _ in range(6):
+        [deploy] = queue.call("one", slots=1, spare=0)
+        queue.end(deploy)
+    assert queue.started == ["a0", "b0", "c0", "a1", "b1", "a2"]
+
+
+def test_the_deploys_of_an_app_one_after_the_other_over_all_builders(queue: Queue) -> None:
+    queue.wait("two", "a2/shop")
+    queue.wait("one", "a1/shop", "ar3/shop")
+    assert queue.call("one") == ["a1/shop"]
+    assert queue.call("two") == []
+    queue.running["one"]["a1/shop"] = False  # its build is over, its canary is not
+    assert queue.call("one") == []
+    assert queue.call("two") == []
+    queue.end("a1/shop")
+    assert queue.call("one") == ["a2/shop"], "whichever builder has a slot"
+
+
+def test_a_release_that_is_served_again_waits_for_no_slot(queue: Queue) -> None:
+    queue.wait("one", "a0", "a1", "a2", "ar5")
+    assert queue.call("one") == ["ar5", "a0", "a1"]
+
+
+def test_a_builder_that_dies_gives_its_turns_on(queue: Queue) -> None:
+    queue.wait("one", "a0/shop", "a1/shop", "a2")
+    assert queue.call("one") == ["a0/shop", "a2"]
+    assert queue.call("two") == []
+    queue.clock += LEASE + 1
+    queue.wait("two", "a1/shop")  # claimed
+    assert queue.call("two") == ["a1/shop"]
+
+
+def test_a_builder_that_was_taken_for_dead_frees_nothing_of_another_s(queue: Queue) -> None:
+    """It comes back while another builder makes its deploy, and ends it there first."""
+    queue.wait("one", "a0/shop")
+    assert queue.call("one") == ["a0/shop"]
+    queue.clock += LEASE + 1
+    queue.wait("two", "a0/shop", "a1/shop")  # claimed
+    assert queue.call("two") == ["a0/shop"]
+    assert queue.call("one") == []
+    del queue.running["one"]["a0/shop"]
+    assert queue.call("one") == queue.call("two") == [], "the app's deploy still runs at the other builder"
+    queue.end("a0/shop")
+    assert queue.call("two") == ["a1/shop"]
+
+
+def test_a_builder_that_leaves_takes_nothing_more(queue: Queue) -> None:
+    queue.wait("one", "a0", "ar5")
+    queue.wait("two", "b0", "br5")
+    assert queue.call("two", slots=-1, spare=1) == []
+    assert queue.call("one") == ["ar5", "br5", "a0", "b0"]
+
+
+def test_one_that_lives_keeps_its_turns(queue: Queue) -> None:
+    queue.wait("one", "a0/shop", "a1/shop")
+    assert queue.call("one") == ["a0/shop"]
+    for _ in range(5):
+        queue.clock += LEASE - 1
+        assert queue.call("one") == queue.call("two") == []
+    assert 0 < queue.client.pttl(KEYS[1]) <= 10 * LEASE * 1000

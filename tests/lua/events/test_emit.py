@@ -1,0 +1,53 @@
+"""An event is queued, or dropped where too many wait."""
+
+import time
+
+from tests.lua.deliveries import DATA, EVENT_KEYS, STREAM, Deliveries
+from tests.lua.scripts import TAG
+
+
+def test_queued(deliveries: Deliveries) -> None:
+    assert deliveries.emit() == "queued"
+    (entry,) = deliveries.read()
+    at = int(entry.fields.pop("at"))
+    assert abs(at - time.time() * 1000) < 5000
+    assert entry.fields == {"id": "evt_1", "account": "acc", "app": "shop", "type": "app.crashed"}
+    assert deliveries.log() == []
+    assert deliveries.bodies() == {"evt_1": DATA}
+
+
+def test_a_full_stream_refuses_logs_and_counts_and_trims_nothing(deliveries: Deliveries) -> None:
+    for number in range(5):
+        assert deliveries.emit(f"evt_{number}", WAITING=5) == "queued"
+    deliveries.read()  # what is read waits all the same
+    for number in range(5, 8):
+        assert deliveries.emit(f"evt_{number}", WAITING=5) == "dropped"
+    assert len(deliveries.pending()) == deliveries.client.xlen(STREAM) == 5
+    assert [row["id"] for row in deliveries.log()] == ["evt_5", "evt_6", "evt_7"]
+    row = deliveries.log()[0]
+    assert abs(int(row.pop("at")) - time.time() * 1000) < 5000
+    assert row == {
+        "id": "evt_5",
+        "type": "app.crashed",
+        "app": "shop",
+        "durationMs": "0",
+        "outcome": "dropped",
+        "status": "",
+        "error": "overflow",
+        "url": "",
+        "headers": "",
+        "body": "",
+    }
+    assert deliveries.outcomes() == {"dropped": 3, "dropped:overflow": 3}
+    (first, *_) = deliveries.read(last="0")
+    deliveries.finish(first)
+    assert deliveries.emit("evt_8", WAITING=5) == "queued", "an outcome makes room"
+
+
+def test_a_try_whose_answer_was_lost_may_be_repeated(deliveries: Deliveries) -> None:
+    emitted = f"{TAG}:emitted:evt_1"
+    for _ in range(2):
+        keys, args = [*EVENT_KEYS, emitted], ["evt_1", "acc", "shop", "app.crashed", DATA]
+        assert deliveries.script("events/emit")(keys, args) == b"queued"
+    assert deliveries.client.xlen(STREAM) == 1
+    assert 0 < deliveries.client.ttl(emitted) <= 3600

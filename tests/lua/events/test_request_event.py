@@ -1,0 +1,153 @@
+"""An account holder asks for an event: it passes the account's window, or waits."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.redis.client import Script
+from tests.lua.deliveries import BODIES, DATA, EVENT_KEYS, LOG, OUTCOMES, STREAM
+from tests.lua.scripts import CLOCK, DAY, MINUTE, SECOND, TAG, at, on_test_clock, set_clock
+
+NOON = at("2026-11-21T12:00:00")
+WINDOW = f"{TAG}:window:events:acc"
+SAMPLE = ("shop", "app.crashed", DATA)
+
+
+class Requests:
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        set_clock(client, NOON)
+
+    def request(self, event: str = "evt_1", *sample: str, limit: int = 3, **bounds: int) -> tuple[str, int]:
+        script = self.client.register_script(on_test_clock("events/request_event", **bounds))
+        verdict, wait = script([*EVENT_KEYS, WINDOW], [limit, event, "acc", *sample])
+        return verdict.decode(), int(wait)
+
+    def log(self, event: str, *, days_ago: float = 0, number: int = 0, data: str = DATA) -> None:
+        moment = (NOON - int(days_ago * DAY)) // 1000
+        fields = {"id": event, "type": "app.crashed", "app": "shop", "data": data, "at": moment, "outcome": "failed"}
+        self.client.xadd(LOG, fields, id=f"{moment}-{number + 1}")
+        self.client.expire(LOG, 60)
+
+    def queued(self) -> list[dict[str, str]]:
+        return [{k.decode(): v.decode() for k, v in fields.items()} for _, fields in self.client.xrange(STREAM)]
+
+    def window(self) -> list[int]:
+        return [int(moment) for moment in self.client.lrange(WINDOW, 0, -1)]
+
+
+@pytest.fixture
+def requests(client: Any) -> Requests:
+    return Requests(client)
+
+
+def test_a_sample(requests: Requests) -> None:
+    assert requests.request("evt_1", *SAMPLE) == ("queued", 0)
+    [event] = requests.queued()
+    assert event == {
+        "id": "evt_1",
+        "account": "acc",
+        "app": "shop",
+        "type": "app.crashed",
+        "at": str(NOON // 1000),
+        "sample": "1",
+    }
+    assert requests.window() == [NOON]
+    assert 0 < requests.client.ttl(WINDOW) <= 60
+
+
+def test_an_event_of_the_log(requests: Requests) -> None:
+    requests.log("evt_2", data='{"old":true}', days_ago=2)
+    requests.log("evt_1", days_ago=1.5)
+    requests.log("evt_2", data='{"new":true}', days_ago=1)
+    assert requests.request("evt_2") == ("queued", 0)
+    [event] = requests.queued()
+    assert (event["id"], event["app"], event["redelivery"]) == ("evt_2", "shop", "1")
+    assert "sample" not in event
+    assert requests.client.hget(BODIES, "evt_2") == b'{"new":true}'
+
+
+@pytest.mark.parametrize("place", [0, 1, 49, 50, 51, 99, 100, 119])
+def test_an_event_anywhere_in_a_long_log(requests: Requests, place: int) -> None:
+    for number in range(120):
+        requests.log(f"evt_{number}", number=number)
+    assert requests.request(f"evt_{place}") == ("queued", 0)
+    assert [event["id"] for event in requests.queued()] == [f"evt_{place}"]
+
+
+@pytest.mark.parametrize("entries", [0, 1, 50, 100, 101])
+def test_an_event_that_is_not_in_the_log(requests: Requests, entries: int) -> None:
+    for number in range(entries):
+        requests.log(f"evt_{number}", number=number)
+    assert requests.request("evt_none") == ("unknown", 0)
+    assert requests.queued() == []
+    assert requests.window() == [NOON], "a search counts"
+
+
+def test_an_event_of_more_than_thirty_days_ago(requests: Requests) -> None:
+    requests.log("evt_old", days_ago=30.001)
+    requests.log("evt_young", days_ago=29.999)
+    assert requests.request("evt_old") == ("unknown", 0)
+    assert requests.request("evt_young") == ("queued", 0)
+
+
+def test_where_too_many_wait(requests: Requests) -> None:
+    assert requests.request("evt_1", *SAMPLE, WAITING=1) == ("queued", 0)
+    assert requests.request("evt_2", *SAMPLE, WAITING=1) == ("dropped", 0)
+    assert len(requests.queued()) == 1
+    assert len(requests.window()) == 2, "what is dropped is written to the log, and counts"
+    assert requests.client.xlen(LOG) == 1
+    assert requests.client.hgetall(OUTCOMES) == {b"dropped": b"1", b"dropped:overflow": b"1"}
+
+
+def test_the_window_slides(requests: Requests) -> None:
+    for second in (0, 10, 20):
+        set_clock(requests.client, NOON + second * SECOND)
+        assert requests.request("evt_1", *SAMPLE)[0] == "queued"
+    set_clock(requests.client, NOON + 30 * SECOND)
+    assert requests.request("evt_1", *SAMPLE) == ("rate", 30 * SECOND)
+    assert requests.request("evt_none") == ("rate", 30 * SECOND), "refused before the search"
+    set_clock(requests.client, NOON + MINUTE - 1)
+    assert requests.request("evt_1", *SAMPLE) == ("rate", 1)
+    set_clock(requests.client, NOON + MINUTE)
+    assert requests.request("evt_1", *SAMPLE)[0] == "queued"
+    assert requests.request("evt_1", *SAMPLE) == ("rate", 10 * SECOND)
+    assert len(requests.queued()) == 4
+
+
+def test_a_clock_that_was_set_back_blocks_nobody_for_longer(requests: Requests) -> None:
+    for _ in range(3):
+        requests.request("evt_1", *SAMPLE)
+    set_clock(requests.client, NOON - 3600 * SECOND)
+    assert requests.request("evt_1", *SAMPLE) == ("rate", MINUTE)
+    set_clock(requests.client, NOON - 3540 * SECOND)
+    assert requests.request("evt_1", *SAMPLE)[0] == "queued"
+
+
+@given(steps=st.lists(st.integers(0, 25 * SECOND), max_size=40))
+def test_never_more_in_any_minute(any_server: Any, steps: list[int]) -> None:
+    """And a request that waits as long as it was told passes."""
+    any_server.flushall()
+    requests, now, passed = Requests(any_server), NOON, []
+    for step in steps:
+        now += step
+        set_clock(any_server, now)
+        verdict, wait = requests.request("evt_1", *SAMPLE)
+        recent = [moment for moment in passed if moment > now - MINUTE]
+        assert verdict == ("queued" if len(recent) < 3 else "rate")
+        if verdict == "queued":
+            passed.append(now)
+        else:
+            assert wait == recent[0] + MINUTE - now
+    any_server.delete(CLOCK)
+
+
+def test_on_the_servers_clock(client: Any) -> None:
+    before = time.time() * SECOND
+    assert client.register_script(Script("events/request_event").source)(
+        [*EVENT_KEYS, WINDOW], [3, "evt_1", "acc", *SAMPLE]
+    ) == [b"queued", b"0"]
+    assert before - SECOND <= int(client.lindex(WINDOW, 0)) <= time.time() * SECOND + SECOND

@@ -1,0 +1,168 @@
+"""Money over failovers: any interleaving of admissions, settlements, repetitions and a replica that takes over.
+
+A failover takes the keys back to what they were when the replica last heard of its primary. What was written since is
+lost: reservations, settlements, tombstones. In the end each reservation that a gateway was granted is booked once.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+
+from gateway.inference.spend.reservations import ReservationRecord
+from tests.lua.scripts import CLOCK, MINUTE, SECOND, Scripts, at
+
+LEASE = 360_000  # milliseconds
+GRACE = 600_000  # milliseconds after the end of the lease
+CAP = 1000
+APP_CAP = 700
+USER_CAP = 400
+
+
+@dataclass(frozen=True)
+class Granted:
+    id: str
+    record: ReservationRecord
+
+
+class Failovers(RuleBasedStateMachine):
+    client: Any
+    granted = Bundle("granted")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.client.flushall()
+        self.scripts = Scripts(self.client)
+        self.ids = map("r{}".format, itertools.count())
+        self.reservations: list[Granted] = []
+        self.booked: dict[str, int] = {}  # reservation → nano-euro, as Redis knows it now
+        self.lost = 0  # nano-euro of reservations that Redis lost, and might grant to others
+        self.capped = True  # for users
+
+    @initialize(beginning=st.sampled_from(["2026-11-21T12:00:00", "2026-11-21T23:58:00"]))
+    def begin(self, beginning: str) -> None:
+        self.set_clock(at(beginning))
+        self.replicate()
+
+    def set_clock(self, clock: int) -> None:
+        """Tombstones expire by this clock."""
+        self.clock = clock
+        self.scripts.set_clock(clock)
+
+    @rule(step=st.sampled_from([1, SECOND, MINUTE, 7 * MINUTE, 11 * MINUTE]))
+    def wait(self, step: int) -> None:
+        self.set_clock(self.clock + step)
+        for reservation in self.reservations:
+            if self.clock // 1000 >= reservation.record.lease_end + GRACE + 60_000:
+                self.client.delete(f"{{p38}}:settled:{reservation.id}")
+
+    @rule(capped=st.booleans())
+    def change_cap_of_users(self, capped: bool) -> None:
+        self.capped = capped
+
+    @rule(target=granted, bound=st.integers(1, 300), user=st.sampled_from(["ana", "ben"]))
+    def admit(self, bound: int, user: str) -> Any:
+        reply = self.scripts.admit(
+            bound,
+            user=user,
+            reservation=(name := next(self.ids)),
+            cap=CAP,
+            app_cap=APP_CAP,
+            user_cap=USER_CAP if self.capped else None,
+            lease=LEASE,
+            limits=(99, 99),
+        )
+        if reply.verdict != "ok":
+            return multiple()
+        payer = user if self.capped else ""
+        reservation = Granted(name, ReservationRecord("acc", reply.day, bound, reply.now + LEASE, "app", payer))
+        self.reservations.append(reservation)
+        return reservation
+
+    @rule(reservation=granted, cost=st.integers(0, 400), times=st.integers(1, 3))
+    def settle(self, reservation: Granted, cost: int, times: int) -> None:
+        """By its gateway, which may repeat it."""
+        for _ in range(times):
+            outcome, amount = self.scripts.end(reservation.id, cost, reservation.record)
+            match outcome:
+                case "settled" | "recovered":
+                    assert reservation.id not in self.booked
+                    assert amount == min(cost, reservation.record.bound)
+                    self.booked[reservation.id] = amount
+                case "ended":
+                    assert reservation.id in self.booked
+                case _:
+                    assert self.clock // 1000 >= reservation.record.lease_end + GRACE
+
+    @rule()
+    def settle_overdue(self) -> None:
+        """By a monitors worker, which knows nothing but the reservations' records."""
+        for reservation in self.scripts.overdue():
+            outcome, amount = self.scripts.end(reservation, -1)
+            assert (outcome, reservation in self.booked) == ("settled", False)
+            self.booked[reservation] = amount
+
+    @rule()
+    def replicate(self) -> None:
+        names = [key for key in self.client.keys("*") if key.decode() != CLOCK]
+        self.replica = [(name, max(self.client.pttl(name), 0), self.client.dump(name)) for name in names]
+        self.replicated = dict(self.booked)
+
+    @rule()
+    def fail_over(self) -> None:
+        before = self.scripts.reservations()
+        self.client.flushall()
+        for name, lives, value in self.replica:
+            self.client.restore(name, lives, value)
+        self.set_clock(self.clock)
+        self.wait(0)
+        self.lost += sum(before[name][2] for name in before.keys() - self.scripts.reservations().keys())
+        self.lost += sum(amount for name, amount in self.booked.items() if name not in self.replicated)
+        self.booked = dict(self.replicated)
+
+    @invariant()
+    def what_is_settled_is_what_was_booked(self) -> None:
+        totals: dict[str, int] = {}
+        for reservation in self.reservations:
+            day = reservation.record.day
+            totals[day] = totals.get(day, 0) + self.booked.get(reservation.id, 0)
+        spends, by_app = self.scripts.spends(), self.scripts.app_spends()
+        for day, total in totals.items():
+            assert by_app.get(("acc", "app", day), (0, 0)) == spends.get(("acc", day), (0, 0))
+            settled, reserved = spends.get(("acc", day), (0, 0))
+            assert settled == total
+            assert reserved == sum(bound for _, on, bound in self.scripts.reservations().values() if on == day)
+            assert settled + reserved <= APP_CAP + self.lost
+        self.what_users_spent_is_what_was_booked_for_them()
+
+    def what_users_spent_is_what_was_booked_for_them(self) -> None:
+        expected: dict[tuple[str, ...], list[int]] = {}
+        open_records = self.scripts.records()
+        for reservation in self.reservations:
+            record = reservation.record
+            if record.user:
+                spend = expected.setdefault(("acc", "app", record.user, record.day), [0, 0])
+                spend[0] += self.booked.get(reservation.id, 0)
+                spend[1] += record.bound if reservation.id in open_records else 0
+        spends = self.scripts.user_spends()
+        assert {payer: [*spend] for payer, spend in spends.items()} == {k: v for k, v in expected.items() if any(v)}
+        assert all(sum(spend) <= USER_CAP + self.lost for spend in spends.values())
+
+    def teardown(self) -> None:
+        """The gateways' queues drain: every reservation ends, and none can end again."""
+        for reservation in self.reservations:
+            self.settle(reservation, 1, 2)
+        self.what_is_settled_is_what_was_booked()
+        for reservation in self.reservations:
+            assert reservation.id in self.booked or self.clock // 1000 >= reservation.record.lease_end + GRACE
+
+
+def test_money_moves_once_over_failovers(client: Any, request: pytest.FixtureRequest) -> None:
+    fake = "fakeredis" in request.node.name
+    machine = type("Failovers", (Failovers,), {"client": client})
+    run(machine, settings=settings(max_examples=10 if fake else 25, stateful_step_count=40))

@@ -1,0 +1,133 @@
+"""One reservation, ended once."""
+
+from typing import Any
+
+import pytest
+
+from gateway.inference.spend.reservations import ReservationRecord
+from tests.lua.scripts import TAG, Scripts, at
+
+DAY = "2026-11-21"
+
+
+@pytest.fixture(autouse=True)
+def noon(scripts: Scripts) -> None:
+    scripts.set_clock(at(f"{DAY}T12:00:00"))
+
+
+@pytest.mark.parametrize(
+    ("cost", "settled"), [(0, 0), (1, 1), (99, 99), (100, 100), (101, 100), (10**15, 100), (-1, 100)]
+)
+def test_the_cost_is_never_above_the_bound(scripts: Scripts, cost: int, settled: int) -> None:
+    scripts.admit(100, reservation="r")
+    assert scripts.settle("r", cost) == settled
+    assert scripts.spend(DAY) == (settled, 0)
+    assert not scripts.reservations()
+    assert not scripts.leases()
+
+
+@pytest.mark.parametrize("first", [0, 40, -1])
+@pytest.mark.parametrize("second", [0, 40, -1, 100])
+def test_a_second_end_changes_nothing(scripts: Scripts, first: int, second: int) -> None:
+    scripts.admit(100, reservation="r")
+    scripts.settle("r", first)
+    after = scripts.spend(DAY)
+    assert scripts.settle("r", second) == -1
+    assert scripts.spend(DAY) == after
+
+
+def test_an_unknown_reservation_writes_nothing(client: Any, scripts: Scripts) -> None:
+    assert scripts.settle("never-made", 40) == -1
+    assert not scripts.expiries()
+
+
+def test_released_money_can_be_reserved_again(scripts: Scripts) -> None:
+    for n in range(3):
+        assert scripts.admit(1000, reservation=str(n), cap=1000).verdict == "ok"
+        assert scripts.admit(1, cap=1000).verdict == "cap"
+        assert scripts.settle(str(n), 0) == 0
+    assert scripts.spend(DAY) == (0, 0)
+
+
+def test_others_are_left_alone(scripts: Scripts) -> None:
+    for account in ("acc_1", "acc_12"):
+        scripts.admit(100, reservation=f"r_{account}", account=account)
+    assert scripts.settle("r_acc_1", 30) == 30
+    assert scripts.spend(DAY, "acc_1") == (30, 0)
+    assert scripts.spend(DAY, "acc_12") == (0, 100)
+    assert scripts.reservations() == {"r_acc_12": ("acc_12", DAY, 100)}
+    scripts.settle("r_acc_12", -1)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "the spend", "all"])
+def test_a_day_is_kept_for_five_weeks_and_a_users_for_two_days(client: Any, scripts: Scripts, lost: str) -> None:
+    """Also when what a failover lost is booked again."""
+    keys = (f"{TAG}:spend:acc:{DAY}", f"{TAG}:spend-by-user:acc:app:ana:{DAY}")
+    reply = scripts.admit(100, reservation="r", user_cap=1000)
+    assert [client.ttl(key) // 86_400 for key in keys] in ([34, 1], [35, 2])
+    if lost != "nothing":
+        client.delete(*keys)
+    if lost == "all":
+        client.delete(f"{TAG}:reservations", f"{TAG}:leases")
+    record = ReservationRecord("acc", DAY, 100, reply.now + 360_000, "app", "ana")
+    assert scripts.end("r", 1, record)[0] == ("recovered" if lost == "all" else "settled")
+    assert [client.ttl(key) // 86_400 for key in keys] in ([34, 1], [35, 2])
+
+
+def test_a_record_of_an_older_gateway_names_no_app(client: Any, scripts: Scripts) -> None:
+    scripts.admit(100, reservation="r")
+    client.hset(f"{TAG}:reservations", "r", f"acc {DAY} 100")
+    client.hdel(f"{TAG}:spend:acc:{DAY}", "reserved:app")
+    assert scripts.end("r", 40) == ("settled", 40)
+    assert scripts.spend(DAY) == (40, 0)
+    assert not scripts.app_spends()
+
+
+NOON = at(f"{DAY}T12:00:00") // 1000
+RECORD = ReservationRecord("acc", DAY, 100, NOON + 360_000, "app")
+
+
+@pytest.mark.parametrize(("cost", "booked"), [(0, 0), (40, 40), (100, 100), (101, 100), (-1, 100)])
+def test_a_lost_reservation_is_booked_by_its_record(scripts: Scripts, cost: int, booked: int) -> None:
+    assert scripts.end("r", cost, RECORD) == ("recovered", booked)
+    assert scripts.end("r", cost, RECORD) == ("ended", 0)
+    assert scripts.end("r", -1) == ("ended", 0)
+    assert scripts.spend(DAY) == (booked, 0)
+
+
+def test_a_lost_reservation_is_booked_on_its_own_day(scripts: Scripts) -> None:
+    scripts.set_clock(at("2026-11-22T00:00:01"))
+    midnight = at("2026-11-22T00:00:00") // 1000
+    assert scripts.end("r", 40, ReservationRecord("acc", DAY, 100, midnight + 300_000, "app"))[0] == "recovered"
+    assert scripts.spends() == {("acc", DAY): (40, 0)}
+
+
+@pytest.mark.parametrize("first", [40, -1])
+def test_a_settlement_after_the_end_books_nothing(scripts: Scripts, first: int) -> None:
+    """A repetition after a lost answer, and a gateway that comes after a monitors worker settled at the bound."""
+    scripts.admit(100, reservation="r")
+    assert scripts.end("r", first)[0] == "settled"
+    assert scripts.end("r", 7, RECORD) == ("ended", 0)
+    assert scripts.spend(DAY) == (100 if first < 0 else first, 0)
+
+
+def test_a_record_counts_no_longer_than_the_tombstone(client: Any, scripts: Scripts) -> None:
+    scripts.end("r", 40, RECORD)
+    tombstone = f"{TAG}:settled:r"
+    lives = client.pttl(tombstone)
+    counts = RECORD.lease_end + 600_000 - NOON
+    assert counts < lives <= counts + 60_000
+    client.delete(tombstone)  # as Redis does at that time
+    scripts.set_clock((NOON + counts) * 1000)
+    assert scripts.end("r", 40, RECORD) == ("unknown", 0)
+    scripts.set_clock((NOON + counts) * 1000 - 1)
+    assert scripts.end("r", 40, RECORD) == ("recovered", 40)
+
+
+@pytest.mark.parametrize("late", [0, 3_600_000])
+def test_the_tombstone_of_a_monitors_worker_outlives_the_gateway(client: Any, scripts: Scripts, late: int) -> None:
+    scripts.admit(100, reservation="r")
+    scripts.set_clock((RECORD.lease_end + late) * 1000)
+    scripts.end("r", -1)
+    counts = max(600_000 - late, 0)
+    assert counts < client.pttl(f"{TAG}:settled:r") <= counts + 60_000

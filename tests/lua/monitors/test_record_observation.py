@@ -1,0 +1,123 @@
+"""What was seen of an app: written once for each version, with the events that follow and the next look."""
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.lua.deliveries import DATA, EVENT_KEYS, GROUP, STREAM, Deliveries
+from tests.lua.scripts import TAG
+
+KNOWN, DUE, AWAITED = f"{TAG}:health:shop", f"{TAG}:probes", f"{TAG}:awaited"
+FALL = ("evt_1", "acc", "shop", "app.unhealthy", DATA)
+
+
+class Monitor(Deliveries):
+    def observe(
+        self,
+        expected: str = "",
+        version: str = "v1",
+        *events: tuple[str, ...],
+        known: tuple[str, ...] = ("state", "{}"),
+        due: bool = True,
+        again: int = 60_000,
+        **bounds: int,
+    ) -> int:
+        keys = [KNOWN, *EVENT_KEYS, AWAITED, *([DUE] if due else [])]
+        told = [part for event in events for part in event]
+        args = [expected, version, "shop", again, len(known), *known, *told]
+        return self.script("monitors/record_observation", **bounds)(keys, args)
+
+    def known(self) -> dict[str, str]:
+        return {k.decode(): v.decode() for k, v in self.client.hgetall(KNOWN).items()}
+
+    def types(self) -> list[str]:
+        return [fields[b"type"].decode() for _, fields in self.client.xrange(STREAM)]
+
+    def awaited(self, event: str = "evt_1") -> str | None:
+        value = self.client.get(f"{AWAITED}:{event}")
+        return None if value is None else value.decode()
+
+
+@pytest.fixture
+def monitor(client: Any) -> Monitor:
+    client.zadd(DUE, {"shop": 5})
+    return Monitor(client)
+
+
+def test_written_told_and_due_again(monitor: Monitor) -> None:
+    assert monitor.observe("", "v1", FALL, ("evt_2", "acc", "shop", "app.recovered", DATA)) == 1
+    assert monitor.known() == {"version": "v1", "state": "{}"}
+    assert monitor.types() == ["app.unhealthy", "app.recovered"]
+    assert abs(monitor.client.zscore(DUE, "shop") - (time.time() + 60) * 1000) < 5_000
+
+
+def test_of_two_that_saw_the_same_one_tells_it(monitor: Monitor) -> None:
+    assert monitor.observe("", "v1", FALL) == 1
+    assert monitor.observe("", "v2", FALL, again=0) == 0
+    assert monitor.observe("v0", "v2", FALL, again=0) == 0
+    assert monitor.known()["version"] == "v1"
+    assert monitor.types() == ["app.unhealthy"]
+    assert monitor.client.zscore(DUE, "shop") > time.time() * 1000, "who lost does not say when the next look is"
+    assert monitor.observe("v1", "v2") == 1
+    assert monitor.known()["version"] == "v2"
+
+
+def test_nothing_new_leaves_the_version(monitor: Monitor) -> None:
+    monitor.observe("", "v1")
+    assert monitor.observe("v1", "v2", known=()) == 1
+    assert monitor.known()["version"] == "v1"
+    assert monitor.client.zscore(DUE, "shop") > 5
+
+
+def test_of_an_app_that_is_gone_nothing_is_written(monitor: Monitor) -> None:
+    monitor.client.zrem(DUE, "shop")
+    assert monitor.observe("", "v1", FALL) == 0
+    assert monitor.known() == {}
+    assert monitor.types() == []
+    assert not monitor.client.exists(DUE)
+
+
+def test_without_a_next_look(monitor: Monitor) -> None:
+    assert monitor.observe("", "v1", FALL, due=False) == 1
+    assert monitor.client.zscore(DUE, "shop") == 5
+
+
+def test_the_outcome_of_a_fall_is_waited_for(monitor: Monitor) -> None:
+    crash = ("evt_2", "acc", "shop", "app.crashed", DATA)
+    monitor.observe("", "v1", FALL, crash)
+    assert monitor.awaited() == "waiting"
+    assert 86_400 < monitor.client.ttl(f"{AWAITED}:evt_1") <= 2 * 86_400
+    assert monitor.awaited("evt_2") is None
+    fall, other = monitor.read()
+    for entry in (fall, other):
+        _finish(monitor, entry)
+    assert monitor.awaited() == "delivered"
+    assert monitor.client.ttl(f"{AWAITED}:evt_1") > 86_400
+    assert monitor.awaited("evt_2") is None
+
+
+def test_a_fall_that_found_no_room_is_known_to_be_dropped(monitor: Monitor) -> None:
+    monitor.observe("", "v1", FALL, WAITING=0)
+    assert monitor.awaited() == "dropped"
+
+
+def test_a_redelivery_can_mend_an_outcome_but_not_spoil_it(monitor: Monitor) -> None:
+    monitor.observe("", "v1", FALL)
+    for outcome, known in (("failed", "failed"), ("delivered", "delivered"), ("failed", "delivered")):
+        (entry,) = monitor.read()
+        _finish(monitor, entry, outcome)
+        assert monitor.awaited() == known
+        monitor.script("events/emit")(EVENT_KEYS, list(FALL))
+    monitor.client.delete(f"{AWAITED}:evt_1")
+    (entry,) = monitor.read()
+    _finish(monitor, entry)
+    assert monitor.awaited() is None, "nobody waits for it any more"
+
+
+def _finish(monitor: Monitor, entry: Any, outcome: str = "delivered") -> None:
+    fields = entry.fields
+    event = [fields["id"], fields["account"], fields["app"], fields["type"]]
+    args = [GROUP, entry.id, *event, outcome, 1782979200123, 45, "", ""]
+    keys = [*EVENT_KEYS, f"{AWAITED}:{fields['id']}"]
+    assert monitor.script("events/record_delivery")(keys, args) == 1

@@ -1,0 +1,49 @@
+"""Deployments that the tests of the session share, because processes take long to start: one without a worker, and one
+whose worker always runs.
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from tests.fakes import FakeProvider
+from tests.support.deployment import Host, host_on, hosting
+from tests.support.fixtures import session_fixture
+from tests.support.redis_servers import free_port
+
+TIDY = "workers.builds.builder.TIDY_INTERVAL"
+CANARY = {"GATEWAY_CANARY": "0.2"}
+
+
+@session_fixture
+async def idle(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
+    async with FakeProvider() as provider, hosting(provider, tmp_path_factory.mktemp("idle"), **CANARY) as host:
+        yield host
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own(idle: Host) -> AsyncIterator[Host]:
+    """An empty deployment, whose workers the test starts."""
+    try:
+        async with host_on(idle.gateway, idle.receiver, free_port()) as host:
+            yield host
+    finally:
+        idle.gateway.empty()
+
+
+@session_fixture
+async def busy(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Host]:
+    async with FakeProvider() as provider, hosting(provider, tmp_path_factory.mktemp("busy"), **CANARY) as host:
+        await host.worker("deploys", "webhooks", constants={TIDY: 0.3})
+        yield host
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def host(busy: Host) -> AsyncIterator[Host]:
+    """An account on a deployment with a worker, beside those of other tests."""
+    async with host_on(busy.gateway, busy.receiver, busy.apps_port) as host:
+        try:
+            yield host
+        finally:
+            await host.remove_apps()

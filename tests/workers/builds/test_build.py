@@ -1,0 +1,239 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.sandbox import Room
+from workers.builds import build
+from workers.builds.build import collect_output
+from workers.builds.source import DeployError
+from workers.sandbox.sandbox import Limits
+
+ADDRESS = "https://api.example.com/capsule/demo/ai"
+
+
+@pytest.fixture
+def made(room: Room) -> Path:
+    """A source as git or an archive would have left it."""
+    source = room.build / "source"
+    source.mkdir(mode=0o700)
+    room.sandbox.give_to_user(source, room.uid)
+    return source
+
+
+async def run(room: Room, command: str, ai_url: str | None = None, **limits: int) -> None:
+    most = Limits(**{"seconds": 20, **limits})
+    await build.build(room.sandbox, room.uid, room.build, command, ai_url, room.lines.append, most)
+
+
+def taken(room: Room, output: str = "dist", *, runs: bool = False) -> Path:
+    release = room.top / "release"
+    collect_output(room.build / "source", output, release, room.uid, runs=runs)
+    return release / ("app" if runs else "files")
+
+
+@pytest.mark.parametrize("ai_url", [None, ADDRESS])
+async def test_a_build_sees_these_variables_and_no_others(room: Room, made: Path, ai_url: str | None) -> None:
+    await run(room, "exec env", ai_url)
+    told = dict(line.split("=", 1) for line in room.lines[1:])
+    assert told.pop("PWD") == str(made)  # the shell's own
+    expected = {
+        "PATH": room.sandbox.path,
+        "LANG": "C.UTF-8",
+        "HOME": str(room.build / "home"),
+        "TMPDIR": str(room.build / "tmp"),
+        "CI": "true",
+    }
+    assert told == expected | ({"VITE_SERVICE_AI_URL": ai_url} if ai_url else {})
+
+
+async def test_a_build_makes_a_release(room: Room, made: Path) -> None:
+    (made / "page.txt").write_text("hello")
+    await run(room, "mkdir dist; touch $HOME/a $TMPDIR/b; tr a-z A-Z < page.txt > dist/index.html; echo made")
+    assert room.lines[1:] == ["made"]
+    assert (taken(room) / "index.html").read_text() == "HELLO"
+
+
+async def test_a_build_that_fails_says_how(room: Room, made: Path) -> None:
+    with pytest.raises(DeployError, match=r"^the build command ended with status 3$"):
+        await run(room, "exit 3")
+
+
+async def test_what_is_written_anywhere_counts(room: Room, made: Path) -> None:
+    with pytest.raises(DeployError, match=r"^the build command wrote more than 20 MiB$"):
+        await run(room, "cd $TMPDIR; i=0; while :; do i=$((i+1)); head -c 1M /dev/zero > $i; done", disk=20 << 20)
+
+
+# -- the output ----------------------------------------------------------------------------------------------
+
+
+async def test_what_is_taken_over_is_ours_and_plain(room: Room, made: Path) -> None:
+    await run(
+        room,
+        "mkdir -p dist/a dist/.git; cd dist; echo x > page; echo y > run; chmod 6711 run; chmod 0 page;"
+        " ln page again; ln -s ../page a/up; chmod 2700 a; touch -d 2001-01-01 run",
+    )
+    files = taken(room)
+    assert sorted(path.name for path in files.iterdir()) == ["a", "again", "page", "run"]
+    for path, mode in ((files, 0o755), (files / "a", 0o755), (files / "page", 0o644), (files / "run", 0o755)):
+        there = path.stat()
+        assert (there.st_mode & 0o7777, there.st_uid, there.st_gid) == (mode, os.geteuid(), os.getegid())
+    assert (files / "run").stat().st_mtime > 1_700_000_000
+
+
+@pytest.mark.parametrize("output", ["dist", "dist/inner", "page"])
+def test_an_output_that_is_not_there_is_told(room: Room, made: Path, output: str) -> None:
+    (made / "page").touch()
+    with pytest.raises(DeployError, match=f"did not create the folder '{output}'"):
+        taken(room, output)
+
+
+@pytest.mark.parametrize("output", ["/etc", "../other", "a/../../b", "a\0b"])
+def test_an_output_outside_the_source_is_refused(room: Room, made: Path, output: str) -> None:
+    with pytest.raises(DeployError, match="not inside the source"):
+        taken(room, output)
+
+
+@pytest.mark.parametrize("script", ["ln -s $HOME dist", "mkdir a; ln -s a dist", "ln -s /etc dist"])
+async def test_an_output_that_is_a_link_is_refused(room: Room, made: Path, script: str) -> None:
+    await run(room, script)
+    with pytest.raises(DeployError, match="did not create the folder"):
+        taken(room)
+
+
+def test_a_source_that_became_a_link_is_refused(room: Room) -> None:
+    other = room.top / "builds" / "other"
+    other.mkdir(mode=0o700)
+    (room.build / "source").symlink_to(other)
+    with pytest.raises(DeployError, match="did not create the folder"):
+        taken(room, ".")
+    assert other.stat().st_mode & 0o777 == 0o700
+
+
+async def test_links_are_replaced_by_what_they_name(room: Room, made: Path) -> None:
+    await run(
+        room,
+        "mkdir -p dist/v2/deep shared; echo two > dist/v2/page; echo deep > dist/v2/deep/er; echo far > shared/logo;"
+        " cd dist; ln -s v2/page first; ln -s first second; ln -s v2 latest; ln -s ../shared/logo logo;"
+        " ln -s ../../shared v2/assets; ln -s ../second v2/chain",
+    )
+    files = taken(room)
+    assert [path for path in files.rglob("*") if path.is_symlink()] == []
+    pages = {str(path.relative_to(files)): path.read_text().strip() for path in files.rglob("*") if path.is_file()}
+    inside = {"page": "two", "deep/er": "deep", "assets/logo": "far", "chain": "two"}
+    assert pages == {
+        "first": "two",
+        "second": "two",
+        "logo": "far",
+        **{f"{folder}/{name}": text for folder in ("v2", "latest") for name, text in inside.items()},
+    }
+    for path in files.rglob("*"):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o022) == (os.geteuid(), 0)
+
+
+LEAVING = [
+    "ln -s /etc/passwd x",
+    "ln -s ../../home x",
+    "ln -s ../../../../../../../../etc/passwd x",
+    "ln -s nowhere x",
+    "ln -s x x",
+    "ln -s . x",
+    "ln -s /proc/self/root x",
+    "mkdir a; ln -s ../../.. a/b; ln -s a/b/etc/passwd x",
+]
+
+
+@pytest.mark.parametrize("script", LEAVING)
+async def test_links_that_leave_are_refused(room: Room, made: Path, script: str) -> None:
+    await run(room, f"touch page; mkdir dist; cd dist; {script}")
+    with pytest.raises(DeployError, match="a link that leaves the source, or leads nowhere or in a circle"):
+        taken(room)
+
+
+async def test_folders_that_name_each_other_are_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir -p dist/a dist/b; cd dist; ln -s ../b a/b; ln -s ../a b/a")
+    with pytest.raises(DeployError, match=r"more than|in a circle|too long"):
+        taken(room)
+
+
+async def test_no_link_climbs_out_by_the_move_to_the_release(room: Room, made: Path) -> None:
+    """Judged at its old place, the link ended inside the output; after the move the same `..` led to the root."""
+    secret = room.top / "secret"
+    secret.write_text("of another tenant")
+    depth = "/".join(f"d{n}" for n in range(12))
+    output = f"dist/{depth}"
+    # From the source, the way goes through a second link; from the release, it goes up to the top of the file system.
+    rest = str(secret).removeprefix("/")
+    first = rest.split("/")[0]
+    await run(
+        room,
+        f"mkdir -p {output}/{os.path.dirname(rest)}; echo mine > {output}/{rest};"
+        f" ln -s {'../' * 13}{rest} {output}/leak.txt; ln -s {output}/{first} {first}",
+    )
+    files = taken(room, output)
+    assert not (files / "leak.txt").is_symlink()
+    assert (files / "leak.txt").read_text() == "mine\n"
+
+
+async def test_an_app_that_runs_may_hold_any_link(room: Room, made: Path) -> None:
+    await run(room, "ln -s /usr/bin/python3 python; ln -s ../.. up")
+    app = taken(room, ".", runs=True)
+    assert os.readlink(app / "python") == "/usr/bin/python3"
+    assert app.stat().st_uid == os.geteuid()
+
+
+async def test_what_is_no_file_is_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; mkfifo dist/pipe")
+    with pytest.raises(DeployError, match="'pipe', which is a device"):
+        taken(room)
+
+
+async def test_what_the_build_does_not_own_is_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; touch dist/page")
+    theirs = room.top / "theirs"
+    theirs.touch(mode=0o600)
+    if room.uid is None:
+        room.uid = os.getuid() + 1  # as if it were another's
+    else:
+        os.link(theirs, made / "dist" / "theirs")
+    with pytest.raises(DeployError, match="which the build does not own"):
+        taken(room)
+    assert theirs.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("script", "refused"), [("touch 1 2 3 4", False), ("touch 1 2 3 4 5", True), ("truncate -s 2M sparse", True)]
+)
+async def test_more_than_the_bounds_is_refused(
+    room: Room, made: Path, monkeypatch: pytest.MonkeyPatch, script: str, refused: bool
+) -> None:
+    monkeypatch.setattr(build, "STATIC_FILES", 5)  # the folder is one
+    monkeypatch.setattr(build, "STATIC_BYTES", 1 << 20)
+    await run(room, f"mkdir dist; cd dist; {script}")
+    if refused:
+        with pytest.raises(DeployError, match="more than 5 files, or more than 1 MiB"):
+            taken(room)
+    else:
+        assert len(list(taken(room).iterdir())) == 4
+
+
+async def test_a_path_that_is_too_long_is_told(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; cd dist; n=$(printf '%0200d' 0); for i in $(seq 30); do mkdir $n; cd -P $n; done")
+    with pytest.raises(DeployError, match="can't be read: File name too long"):
+        taken(room)
+
+
+async def test_a_deep_git_folder_is_left_out(room: Room, made: Path) -> None:
+    await run(room, "mkdir -p dist/.git; touch dist/page; cd dist/.git; mkdir -p $(printf 'd/%.0s' $(seq 1200))")
+    assert [path.name for path in taken(room).iterdir()] == ["page"]
+
+
+async def test_a_long_chain_of_links_is_refused(room: Room, made: Path) -> None:
+    await run(room, "mkdir dist; touch dist/0")
+    for number in range(1, 1201):  # quicker than as many processes
+        link = made / "dist" / str(number)
+        link.symlink_to(str(number - 1))
+        if room.uid is not None:
+            os.lchown(link, room.uid, room.uid)
+    with pytest.raises(DeployError, match="a link that leaves the source"):
+        taken(room)

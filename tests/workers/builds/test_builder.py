@@ -1,0 +1,393 @@
+"""Deploys from end to end, as account holders see them: gateway, workers, git, builds and a receiver are real."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.deploys.keys import deploy_key
+from gateway.redis.client import ATTEMPT
+from tests.support.accounts import DOMAIN
+from tests.support.deployment import Host
+from tests.support.folders import passable_folder
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BUILD = {"command": "sh build.sh", "output": "dist"}
+START = {"start": "exec node server.js"}
+OFTEN = {"workers.builds.builder.TIDY_INTERVAL": 0.2}
+# After which a killed worker's deploys are another's. Webhooks need more, for a delivery.
+SOON = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "3"}
+
+
+def server(text: str) -> dict[str, str]:
+    """It ends when it is asked for `/end`."""
+    end = "console.log('about to end'), process.exit(7)"
+    answer = f"(request, answer) => request.url === '/end' ? ({end}) : answer.end('{text}')"
+    return {"server.js": f"require('http').createServer({answer}).listen(process.env.PORT)\n"}
+
+
+async def end(host: Host, app: str) -> None:
+    await host.web.get("/end", headers={"Host": f"{app}.{DOMAIN}"})
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@b",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@b",
+    }
+    command = ["git", "-C", str(folder), "-c", "init.defaultBranch=main", *arguments]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **identity})
+    return done.stdout.strip()
+
+
+def commit(folder: Path, text: str) -> str:
+    (folder / "build.sh").write_text(f'mkdir dist && echo "{text} $VITE_SERVICE_AI_URL" > dist/index.html')
+    git(folder, "add", "-A")
+    git(folder, "commit", "-m", text)
+    return git(folder, "rev-parse", "HEAD")
+
+
+async def test_an_app_too_many_is_refused(own: Host) -> None:
+    """Nothing bounded the memory that all apps of a machine may take together."""
+    await own.worker("deploys", constants={"workers.hosting.serving.LEAST_MEMORY": 1 << 60})
+    app = await own.app(build=START)
+    deploy = await own.over(await own.publish(app, server("one")))
+    assert deploy["state"] == "failed"
+    assert "no memory left for another app" in deploy["log"]
+
+
+@pytest.fixture
+def repository() -> Iterator[Path]:
+    with passable_folder() as folder:
+        (folder / "repository").mkdir()
+        yield folder / "repository"
+
+
+async def test_a_hook_rebuilds_the_latest_commit_and_its_preview(host: Host, repository: Path) -> None:
+    git(repository, "init")
+    first = commit(repository, "one")
+    app = await host.app(repository={"url": f"file://{repository}"}, build=BUILD)
+    hook = await host.hook(app)
+
+    deploy = await host.over(await host.trigger(hook))
+    assert deploy["state"] == "live", (deploy.get("error"), deploy.get("log"))
+    assert (deploy["commit"], deploy["trigger"]) == (first, "hook")
+    ai_url = f"{host.gateway.address}/capsule/{app}/ai"
+    assert await host.page(app) == f"one {ai_url}\n"
+    [(event, data)] = await host.events(deploy["id"])
+    assert event == "deploy.succeeded"
+    assert (data["kind"], data["url"], data["appName"]) == ("live", f"https://{app}.{DOMAIN}", app)
+    assert f"Commit {first}" in deploy["log"]
+
+    second = commit(repository, "two")
+    await host.gateway.switch(enabled=False)
+    try:
+        deploy = await host.over(await host.trigger(hook))
+    finally:
+        await host.gateway.switch(enabled=True)
+    assert (deploy["state"], deploy["commit"]) == ("live", second)
+    assert await host.page(app) == "two \n"  # inference was off: no address
+
+    git(repository, "checkout", "-b", "Feature/New_Thing!")
+    commit(repository, "three")
+    queued = await host.gateway.platform(
+        "POST", f"apps/{app}/deploys", {"kind": "preview", "branch": "Feature/New_Thing!"}
+    )
+    deploy = await host.over(queued.json()["deployId"])
+    assert deploy["url"] == f"https://{app}--p-feature-new-thing.{DOMAIN}", deploy
+    assert await host.page(f"{app}--p-feature-new-thing") == f"three {ai_url}\n"
+    assert await host.page(app) == "two \n"
+
+    assert (
+        await host.gateway.http.delete(
+            f"/account/hooks/{(await host.call('GET', '/account/hooks'))[0]['id']}",
+            headers={"Authorization": f"Bearer {host.account.key}"},
+        )
+    ).status_code == 204
+    assert (await host.gateway.http.post(hook)).status_code == 404
+
+
+async def test_an_old_git_is_told_at_the_start_and_clones_nothing(own: Host, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "git").write_text("#!/bin/sh\necho git version 2.30.2\n")
+    (tools / "git").chmod(0o755)
+    for folder in (tools, *tools.parents):
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & 0o001:
+            folder.chmod(0o711)  # the worker leaves out folders that builds can't enter
+    worker = await own.worker("deploys", PATH=f"{tools}{os.pathsep}{os.environ['PATH']}")
+    assert "deploys.no_repositories" in worker.log
+    cloned = await own.app(repository={"url": f"file://{tmp_path}"}, build=BUILD)
+    deploy = await own.over(await own.trigger(await own.hook(cloned)))
+    assert deploy["error"] == "build: repositories can't be cloned: the worker needs git 2.37 or newer"
+    published = await own.app(build=BUILD)
+    files = {"build.sh": "mkdir dist; echo page > dist/index.html"}
+    assert (await own.over(await own.publish(published, files)))["state"] == "live"
+
+
+async def test_each_failed_phase_is_told_once_and_leaves_what_was_served(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    good = "mkdir dist; echo good > dist/index.html"
+    assert (await host.over(await host.publish(app, {"build.sh": good})))["state"] == "live"
+
+    cases = {
+        "build": ({"build.sh": "echo to the log; exit 3"}, "the build command ended with status 3"),
+        "health": ({"build.sh": "mkdir dist; echo bad > dist/other.html"}, "GET / was answered with 404"),
+    }
+    for phase, (files, reason) in cases.items():
+        deploy = await host.over(await host.publish(app, files))
+        assert (deploy["state"], deploy["error"]) == ("failed", f"{phase}: {reason}")
+        [(event, data)] = await host.events(deploy["id"])
+        assert (event, data["phase"], data["reason"]) == ("deploy.failed", phase, reason)
+        assert await host.page(app) == "good\n"
+
+
+async def test_an_account_has_so_much_disk(own: Host) -> None:
+    app, second = await own.app(build=BUILD), await own.app(build=BUILD)
+    await own.worker("deploys", GATEWAY_ACCOUNT_DISK="7")
+    page = "mkdir dist; echo {} > dist/index.html; head -c {}000000 /dev/zero > dist/more"
+    for number in range(3):
+        deploy = await own.over(await own.publish(app, {"build.sh": page.format(number, 2)}))
+        assert deploy["state"] == "live", deploy["log"]
+    deploy = await own.over(await own.publish(second, {"build.sh": page.format("second", 4)}))
+    assert deploy["error"] == "build: the account's apps take more than 7 MiB of disk; make them smaller"
+    assert await own.page(app) == "2\n"
+    assert await own.page(second) == "404"
+    small = await own.over(await own.publish(second, {"build.sh": "mkdir dist; echo small > dist/index.html"}))
+    assert small["state"] == "live"
+
+
+async def test_what_a_failed_canary_replaced_goes_on_however_long_it_took(own: Host) -> None:
+    """The canary outlives rounds of tidying, which must spare the release that comes back."""
+    app = await own.app(build=START)
+    worker = await own.worker("deploys")
+    deploy = await own.over(await own.publish(app, server("good of process ' + process.pid + '")))
+    assert deploy["state"] == "live", f"{deploy}"
+    before = await own.page(app)
+    assert before.startswith("good")
+    await worker.stop()
+    await own.worker("deploys", "webhooks", constants=OFTEN, GATEWAY_CANARY="60")
+    bad = await own.publish(app, server("bad"))
+    await own.in_state(bad, "canary")
+    await wait_until(lambda: _is(own, app, "bad"), 10)
+    await asyncio.sleep(1)  # for rounds of tidying
+    await end(own, app)
+    failed = await own.over(bad)
+    assert (failed["state"], failed["error"].partition(":")[0]) == ("failed", "canary")
+    [(event, data)] = await own.events(bad)
+    assert (event, data["phase"]) == ("deploy.failed", "canary")
+    assert await own.page(app) == before, "the process that was replaced was never stopped"
+
+
+async def test_deep_folders_stop_neither_the_worker_nor_the_next_one(own: Host) -> None:
+    app, deep = await own.app(build=BUILD), await own.app(build=BUILD)
+    worker = await own.worker("deploys", constants=OFTEN)
+    assert (await own.over(await own.publish(app, {"build.sh": "mkdir dist; echo good > dist/index.html"})))["state"]
+    nested = "mkdir -p $(printf 'd/%.0s' $(seq 1200)); "
+    failed = await own.over(await own.publish(deep, {"build.sh": nested + "exit 3"}))
+    assert failed["error"] == "build: the build command ended with status 3"
+    killed = await own.publish(deep, {"build.sh": nested + "echo nested; sleep 60"})
+
+    async def is_nested() -> bool:
+        return "nested" in (await own.deploy(killed))["log"]
+
+    await wait_until(is_nested, 20)
+    worker.kill()
+    await own.worker("deploys", constants=OFTEN, **SOON)
+    assert (await own.over(killed))["state"] == "failed"
+    await wait_until(lambda: not list((own.gateway.data_folder / "builds").iterdir()), 10)
+    assert await own.page(app) == "good\n"
+
+
+async def _is(host: Host, app: str, text: str) -> bool:
+    return await host.page(app) == text
+
+
+@pytest.mark.parametrize("former", ["still-runs", "was-stopped"])
+async def test_a_worker_that_is_killed_in_a_canary_leaves_no_unverified_release(own: Host, former: str) -> None:
+    """Visitors get an answer all the while, although the replaced app may have to start again first."""
+    app = await own.app(build=START)
+    await own.worker("sites", joined=False)
+    await own.worker("deploys")
+    good = await own.over(await own.publish(app, server("good")))
+    assert good["state"] == "live", good
+    await own.workers[-1].stop()
+    worker = await own.worker("deploys", constants=OFTEN, GATEWAY_CANARY="60")
+    deploy = await own.publish(app, server("unverified"))
+    await own.in_state(deploy, "canary")
+    assert await own.page(app) == "unverified"
+    answers: list[str] = []
+
+    async def visitor() -> None:
+        while True:
+            answers.append(await own.page(app))
+            await asyncio.sleep(0.02)
+
+    visiting = asyncio.create_task(visitor())
+    worker.kill()
+    link = own.gateway.data_folder / "running" / good["id"]
+    if former == "was-stopped":
+        link.unlink()
+        await wait_until(lambda: not link.with_suffix(".state").exists(), 15)
+    await own.worker("deploys", constants=OFTEN, **SOON)
+    await wait_until(lambda: answers[-1] == "good", 15)
+    failed = await own.over(deploy)
+    assert failed["error"] == "canary: the worker stopped during the deploy; deploy again"
+    await asyncio.sleep(1)  # for more rounds of tidying
+    visiting.cancel()
+    assert set(answers) == {"unverified", "good"}
+    assert answers.index("good") + answers[::-1].index("unverified") == len(answers), "once, and for good"
+
+
+async def test_a_damaged_record_stops_neither_its_app_nor_others(host: Host, busy: Host) -> None:
+    damaged, other = await host.app(build=BUILD), await host.app(build=BUILD)
+    [worker] = busy.workers
+    page = {"build.sh": "mkdir dist; echo page > dist/index.html"}
+    assert (await host.over(await host.publish(damaged, page)))["state"] == "live"
+    with host.gateway.redis.client() as client:
+        record = client.get(f"app:{damaged}")
+        client.set(f"app:{damaged}", "{")
+        try:
+            await wait_until(lambda: worker.log.count("app.unreadable") > 2, 10)
+            assert (await host.over(await host.publish(other, page)))["state"] == "live"
+            assert [await host.page(app) for app in (damaged, other)] == ["page\n", "page\n"]
+        finally:
+            client.set(f"app:{damaged}", record)
+
+
+async def test_a_killed_worker_s_deploy_fails_once_and_the_next_one_is_made(own: Host, tmp_path: Path) -> None:
+    app = await own.app(build=BUILD)
+    worker = await own.worker("deploys")
+    begun = "echo begun; mkdir dist; echo done > dist/index.html; "
+    killed = await own.publish(app, {"build.sh": begun + "sleep 61.234"})
+
+    async def builds() -> bool:
+        return "begun" in (await own.deploy(killed))["log"]
+
+    await wait_until(builds, 10)
+    waits = await own.publish(app, {"build.sh": begun})
+    assert (await own.deploy(waits))["state"] == "queued"
+    worker.kill()
+    await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 61.234"], capture_output=True).stdout, 5)
+    await own.worker("webhooks")
+    await own.worker("deploys", **SOON)
+    deploy = await own.over(killed)
+    assert (deploy["state"], deploy["error"]) == (
+        "failed",
+        "build: the worker stopped during the deploy; deploy again",
+    )
+    assert (await own.over(waits))["state"] == "live"
+    assert [event for event, _ in await own.events(waits)] == ["deploy.succeeded"]
+    assert [event for event, _ in await own.events(killed)] == ["deploy.failed"]
+
+
+async def test_a_stopped_worker_s_deploy_is_made_by_the_next(own: Host) -> None:
+    app = await own.app(build=BUILD)
+    worker = await own.worker("deploys")
+    deploy = await own.publish(app, {"build.sh": "sleep 1; mkdir dist; echo done > dist/index.html"})
+    await own.in_state(deploy, "building")
+    assert await worker.stop() == 0
+    assert (await own.deploy(deploy))["state"] == "queued"
+    await own.worker("deploys")
+    assert (await own.over(deploy))["state"] == "live"
+    assert await own.page(app) == "done\n"
+
+
+async def test_apps_side_by_side_and_one_app_in_order(host: Host) -> None:
+    one, other = await host.app(build=BUILD), await host.app(build=BUILD)
+    first = await host.publish(one, {"build.sh": "sleep 2; mkdir dist; echo first > dist/index.html"})
+    await host.in_state(first, "building")
+    second = await host.publish(one, {"build.sh": "mkdir dist; echo second > dist/index.html"})
+    third = await host.publish(other, {"build.sh": "mkdir dist; echo third > dist/index.html"})
+    for deploy in (third, first, second):
+        assert (await host.over(deploy))["state"] == "live"
+    records = [deploy_key(host.account.id, deploy) for deploy in (first, second, third)]
+    with host.gateway.redis.client() as client:
+        began = [client.hget(record, "startedAt") for record in records]
+        ended = client.hget(records[0], "finishedAt")
+    assert began[2] < ended <= began[1]
+    assert await host.page(one) == "second\n"
+
+
+async def test_redis_away_in_the_middle_of_a_build(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    deploy = await host.publish(app, {"build.sh": "sleep 1; mkdir dist; echo done > dist/index.html"})
+    await host.in_state(deploy, "building")
+    await asyncio.to_thread(host.gateway.redis.freeze)
+    try:
+        await asyncio.sleep(1 + 1.5 * ATTEMPT)  # the build ends, and what it wants to write fails
+    finally:
+        await asyncio.to_thread(host.gateway.redis.thaw)
+    assert (await host.over(deploy))["state"] == "live"
+    assert [event for event, _ in await host.events(deploy)] == ["deploy.succeeded"]
+
+
+async def test_an_app_that_ends_is_told_and_started_again(host: Host) -> None:
+    app = await host.app(build=START)
+    assert (await host.over(await host.publish(app, server("up"))))["state"] == "live"
+    await end(host, app)
+
+    def crashes() -> list[dict[str, Any]]:
+        told = [e.json["data"] for e in host.receiver.exchanges if e.json["type"] == "app.crashed"]
+        return [data for data in told if data["appName"] == app]
+
+    await wait_until(crashes, 15)
+    assert (crashes()[0]["reason"], crashes()[0]["exitCode"]) == ("exit", 7)
+    kept = (await host.call("GET", f"/account/apps/{app}/crashes"))[-1]
+    assert (kept["at"], kept["exitCode"], kept["lines"]) == (crashes()[0]["at"], 7, ["about to end"])
+    await wait_until(lambda: _is(host, app, "up"), 10)
+
+
+async def test_a_deploy_whose_worker_stops_in_its_canary_starts_again(own: Host) -> None:
+    app = await own.app(build=START)
+    worker = await own.worker("deploys", GATEWAY_CANARY="60")
+    deploy = await own.publish(app, server("good"))
+    await own.in_state(deploy, "canary")
+    assert await worker.stop() == 0
+    await own.worker("deploys")
+    assert (await own.over(deploy))["state"] == "live"
+    await wait_until(lambda: _is(own, app, "good"), 10)
+
+
+async def test_an_app_s_name_that_became_another_account_s(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    page = {"build.sh": "mkdir dist; echo mine > dist/index.html"}
+    assert (await host.over(await host.publish(app, page)))["state"] == "live"
+    slow = await host.publish(app, {"build.sh": "sleep 2; " + page["build.sh"]})
+    await host.in_state(slow, "building")
+    waiting = await host.publish(app, page)
+    other = await host.gateway.account("maker")
+    assert (await host.gateway.platform("DELETE", f"apps/{app}")).status_code == 204
+    taken = {"account": other.id, "build": {"command": "echo secret", "output": "."}}
+    assert (await host.gateway.platform("PUT", f"apps/{app}", taken)).is_success
+    deploy = await host.over(waiting)
+    assert deploy["state"] == "canceled"
+    assert "secret" not in deploy["log"]
+    # What the first account had built is not what the second one's visitors see.
+    await wait_until(lambda: _is(host, app, "404"), 20)
+    host.account = other
+    deploy = await host.over(await host.publish(app, {"index.html": "theirs"}))
+    assert deploy["state"] == "live", f"{deploy}"
+    assert await host.page(app) == "theirs"
+
+
+async def test_a_builder_of_another_folder_stands_by(own: Host, tmp_path: Path) -> None:
+    app = await own.app(build=BUILD)
+    await own.worker("deploys")
+    own_place = {"GATEWAY_DATA_DIR": str(tmp_path / "elsewhere"), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{free_port()}"}
+    other = await own.worker("deploys", joined=False, **own_place)
+    await wait_until(lambda: "deploys.elsewhere" in other.log, 10)
+    for _ in range(3):
+        deploy = await own.publish(app, {"build.sh": "mkdir dist; echo here > dist/index.html"})
+        assert (await own.over(deploy))["state"] == "live"
+    assert await own.page(app) == "here\n"
+    assert "stream.joined" not in other.log

@@ -1,0 +1,232 @@
+"""Rollbacks, promotions and cancellations from end to end: gateway, workers and builds are real."""
+
+import asyncio
+import subprocess
+
+import pytest
+
+from gateway.redis.partitions import partition_tag
+from tests.support.deployment import Host
+from tests.support.polling import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BUILD = {"command": "sh build.sh", "output": "dist"}
+
+
+def page(text: str, before: str = "") -> dict[str, str]:
+    return {"build.sh": f"{before} mkdir dist; echo {text} > dist/index.html"}
+
+
+def server(text: str) -> dict[str, str]:
+    return {
+        "server.js": f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)\n"
+    }
+
+
+async def live(host: Host, app: str, files: dict[str, str]) -> str:
+    deploy = await host.publish(app, files)
+    assert (await host.over(deploy))["state"] == "live"
+    return deploy
+
+
+async def roll_back(host: Host, app: str, deploy: str | None = None) -> str:
+    body = {} if deploy is None else {"json": {"deployId": deploy}}
+    return (await host.call("POST", f"/account/apps/{app}/rollback", **body))["deployId"]
+
+
+async def test_a_rollback_serves_an_earlier_release_without_a_build(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    one, two = await live(host, app, page("one")), await live(host, app, page("two"))
+    # Nothing can be built or unpacked any more.
+    await host.gateway.platform("PUT", f"apps/{app}", {"account": host.account.id, "build": {"command": "exit 1"}})
+    back = await host.over(await roll_back(host, app))
+    assert (back["state"], back["trigger"], back["release"], back["kind"]) == ("live", "rollback", one, "live"), back
+    assert await host.page(app) == "one\n"
+    [(event, data)] = await host.events(back["id"])
+    assert (event, data["kind"]) == ("deploy.succeeded", "live")
+    again = await host.over(await roll_back(host, app, two))
+    assert (again["state"], again["release"]) == ("live", two)
+    assert await host.page(app) == "two\n"
+    # A rollback's own release can be gone back to, like any other.
+    assert (await host.over(await roll_back(host, app, back["id"])))["state"] == "live"
+    assert await host.page(app) == "one\n"
+
+
+async def test_a_release_that_is_gone_is_refused_at_once(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    deploys = [await live(host, app, page(f"version {n}")) for n in range(7)]
+    headers, path = {"Authorization": f"Bearer {host.account.key}"}, f"/account/apps/{app}/rollback"
+    answer = await host.gateway.http.post(path, json={"deployId": deploys[0]}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "TARBALL_GONE")
+    assert (await host.over(await roll_back(host, app, deploys[2])))["state"] == "live"
+    assert await host.page(app) == "version 2\n"
+
+
+async def test_a_rollback_waits_for_no_build(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    others = [await host.app(build=BUILD) for _ in range(4)]
+    await live(host, app, page("one"))
+    await live(host, app, page("two"))
+    slow = [await host.publish(other, page("x", "sleep 120;")) for other in others]
+
+    async def some_build() -> bool:
+        return "building" in [(await host.deploy(deploy))["state"] for deploy in slow]
+
+    await wait_until(some_build, 20)
+    back = await host.over(await roll_back(host, app))
+    assert back["state"] == "live", back
+    assert "building" in {(await host.deploy(deploy))["state"] for deploy in slow}
+
+
+async def test_a_rollback_ends_a_build_of_its_own_app(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    first = await live(host, app, page("one"))
+    await live(host, app, page("two"))
+    coming = await host.publish(app, page("three", "sleep 120;"))
+    await host.in_state(coming, "building")
+    back = await host.over(await roll_back(host, app, first))
+    assert back["state"] == "live"
+    assert await host.page(app) == "one\n"
+    replaced = await host.deploy(coming)
+    assert (replaced["state"], replaced["error"]) == (
+        "canceled",
+        f"replaced by {back['id']}, a rollback to an existing release",
+    )
+
+
+async def test_a_rollback_of_an_app_that_runs(host: Host) -> None:
+    app = await host.app(build={"start": "exec node server.js"})
+    await live(host, app, server("one"))
+    await live(host, app, server("two"))
+    assert (await host.over(await roll_back(host, app)))["state"] == "live"
+    assert await host.page(app) == "one"
+
+
+async def test_a_rollback_whose_canary_fails_leaves_what_was_served(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    one = await live(host, app, page("one"))
+    await live(host, app, page("two"))
+    # The former release is damaged: the check fails, as it would for any deploy.
+    [index] = (host.gateway.data_folder).glob(f"releases/{app}/live/{one}/files/index.html")
+    index.unlink()
+    back = await host.over(await roll_back(host, app))
+    assert (back["state"], back["error"]) == ("failed", "health: GET / was answered with 404")
+    assert [event for event, _ in await host.events(back["id"])] == ["deploy.failed"]
+    assert await host.page(app) == "two\n"
+
+
+async def test_a_preview_is_promoted(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await live(host, app, page("one"))
+    queued = await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})
+    preview = await host.over(queued.json()["deployId"])
+    await live(host, app, page("two"))
+    assert await host.page(f"{app}-preview") == "one\n"
+    promoted = await host.over((await host.call("POST", f"/account/deploys/{preview['id']}/promote"))["deployId"])
+    assert (promoted["state"], promoted["trigger"], promoted["kind"]) == ("live", "promote", "live"), promoted
+    assert await host.page(app) == "one\n"
+    assert await host.page(f"{app}-preview") == "one\n"
+
+
+async def test_a_build_is_canceled_with_all_it_started(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    await live(host, app, page("one"))
+    deploy = await host.publish(app, page("two", "(sleep 64.321 &) ; echo begun; sleep 64.321;"))
+
+    async def begun() -> bool:
+        return "begun" in (await host.deploy(deploy))["log"]
+
+    await wait_until(begun, 20)
+    canceled = await host.call("POST", f"/account/deploys/{deploy}/cancel")
+    assert canceled["state"] == "canceled"
+    await wait_until(lambda: not subprocess.run(["pgrep", "-f", "sleep 64.321"], capture_output=True).stdout, 10)
+    builds, release = host.gateway.data_folder / "builds", f"releases/{app}/live/{deploy}"
+    await wait_until(lambda: not [*builds.iterdir()], 10)
+    assert not (host.gateway.data_folder / release).exists()
+    # The next one is made, its event is the only one, and nothing is left in the queue.
+    after = await live(host, app, page("three"))
+    await host.events(after)
+    told = [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
+    assert deploy not in told
+    shown = await host.deploy(deploy)
+    assert (shown["state"], shown["error"]) == ("canceled", "canceled on request")
+    assert "The deploy was canceled" in shown["log"]
+    assert await host.page(app) == "three\n"
+    with host.gateway.redis.client() as client:
+        key = f"{partition_tag(host.account.id)}:builds"
+        await wait_until(lambda: client.xlen(key) == 0)
+        assert client.xpending(key, "deploys")["pending"] == 0
+
+
+async def test_a_newer_deploy_replaces_a_queued_one(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    first = await host.publish(app, page("one", "sleep 2;"))
+    await host.in_state(first, "building")
+    second, third = await host.publish(app, page("two")), await host.publish(app, page("three"))
+    assert (await host.deploy(second))["state"] == "canceled"
+    assert (await host.over(third))["state"] == "live"
+    assert await host.page(app) == "three\n"
+    replaced = await host.deploy(second)
+    assert replaced["error"] == f"replaced by {third}, a newer deploy of the same address"
+    await host.events(third)
+    assert second not in [exchange.json["data"].get("deployId") for exchange in host.receiver.exchanges]
+
+
+async def test_a_build_canceled_while_its_worker_is_dead_stays_so(own: Host) -> None:
+    app = await own.app(build=BUILD)
+    worker = await own.worker("deploys")
+    deploy = await own.publish(app, page("one", "sleep 120;"))
+    await own.in_state(deploy, "building")
+    worker.kill()
+    await own.call("POST", f"/account/deploys/{deploy}/cancel")
+    await own.worker("deploys")
+    assert (await own.over(await own.publish(app, page("two"))))["state"] == "live"
+    assert (await own.deploy(deploy))["state"] == "canceled"
+
+
+async def test_many_cancel_at_once_and_one_does(host: Host) -> None:
+    app = await host.app(build=BUILD)
+    deploy = await host.publish(app, page("one", "sleep 120;"))
+    await host.in_state(deploy, "building")
+    headers = {"Authorization": f"Bearer {host.account.key}"}
+    answers = await asyncio.gather(
+        *[host.gateway.http.post(f"/account/deploys/{deploy}/cancel", headers=headers) for _ in range(5)]
+    )
+    assert sorted(answer.status_code for answer in answers) == [202, 400, 400, 400, 400]
+    await live(host, app, page("two"))  # which does not wait for the end of the build
+
+
+async def test_queued_deploys_say_what_they_wait_for(own: Host) -> None:
+    app, other, third = [await own.app(build=BUILD) for _ in range(3)]
+    first = await own.publish(app, page("one", "sleep 120;"))
+    assert (await own.deploy(first))["waitsFor"] == "a worker that builds deploys; none is running"
+    await own.worker("deploys")
+    await own.in_state(first, "building")
+    second = await own.publish(app, page("two"))
+    await own.in_state(await own.publish(other, page("x", "sleep 120;")), "building")
+    waits = await own.publish(third, page("three"))
+
+    async def positions() -> bool:
+        found = {deploy["id"]: deploy for deploy in await own.call("GET", "/account/deploys")}
+        return [found[deploy].get("position") for deploy in (waits, second)] == [1, 2]
+
+    await wait_until(positions, 10)
+    assert (await own.deploy(waits))["waitsFor"] == "a free slot for builds"
+    assert (await own.deploy(second))["waitsFor"] == f"{first}, an earlier deploy of this app"
+    assert "position" not in await own.deploy(first)
+
+
+async def test_one_account_s_builds_do_not_delay_another_s(host: Host) -> None:
+    apps = [await host.app(build=BUILD) for _ in range(4)]
+    slow = [await host.publish(app, page("x", "sleep 120;")) for app in apps]
+
+    async def two_build() -> bool:
+        return [(await host.deploy(deploy))["state"] for deploy in slow].count("building") == 2
+
+    await wait_until(two_build, 20)
+    attacker, host.account = host.account, await host.gateway.account("maker")
+    victim = await host.over(await host.publish(await host.app(build=BUILD), page("y")))
+    assert victim["state"] == "live"
+    host.account = attacker
+    assert {(await host.deploy(deploy))["state"] for deploy in slow} == {"building", "queued"}

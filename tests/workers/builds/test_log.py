@@ -1,0 +1,94 @@
+"""The log of a deploy, with Redis replaced by a list."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.deploys.logs import split_times
+from gateway.deploys.states import Deploy
+from gateway.errors import BackboneUnavailable
+from tests.support.polling import wait_until
+from workers.builds import log
+from workers.builds.log import DeployLog
+
+DEPLOY = Deploy(
+    id="dep_1",
+    account="acc_1",
+    app="shop",
+    appId="app_1",
+    kind="live",
+    state="building",
+    trigger="upload",
+    createdAt="2026-07-02T10:00:00.000Z",
+)
+
+
+class Stored:
+    """Stands for `Deploys`."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.failures = 0
+
+    async def append_log(self, deploy: Deploy, text: str) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise BackboneUnavailable
+        self.texts.append(split_times(text)[0])
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> Stored:
+    monkeypatch.setattr(log, "FLUSH_INTERVAL", 0.01)
+    return Stored()
+
+
+async def test_lines_are_flushed_regularly_and_at_the_end(stored: Stored) -> None:
+    async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
+        lines.write_line("one")
+        await wait_until(lambda: stored.texts == ["one\n"])
+        lines.write_line("two")
+        lines.write_line("three")
+    assert "".join(stored.texts) == "one\ntwo\nthree\n"
+
+
+async def test_each_line_has_a_time(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 100.05, 101.5])
+    monkeypatch.setattr(log, "time", SimpleNamespace(time=lambda: next(clock)))
+    lines = DeployLog(stored, DEPLOY)  # type: ignore[arg-type]
+    for line in ("one", "two", "three"):
+        lines.write_line(line)
+    assert split_times("".join(lines._lines)) == ("one\ntwo\nthree\n", [100_000, 100_000, 101_500])
+
+
+async def test_lines_wait_for_redis_in_order(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored.failures = 1
+    async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
+        lines.write_line("one")
+        await wait_until(lambda: stored.failures == 0)
+        lines.write_line("two")
+        await wait_until(lambda: "".join(stored.texts) == "one\ntwo\n")
+
+
+async def test_a_cancelled_deploy_keeps_its_last_lines(stored: Stored) -> None:
+    async def deploy() -> None:
+        async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
+            await asyncio.sleep(0.05)
+            lines.write_line("last")
+            await asyncio.sleep(0)
+            raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await deploy()
+    assert stored.texts == ["last\n"]
+
+
+async def test_control_characters_are_dropped_and_so_is_what_exceeds_the_bound(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "LOG_BYTES", 10 + len("1782979200000\x1f"))
+    async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
+        for line in ("\x1b[31mred\x1b[0m\x07", "\x1b]0;title\x07abcdefg", "beyond"):
+            lines.write_line(line)
+    assert "".join(stored.texts) == "red\nabcdefg\n"

@@ -1,0 +1,321 @@
+"""Several hosts on one Redis and one storage: each has a data folder and processes of its own."""
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from typing import Self
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from gateway.deploys.keys import served_apps_key, serving_key
+from gateway.redis.client import Store
+from gateway.redis.partitions import partition_tag
+from tests.fakes import FakeProvider
+from tests.fakes.receiver import FakeReceiver
+from tests.support.accounts import DOMAIN
+from tests.support.deployment import Host, host_on, hosting, packed
+from tests.support.folders import passable_folder
+from tests.support.gateway_process import Gateway, gateway_with_redis
+from tests.support.polling import wait_until
+from tests.support.redis_servers import free_port
+from tests.support.s3_server import SECRET, S3Server
+from tests.support.worker_process import Worker
+from workers.hosting.records import Answer, Records
+
+PAGE = {"command": "sh build.sh", "output": "dist"}
+START = {"start": "exec node server.js"}
+
+
+def page(text: str, before: str = "") -> dict[str, str]:
+    return {"build.sh": f"{before} mkdir dist; echo {text} > dist/index.html"}
+
+
+def server(text: str, more: str = "") -> dict[str, str]:
+    serve = f"require('http').createServer((_, answer) => answer.end('{text}')).listen(process.env.PORT)"
+    return {"server.js": f"{serve}\n{more}\n"}
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SERVED = {"GATEWAY_CANARY": "0.5", "GATEWAY_APPS_SERVER": "embedded"}
+QUICK: dict[str, float] = {
+    "gateway.storage.LONGEST_PAUSE": 0.5,
+    "workers.builds.schedule.LEASE": 6_000,
+    "workers.builds.schedule.POLL_INTERVAL": 0.1,
+    "workers.builds.shared.POLL_INTERVAL": 0.05,
+    "workers.hosting.host_agent.POLL_INTERVAL": 0.05,
+    "workers.hosting.records.HOST_LIFETIME": 4.0,
+    "workers.hosting.host_agent.HEARTBEAT_INTERVAL": 0.5,
+    "workers.hosting.host_agent.PAUSED_SECONDS": 3.0,
+    "workers.hosting.host_agent.RESYNC_INTERVAL": 1.0,
+    "workers.hosting.host_agent.TIDY_INTERVAL": 0.5,
+}
+
+
+class Machine:
+    """A host: its data folder, its port and its worker."""
+
+    def __init__(self, host: Host, name: str) -> None:
+        self.host, self.folder, self.port = host, host.gateway.folder / name, free_port()
+        self.worker: Worker | None = None
+
+    async def start(self, *names: str, **settings: str) -> Self:
+        settings = {"GATEWAY_DATA_DIR": str(self.folder), "GATEWAY_APPS_LISTEN": f"127.0.0.1:{self.port}", **settings}
+        self.worker = await self.host.worker(*names, joined="deploys" in names, constants=QUICK, **settings)
+        if "sites" in names:
+            await wait_until(lambda: "sites.serving" in self.worker.log, 60)
+        return self
+
+    async def page(self, app: str) -> str:
+        with contextlib.suppress(httpx.TransportError):
+            answer = await self.host.web.get(f"http://127.0.0.1:{self.port}/", headers={"Host": f"{app}.{DOMAIN}"})
+            return answer.text.strip() if answer.status_code == 200 else str(answer.status_code)
+        return ""
+
+
+async def until_served(machines: list[Machine], app: str, text: str, timeout: float = 10) -> None:
+    async def served() -> bool:
+        return [await machine.page(app) for machine in machines] == [text] * len(machines)
+
+    await wait_until(served, timeout)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gateway() -> AsyncIterator[Gateway]:
+    """Its storage is a folder that all hosts mount."""
+    with passable_folder() as folder:
+        settings = {"GATEWAY_STORAGE_URL": f"file://{folder}/storage"}
+        async with FakeProvider() as provider, gateway_with_redis(provider, folder, **SERVED, **settings) as gateway:
+            yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def host(gateway: Gateway) -> AsyncIterator[Host]:
+    (gateway.folder / "storage").mkdir()
+    try:
+        async with FakeReceiver() as receiver, host_on(gateway, receiver, free_port()) as host:
+            yield host
+    finally:
+        gateway.empty()
+        for path in gateway.folder.iterdir():  # the storage, and a folder for each host
+            if path.is_dir():
+                shutil.rmtree(path)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def s3_host() -> AsyncIterator[Host]:
+    with passable_folder() as folder:
+        server = S3Server(folder)
+        try:
+            await server.start()
+            async with FakeProvider() as provider, hosting(provider, folder, **SERVED, **server.environment) as host:
+                host.gateway.confidential.add(SECRET)
+                yield host
+        finally:
+            server.stop()
+
+
+async def start(host: Host, *names: str, **settings: str) -> list[Machine]:
+    """Hosts that serve, beside one that builds."""
+    builder = Machine(host, "builder").start("deploys", **settings)
+    return (await asyncio.gather(*(Machine(host, name).start("sites", **settings) for name in names), builder))[:-1]
+
+
+async def live(host: Host, app: str, files: dict[str, str]) -> str:
+    deploy = await host.over(await host.publish(app, files))
+    assert deploy["state"] == "live", deploy
+    return deploy["id"]
+
+
+async def test_deploys_of_every_kind_on_two_hosts_and_s3(s3_host: Host) -> None:
+    host, folder = s3_host, s3_host.gateway.folder
+    machines = await start(host, "one", "two")
+    app, runs = await host.app(build=PAGE), await host.app(build=START)
+    secret = secrets.token_hex(8)
+    host.gateway.confidential.add(secret)
+    await host.call("PUT", f"/account/apps/{runs}/env", json={"TEXT": secret})
+    first = await live(host, app, page("first", "echo to the log;"))
+    assert "to the log" in (await host.deploy(first))["log"]
+    assert [await machine.page(app) for machine in machines] == ["first", "first"]
+    await live(host, runs, server("' + process.env.TEXT + '"))
+    assert [await machine.page(runs) for machine in machines] == [secret, secret]
+    preview = (await host.gateway.platform("POST", f"apps/{app}/deploys", {"kind": "preview"})).json()["deployId"]
+    assert (await host.over(preview))["state"] == "live"
+    await live(host, app, page("second"))
+    assert [await machine.page(app) for machine in machines] == ["second", "second"]
+    back = await host.over(
+        (await host.call("POST", f"/account/apps/{app}/rollback", json={"deployId": first}))["deployId"]
+    )
+    assert (back["state"], back["release"]) == ("live", first), back
+    assert [await machine.page(app) for machine in machines] == ["first", "first"]
+    promoted = await host.over((await host.call("POST", f"/account/deploys/{preview}/promote"))["deployId"])
+    assert (promoted["state"], promoted["release"]) == ("live", preview), promoted
+    assert not list((folder / "builder" / "releases").glob("*/*/dep_*")), "a builder keeps no release"
+    assert (await host.gateway.platform("DELETE", f"apps/{app}")).status_code == 204
+    await until_served(machines, app, "404")
+
+
+async def test_one_host_fails_or_dies_or_stands_still(host: Host) -> None:
+    one, dies, stops = await start(host, "one", "two", "three", GATEWAY_CANARY="2")
+    app = await host.app(build=PAGE)
+    await live(host, app, page("good"))
+    # A canary that fails on one host is undone on all.
+    bad = await host.publish(app, page("bad"))
+    await host.in_state(bad, "canary")
+    assert [await machine.page(app) for machine in (one, dies, stops)] == ["bad"] * 3
+    (dies.folder / "releases" / app / "live" / bad / "files" / "index.html").unlink()
+    failed = await host.over(bad)
+    assert (failed["state"], failed["error"]) == ("failed", "canary: GET / was answered with 404")
+    assert [await machine.page(app) for machine in (one, dies, stops)] == ["good"] * 3
+    # Hosts without a heartbeat are left out.
+    stops.worker.signal(signal.SIGSTOP)
+    coming = await host.publish(app, page("second"))
+    await host.in_state(coming, "checking")
+    dies.worker.kill()
+    assert (await host.over(coming))["state"] == "live"
+    assert await one.page(app) == "second"
+    # They catch up before they serve again.
+    stops.worker.signal(signal.SIGCONT)
+    pages: set[str] = set()
+
+    async def caught_up() -> bool:
+        pages.add(await stops.page(app))
+        return "second" in pages
+
+    await wait_until(caught_up, 20)
+    assert pages <= {"503", "second"}, "it answers nobody before it has caught up"
+    await dies.start("sites")
+    assert await dies.page(app) == "second"
+
+
+@contextlib.asynccontextmanager
+async def phantom(host: Host, app: str, *steps: str) -> AsyncIterator[None]:
+    """A host that answers these steps and nothing else, and in a canary has no good answer yet."""
+    store = Store(host.gateway.environment["GATEWAY_REDIS_URL"])
+    records = Records(store)
+
+    async def haunt() -> None:
+        while True:
+            await records.attend("phantom")
+            for _, wanted in (await records.read(host.account.id, app)).values():
+                if wanted.step in (*steps, "undo"):
+                    await records.answer(wanted, "phantom", Answer(wanted.token, True))
+            await asyncio.sleep(0.05)
+
+    haunting = asyncio.create_task(haunt())
+    try:
+        yield
+    finally:
+        haunting.cancel()
+        await asyncio.gather(haunting, return_exceptions=True)
+        await records.leave("phantom")
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        ([], "not every host that serves the apps could fetch and check the release in time"),
+        (["check"], "not every host that serves the apps could fetch and check the release in time"),
+        (["check", "canary"], "not every host that serves the apps has answered for the release"),
+    ],
+)
+async def test_each_step_waits_for_every_host(
+    host: Host, monkeypatch: pytest.MonkeyPatch, steps: list[str], error: str
+) -> None:
+    monkeypatch.setitem(QUICK, "workers.builds.shared.STEP_SECONDS", 4.0)
+    monkeypatch.setitem(QUICK, "workers.builds.shared.NO_HOST_SECONDS", 3.0)
+    (one,) = await start(host, "one")
+    app = await host.app(build=PAGE)
+    await live(host, app, page("good"))
+    async with phantom(host, app, *steps):
+        failed = await host.over(await host.publish(app, page("bad")))
+    assert (failed["state"], failed["error"].partition(": ")[2]) == ("failed", error), failed
+    await until_served([one], app, "good")
+
+
+async def test_a_damaged_archive_is_never_served_and_an_empty_host_serves_everything(host: Host) -> None:
+    folder = host.gateway.folder
+    await start(host, "one")
+    apps = [await host.app(build=PAGE) for _ in range(3)]
+    deploys = [await live(host, app, page(app)) for app in apps]
+    truncated, exchanged, _ = archives = [
+        folder / "storage" / "archives" / a / f"{d}.tar.gz" for a, d in zip(apps, deploys, strict=True)
+    ]
+    whole = [path.read_bytes() for path in archives]
+    truncated.write_bytes(whole[0][:-10])
+    exchanged.write_bytes(whole[2])
+    empty = await Machine(host, "empty").start("sites")
+    assert [await empty.page(app) for app in apps] == ["404", "404", apps[2]]
+    assert empty.worker.log.count("the archive of the release is damaged") >= 2
+    # A new release replaces what could not be served, and one damaged record stops nothing.
+    with host.gateway.redis.client() as client:
+        client.hset(serving_key(host.account.id, "broken"), "live", "{")
+        client.zadd(served_apps_key(partition_tag(host.account.id)), {"broken": 1e14})
+    await live(host, apps[1], page(apps[1]))
+    assert await empty.page(apps[1]) == apps[1]
+    for path, text in zip(archives, whole, strict=True):
+        path.write_bytes(text)
+    for app in apps:
+        await until_served([empty], app, app)
+
+
+async def test_a_storage_that_is_away_postpones_deploys_and_stops_no_app(host: Host) -> None:
+    folder = host.gateway.folder
+    [machine] = await start(host, "one")
+    app = await host.app(build=PAGE)
+    first = await live(host, app, page("first"))
+    coming = await host.publish(app, page("second", "echo begun; sleep 1;"))
+    await host.in_state(coming, "building")
+    (folder / "storage").rename(folder / "elsewhere")
+    headers = {"Authorization": f"Bearer {host.account.key}"}
+    answer = await host.gateway.http.put(f"/account/apps/{app}/source", content=packed(page("x")), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "STORAGE_UNAVAILABLE")
+    assert await host.gateway.answers("/ready")
+    assert "storage does not answer" in (await host.deploy(first))["log"]
+    await wait_until(lambda: "storage.failed" in "".join(worker.log for worker in host.workers), 20)
+    assert (await host.deploy(coming))["state"] == "building"
+    # A host that restarts without Redis and storage serves what it has.
+    await machine.worker.stop()
+    await asyncio.to_thread(host.gateway.redis.freeze)
+    try:
+        await machine.start("sites")
+        assert await machine.page(app) == "first"
+    finally:
+        await asyncio.to_thread(host.gateway.redis.thaw)
+    (folder / "elsewhere").rename(folder / "storage")
+    assert (await host.over(coming))["state"] == "live"
+    await until_served([machine], app, "second")
+
+
+async def test_builders_share_the_queue_and_one_that_dies_hands_its_deploys_over(host: Host) -> None:
+    soon = {"GATEWAY_WEBHOOK_CLAIM_IDLE": "5"}
+    other = await Machine(host, "other").start("deploys", **soon)
+    machine = await Machine(host, "one").start("deploys", "sites", **soon)  # one process, one data folder
+    slow = [await host.publish(await host.app(build=PAGE), page("x", "sleep 60;")) for _ in range(4)]
+
+    async def building() -> list[str]:
+        return [deploy for deploy in slow if (await host.deploy(deploy))["state"] == "building"]
+
+    async def each_builds() -> bool:
+        return len(await building()) == 4
+
+    await wait_until(each_builds, 20)
+    app = await host.app(build=PAGE)
+    behind = await host.publish(app, page("behind"))
+    other.worker.kill()
+
+    async def two_failed() -> bool:
+        return [(await host.deploy(deploy))["state"] for deploy in slow].count("failed") == 2
+
+    await wait_until(two_failed, 40)
+    for deploy in await building():
+        await host.call("POST", f"/account/deploys/{deploy}/cancel")
+    assert (await host.over(behind))["state"] == "live"
+    assert await machine.page(app) == "behind"
+    assert "sites.fetched" not in machine.worker.log, "the release was there already"

@@ -1,0 +1,251 @@
+import contextlib
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sandbox import Room
+from workers.builds import source
+from workers.builds.source import DeployError, check_git
+from workers.sandbox.sandbox import MIB, Limits
+
+AUTHOR = {
+    "GIT_AUTHOR_NAME": "A",
+    "GIT_AUTHOR_EMAIL": "a@b.c",
+    "GIT_COMMITTER_NAME": "A",
+    "GIT_COMMITTER_EMAIL": "a@b.c",
+}
+
+
+class Repository:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder, f"file://{folder}"
+        folder.mkdir()
+        self.git("init", "--quiet", "--initial-branch=main")
+
+    def git(self, *arguments: str) -> str:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_CONFIG_NOSYSTEM": "1",
+            **AUTHOR,
+        }
+        command = ["git", "-C", str(self.folder), "-c", "protocol.file.allow=always", *arguments]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self, name: str, text: str) -> str:
+        (self.folder / name).write_text(text)
+        self.git("add", ".")
+        self.git("commit", "--quiet", "--message", name)
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(room: Room) -> Repository:
+    return Repository(room.top / "repository")
+
+
+async def clone(room: Room, url: str, branch: str = "main", *, allow_private: bool = True, **limits: Any) -> str:
+    return await source.clone(
+        room.sandbox,
+        room.uid,
+        room.build,
+        url,
+        branch,
+        room.lines.append,
+        tenant="acc",
+        allow_private=allow_private,
+        ca_file="",
+        **limits,
+    )
+
+
+async def test_the_latest_commit_of_the_branch_is_cloned(room: Room, repository: Repository) -> None:
+    repository.commit("index.html", "one")
+    repository.git("switch", "--quiet", "--create", "feature/x#1")
+    latest = repository.commit("index.html", "two")
+    assert await clone(room, repository.url, "feature/x#1") == latest
+    assert (room.build / "source" / "index.html").read_text() == "two"
+    assert not (room.build / "gitconfig").exists()
+    assert latest not in room.lines
+
+
+@pytest.mark.parametrize("version", ["git version 2.36.6", "git version 1.99.0", "nonsense", ""])
+async def test_a_git_that_ignores_checked_addresses_is_refused(
+    room: Room, repository: Repository, tmp_path: Path, version: str
+) -> None:
+    git = tmp_path / "git"
+    git.write_text(f'#!/bin/sh\n[ "$1" = --version ] || touch {tmp_path}/used\necho "{version}"\n')
+    git.chmod(0o755)
+    room.sandbox.path = f"{tmp_path}{os.pathsep}{room.sandbox.path}"
+    with pytest.raises(DeployError, match=r"the worker needs git 2\.37 or newer"):
+        await clone(room, repository.url)
+    assert not (tmp_path / "used").exists()
+
+
+def test_a_machine_without_git_clones_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DeployError, match="needs git"):
+        check_git(str(tmp_path))
+
+
+async def test_hooks_do_not_run_and_submodules_are_not_fetched(room: Room, repository: Repository) -> None:
+    hook = repository.folder / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    part = Repository(room.top / "part")
+    part.commit("page", "part")
+    repository.git("submodule", "--quiet", "add", part.url, "part")
+    repository.commit("index.html", "one")
+    hook.write_text("#!/bin/sh\necho hooked; touch hooked\n")
+    hook.chmod(0o755)
+    await clone(room, repository.url)
+    assert list((room.build / "source" / "part").iterdir()) == []
+    assert not (room.build / "source" / "hooked").exists()
+    assert "hooked" not in room.lines
+
+
+@pytest.mark.parametrize("branch", ["--upload-pack=touch x", "-b", "a b", "a\nb", "a~1", "a:b", "", "x" * 251, "a\\b"])
+async def test_what_is_no_branch_is_not_given_to_git(room: Room, repository: Repository, branch: str) -> None:
+    with pytest.raises(DeployError, match="git does not accept"):
+        await clone(room, repository.url, branch)
+    assert room.lines == []
+
+
+@pytest.mark.parametrize("branch", ["gone", "$(touch${IFS}x)", "{branch}", "../main", "refs/heads/main", "main@{0}"])
+async def test_a_branch_that_is_not_there_is_named(room: Room, repository: Repository, branch: str) -> None:
+    repository.commit("index.html", "one")
+    with pytest.raises(DeployError) as failure:
+        await clone(room, repository.url, branch)
+    assert str(failure.value) == f"git clone failed: the repository has no branch {branch}"
+    assert not (room.build / "gitconfig").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "allow_private", "reason"),
+    [
+        ("ssh://git@example.com/a.git", True, "not over ssh"),
+        ("git@example.com:a/b.git", True, "not over ssh"),
+        ("https://127.0.0.1/a.git", False, "127.0.0.1 is not a public address"),
+        ("https://[::1]/a.git", False, "::1 is not a public address"),
+        ("https://localhost/a.git", False, "internal use"),
+        ("http://example.com/a.git", False, "https://"),
+        ("file:///etc", False, "https://"),
+        ("ext::sh -c touch% x", True, "refused"),
+        ("git://example.com/a.git", True, "https://"),
+        ("/etc", True, "https://"),
+        ("--upload-pack=x", True, "https://"),
+        ("https://me:hidden-one@127.0.0.1/a.git", False, "127.0.0.1 is not a public address"),
+        ("https:me:hidden-one@127.0.0.1/a.git", False, "refused"),
+        ("me:hidden-one@127.0.0.1/a.git", False, "refused"),
+    ],
+)
+async def test_other_addresses_are_refused(room: Room, url: str, allow_private: bool, reason: str) -> None:
+    with pytest.raises(DeployError) as failure:
+        await clone(room, url, allow_private=allow_private)
+    assert reason in str(failure.value)
+    assert "hidden-one" not in f"{failure.value} {source.hide_credentials(url)} {room.lines}"
+
+
+async def test_a_clone_that_is_too_much_says_so(room: Room, repository: Repository) -> None:
+    repository.git("config", "core.compression", "0")
+    repository.commit("large", os.urandom(2 * MIB).hex())
+    with pytest.raises(DeployError, match=r"^git clone wrote more than 3 MiB$"):
+        await clone(room, repository.url, limits=Limits(seconds=20, disk=3 * MIB))
+
+
+# -- over http -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def serving(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[tuple[int, list[str]]]:
+    """Its port, and the `Authorization` headers that came."""
+    seen: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("Authorization", ""))
+            answer(self)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address[1], seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def git_over_http(folder: Path) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    """git's own program for it, which speaks CGI."""
+
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        path, _, query = request.path.partition("?")
+        environment = {
+            "PATH": os.environ["PATH"],
+            "GIT_PROJECT_ROOT": str(folder),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "GIT_PROTOCOL": request.headers.get("Git-Protocol", ""),
+            "REQUEST_METHOD": request.command,
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "CONTENT_TYPE": request.headers.get("Content-Type", ""),
+        }
+        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        told = subprocess.run(["git", "http-backend"], env=environment, input=body, capture_output=True, check=True)
+        head, _, rest = told.stdout.partition(b"\r\n\r\n")
+        request.send_response(200)
+        for line in head.decode().split("\r\n"):
+            request.send_header(*line.split(": ", 1))
+        request.end_headers()
+        request.wfile.write(rest)
+
+    return answer
+
+
+def status(code: int, **headers: str) -> Callable[[http.server.BaseHTTPRequestHandler], None]:
+    def answer(request: http.server.BaseHTTPRequestHandler) -> None:
+        request.send_response(code)
+        for name, value in headers.items():
+            request.send_header(name.replace("_", "-"), value)
+        request.end_headers()
+
+    return answer
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "app.localhost"])
+async def test_credentials_reach_the_repository_and_nothing_else(room: Room, repository: Repository, host: str) -> None:
+    latest = repository.commit("index.html", "one")
+    with serving(git_over_http(room.top)) as (port, seen):
+        url = f"http://me:hidden%2Done@{host}:{port}/repository/.git"
+        assert await clone(room, url) == latest
+    assert set(seen) == {"Basic bWU6aGlkZGVuLW9uZQ=="}
+    assert "hidden" not in str(room.lines)
+    kept = (room.build / "source" / ".git" / "config").read_text()
+    assert "hidden" not in kept
+    assert "Basic" not in kept
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (status(302, Location="http://127.0.0.1:1/other.git"), "redirects to another one; connect that address"),
+        (status(401, WWW_Authenticate='Basic realm="x"'), "the repository is private, or does not exist"),
+        (status(404), "not found"),
+        (status(500), "The requested URL returned error: 500"),
+        (lambda request: request.wfile.write(b"fatal: nonsense\n"), "git clone failed"),
+    ],
+)
+async def test_what_http_answers_is_told(room: Room, answer: Any, reason: str) -> None:
+    with serving(answer) as (port, _), pytest.raises(DeployError) as failure:
+        await clone(room, f"http://me:hidden-one@127.0.0.1:{port}/a.git")
+    assert reason in str(failure.value)
+    assert "hidden" not in f"{failure.value} {room.lines}"

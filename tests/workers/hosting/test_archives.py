@@ -1,0 +1,101 @@
+"""Archives of releases, packed and unpacked by real processes."""
+
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from workers.hosting.archives import Archive, BadArchive, pack, read_record, unpack, write_record
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    release = tmp_path / "release"
+    (release / "app" / "bin").mkdir(parents=True)
+    (release / "app" / "bin" / "run").write_text("#!/bin/sh\n")
+    (release / "app" / "bin" / "run").chmod(0o755)
+    os.link(release / "app" / "bin" / "run", release / "app" / "same")
+    (release / "app" / "é").symlink_to("/usr/bin/node")
+    (release / "start").write_text("exec ./bin/run")
+    (release / "environment").write_text("sealed")
+    (release / "size").write_text("12")
+    return release
+
+
+async def test_a_release_comes_back_without_what_is_of_its_host(release: Path, tmp_path: Path) -> None:
+    archive = await pack(release, tmp_path / "archive")
+    (tmp_path / "out").mkdir()
+    await unpack(tmp_path / "archive", archive, tmp_path / "out")
+    found = sorted(os.fspath(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*"))
+    assert found == ["app", "app/bin", "app/bin/run", "app/same", "app/é", "start"]
+    assert os.access(tmp_path / "out" / "app" / "bin" / "run", os.X_OK)
+    assert os.readlink(tmp_path / "out" / "app" / "é") == "/usr/bin/node"
+    assert archive.size == (tmp_path / "archive").stat().st_size
+    write_record(release, archive)
+    assert read_record(release) == archive
+    assert read_record(tmp_path) is None
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-20]
+
+
+def exchange(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("damage", [cut, exchange, lambda data: b""], ids=["truncated", "exchanged", "empty"])
+async def test_a_damaged_archive_is_not_unpacked(
+    release: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    archive = await pack(release, tmp_path / "archive")
+    (tmp_path / "archive").write_bytes(damage((tmp_path / "archive").read_bytes()))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BadArchive, match="damaged"):
+        await unpack(tmp_path / "archive", archive, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../out-of-it", None, tarfile.REGTYPE)],
+        [("/tmp/out-of-it", None, tarfile.REGTYPE)],
+        [("link", "..", tarfile.SYMTYPE), ("link/out-of-it", None, tarfile.REGTYPE)],
+        [("hard", "../precious", tarfile.LNKTYPE)],
+        [("device", None, tarfile.FIFOTYPE)],
+    ],
+    ids=["dots", "absolute", "through-a-link", "hard-link", "device"],
+)
+async def test_nothing_is_written_outside_the_folder(
+    tmp_path: Path, members: list[tuple[str, str | None, bytes]]
+) -> None:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, target, kind in members:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, target or ""
+            tar.addfile(member)
+    (tmp_path / "archive").write_bytes(packed.getvalue())
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "out").mkdir()
+    right = Archive(hashlib.sha256(packed.getvalue()).hexdigest(), len(packed.getvalue()))
+    with pytest.raises(BadArchive):
+        await unpack(tmp_path / "archive", right, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "out", "precious"]
+    assert (tmp_path / "precious").stat().st_nlink == 1
+
+
+async def test_files_that_are_served_lose_their_links(release: Path, tmp_path: Path) -> None:
+    """Of an archive from when releases held them."""
+    (release / "files").mkdir()
+    (release / "files" / "page").write_text("page")
+    (release / "files" / "leak").symlink_to("/etc/passwd")
+    archive = await pack(release, tmp_path / "archive")
+    (tmp_path / "out").mkdir()
+    await unpack(tmp_path / "archive", archive, tmp_path / "out")
+    assert os.listdir(tmp_path / "out" / "files") == ["page"]

@@ -1,0 +1,82 @@
+"""The disk of one account."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import Hosting
+from workers.hosting.disk import make_room, size
+from workers.hosting.releases import PREVIOUS_SECONDS, Site
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def hosting() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        yield Hosting(folder)
+
+
+def release(hosting: Hosting, deploy_id: str, app_id: str, branch: str | None = None, *, swap: bool = True) -> Site:
+    deploy = hosting.deploy(deploy_id, app_id, "preview" if branch else "live", branch)
+    site = hosting.build(deploy, {"index.html": b"x" * MIB})
+    if swap:
+        site.swap(deploy_id)
+    return site
+
+
+def kept(hosting: Hosting) -> set[str]:
+    return {path.name for site in hosting.releases.sites() for path in site.releases()}
+
+
+def test_a_release_makes_room_for_itself(hosting: Hosting) -> None:
+    deleted = release(hosting, "dep_09", "deleted")
+    (deleted.folder.parent / "gone").touch()
+    for number in range(1, 5):
+        release(hosting, f"dep_0{number}", "shop")
+    release(hosting, "dep_05", "shop", swap=False)  # is being checked
+    for number in (6, 7):
+        release(hosting, f"dep_0{number}", "shop", f"branch-{number}")
+    other = hosting.build(hosting.deploy("dep_11", "other"), {"index.html": b"x" * 5 * MIB})
+    (other.folder.parent / "account").write_text("acc_2")
+    fresh = release(hosting, "dep_12", "new", swap=False).release("dep_12")
+    expected = {f"dep_0{number}" for number in range(1, 8)} | {"dep_09", "dep_11", "dep_12"}
+    for limit, removed in [
+        (99, ""),
+        (8.5, "dep_09"),
+        (7.5, "dep_01"),
+        (6.5, "dep_02"),
+        (5.5, "dep_06"),
+        (4.5, "dep_07"),
+    ]:
+        assert make_room(hosting.releases, "acc_1", fresh, int(limit * MIB))
+        expected -= {removed}
+        assert kept(hosting) == expected, limit
+    assert not make_room(hosting.releases, "acc_1", fresh, int(3.5 * MIB))
+    assert kept(hosting) == {"dep_03", "dep_04", "dep_05", "dep_11", "dep_12"}, (
+        "live, replaced, checked, another's, new"
+    )
+
+
+def test_what_was_replaced_long_ago_goes_unless_it_may_come_back(hosting: Hosting) -> None:
+    release(hosting, "dep_1", "shop")
+    site = release(hosting, "dep_2", "shop", swap=False)
+    site.swap("dep_2", canary=True)
+    long_ago = time.time() - PREVIOUS_SECONDS - 1
+    os.utime(site.folder / "current", (long_ago, long_ago), follow_symlinks=False)
+    assert not make_room(hosting.releases, "acc_1", site.release("dep_2"), MIB * 3 // 2)
+    assert kept(hosting) == {"dep_1", "dep_2"}
+    site.confirm("dep_2")
+    assert make_room(hosting.releases, "acc_1", site.release("dep_2"), MIB * 3 // 2)
+    assert kept(hosting) == {"dep_2"}
+
+
+def test_what_a_release_takes(hosting: Hosting) -> None:
+    site = hosting.build(hosting.deploy("dep_1"), {f"{n}/{n}": b"x" for n in range(50)})
+    measured = size(site.release("dep_1"))
+    assert measured >= 50 * 4_096, "small files take a block each"
+    (site.release("dep_1") / "size").write_text("damaged")
+    assert size(site.release("dep_1")) >= measured

@@ -1,0 +1,271 @@
+"""Requests to an app with a start command, through both web servers. The app is a server of the test's."""
+
+import asyncio
+import gzip
+import io
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import aiohttp
+import msgspec
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from tests.fakes.shop import Shop
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, SERVERS, Hosting
+from tests.support.polling import wait_until
+from workers.hosting import limits
+from workers.hosting.web import AppState, state_path
+
+
+@pytest.fixture(scope="module")
+def hosted() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        site = hosting.build(hosting.deploy("dep_1"), {"index.html": "not to be served"}, start="any")
+        site.swap("dep_1")
+        hosting.releases.serve_as(HOST, site)
+        yield hosting
+
+
+@pytest_asyncio.fixture(params=SERVERS)
+async def hosting(hosted: Hosting, request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+    async with hosted.served(request.param) as served:
+        yield served
+
+
+@pytest_asyncio.fixture
+async def shop(hosting: Hosting) -> AsyncIterator[Shop]:
+    shop = Shop()
+    runner = web.ServerRunner(
+        web.Server(shop.answer, handler_cancellation=True, auto_decompress=False), shutdown_timeout=0.1
+    )
+    await runner.setup()
+    path = str(hosting.folder / "app.sock")
+    await web.UnixSite(runner, path).start()
+    state = state_path(hosting.folder, "dep_1")
+    state.write_bytes(msgspec.json.encode(AppState(path)))
+    yield shop
+    state.unlink()
+    shop.go_on.set()
+    await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def visitor(hosting: Hosting) -> AsyncIterator[aiohttp.ClientSession]:
+    base, headers = f"http://127.0.0.1:{hosting.port}", {"Host": HOST}
+    async with aiohttp.ClientSession(base, headers=headers, auto_decompress=False) as session:
+        yield session
+
+
+async def test_the_app_is_asked_what_the_visitor_asked(hosting: Hosting, shop: Shop) -> None:
+    target = "/a%2Fb//..;x/%7e?q=%20&r=a+b"
+    sent = ["X-Own: 1", "Cookie: a=1; b=2", "TE: trailers"]
+    told = ["X-Forwarded-For: 192.0.2.7", "X-Forwarded-Proto: https", "X_Forwarded_For: 6.6.6.6"]
+    told += ["Forwarded: for=6.6.6.6", "X-Real-IP: 6.6.6.6"]
+    said = await hosting.ask(target, *sent, *told, host=f"{HOST}:8080")
+    assert (said.status, said.body) == (200, b'{"size": 0}')
+    headers = {
+        "Host": f"{HOST}:8080",
+        "X-Own": "1",
+        "Cookie": "a=1; b=2",
+        "X-Forwarded-For": "192.0.2.7, 127.0.0.1",
+        "X-Forwarded-Host": f"{HOST}:8080",
+        "X-Forwarded-Proto": "https",
+        "Connection": "close",
+    }
+    assert [request[:3] for request in shop.seen] == [("GET", target, headers)]
+    await hosting.ask("/")
+    assert shop.seen[1][2]["X-Forwarded-Proto"] == "http"
+    assert shop.seen[1][2]["X-Forwarded-For"] == "127.0.0.1"
+
+
+async def test_bodies_arrive_whole(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
+    large, packed = os.urandom(3_000_000), gzip.compress(b"packed")
+
+    async def parts() -> AsyncIterator[bytes]:
+        for start in range(0, len(large), 65_536):
+            yield large[start : start + 65_536]
+
+    for path in ("/upload", "/.auth/callback"):
+        for body in (io.BytesIO(large), parts()):
+            async with visitor.post(path, data=body) as answer:
+                assert await answer.json() == {"size": len(large)}
+    assert [body for *_, body in shop.seen] == [large] * 4
+    async with visitor.put("/packed", data=packed, headers={"Content-Encoding": "gzip"}) as answer:
+        assert answer.status == 200
+    assert shop.seen[-1][3] == packed
+    async with visitor.post("/", data=b"x", expect100=True) as answer:
+        assert answer.status == 200
+    async with visitor.post("/early", data=b"x" * 1_000) as answer:
+        assert answer.status == 413
+    for method in ("DELETE", "PATCH", "OPTIONS", "PROPFIND"):
+        async with visitor.request(method, "/", data=b"ab") as answer:
+            assert await answer.json() == {"size": 2}
+    async with visitor.head("/") as answer:
+        assert (answer.status, answer.headers["Content-Length"]) == (200, "11")
+
+
+async def test_answers_come_as_the_app_gave_them(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
+    async with visitor.get("/headers", allow_redirects=False) as answer:
+        assert (answer.status, answer.reason, await answer.read()) == (201, "Made", b"made")
+        assert answer.headers.getall("Set-Cookie") == ["a=1", "b=2"]
+        assert answer.headers.getall("Cache-Control") == ["max-age=60"]
+        assert (answer.headers["Location"], answer.headers["Content-Type"]) == ("http://apps/x", "text/html")
+
+
+async def test_events_are_not_held_back(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
+    async with visitor.get("/events", headers={"Accept-Encoding": "gzip"}) as answer:
+        assert await asyncio.wait_for(answer.content.readline(), 2) == b"data: first\n"
+        shop.go_on.set()
+        assert (await answer.content.read()).endswith(b"data: second\n\n")
+
+
+async def test_the_app_learns_that_its_visitor_left(
+    hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession
+) -> None:
+    async with visitor.get("/events") as answer:
+        await answer.content.readline()
+        answer.close()
+    await wait_until(lambda: shop.left == 1, 2)
+
+
+async def test_sockets(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
+    async with visitor.ws_connect("/socket", protocols=["other", "chat"], compress=15) as socket:
+        assert socket.protocol == "chat"
+        await socket.send_str("hello")
+        assert await socket.receive_str(timeout=2) == f"hello {HOST}"
+        await socket.send_bytes(b"\0" * 100_000)
+        assert await socket.receive_bytes(timeout=2) == b"\0" * 100_000
+        await socket.send_str("bye")
+        await socket.receive(timeout=2)
+        assert socket.close_code == 4001
+    async with visitor.ws_connect("/socket") as socket:
+        await socket.close(code=4002)
+    await wait_until(lambda: len(shop.closed_with) == 2, 2)
+    assert shop.closed_with[1] == 4002
+    async with visitor.ws_connect("/socket") as socket:
+        await wait_until(lambda: shop.sockets == 3)
+        assert socket._conn is not None
+        assert socket._conn.transport is not None
+        socket._conn.transport.abort()
+        await wait_until(lambda: len(shop.closed_with) == 3, 2)
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await visitor.ws_connect("/no-socket")
+    assert refused.value.status == 403
+
+
+@pytest.mark.parametrize("path", ["/cut", "/cut?chunked"])
+async def test_half_an_answer_never_looks_whole(
+    hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession, path: str
+) -> None:
+    with pytest.raises(aiohttp.ClientPayloadError):
+        async with visitor.get(path) as answer:
+            await answer.read()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"",
+        b"\r\n\r\n",
+        b"HTTP/1.1 200",
+        b"220 mail.example.com ESMTP\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\r\n folded\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\x00b\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: a\rb\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: \xff\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 " + b"O" * 100_000 + b"\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\n\r\n",
+        b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    ],
+    ids=range(12),
+)
+async def test_no_answer_crashes_it(hosting: Hosting, nonsense: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(nonsense)
+        writer.close()
+
+    state = state_path(hosting.folder, "dep_1")
+    path = str(hosting.folder / "app.sock")
+    async with await asyncio.start_unix_server(talk, path):
+        state.write_bytes(msgspec.json.encode(AppState(path)))
+        said = await hosting.ask("/")
+        assert said.status in (200, 502, 999)
+        state.unlink()
+    assert not caplog.records
+
+
+async def test_an_app_that_does_not_run(hosting: Hosting) -> None:
+    state = state_path(hosting.folder, "dep_1")
+    for running in (None, AppState(exits=3), AppState("/nowhere/app.sock")):
+        if running is not None:
+            state.write_bytes(msgspec.json.encode(running))
+        said = await hosting.ask("/index.html")
+        assert (said.status, said.headers["retry-after"]) == (502, "1")
+    state.unlink()
+
+
+async def test_a_body_that_drips_is_ended(hosting: Hosting, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLOW_SECONDS", 0.3)
+    head = f"POST / HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: 1000\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+    writer.write(head.encode())
+    for _ in range(100):
+        writer.write(b"x")
+        await asyncio.sleep(0.02)
+        if reader._buffer:  # type: ignore[attr-defined]
+            break
+    assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+    assert (await hosting.ask("/")).status == 200
+
+
+async def test_a_reader_that_stops_is_ended(hosting: Hosting, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SLOW_SECONDS", 0.3)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.connect(("127.0.0.1", hosting.port))
+    connection.sendall(f"GET /endless HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+    await wait_until(lambda: shop.endless == 1)
+    await wait_until(lambda: shop.left == 1, 10)
+    connection.close()
+
+
+async def test_an_app_s_cookies_are_its_own(hosting: Hosting, shop: Shop, visitor: aiohttp.ClientSession) -> None:
+    shop.cookies = [
+        "a=1; Domain=apps.test; Path=/",
+        "b=2; path=/; DOMAIN = .Apps.Test ;Secure",
+        "c=3; Domain=test",
+        "d=4; Domain=other.apps.test",
+        f"e=5; Domain={HOST}; HttpOnly",
+        "f=domain=apps.test; Domain=example.com",
+        "g=7; Domain=apps.test; Domain=apps.test.",
+    ]
+    async with visitor.get("/cookies") as answer:
+        assert answer.headers.getall("Set-Cookie") == [
+            "a=1; Path=/",
+            "b=2; path=/;Secure",
+            "c=3",
+            "d=4",
+            f"e=5; Domain={HOST}; HttpOnly",
+            "f=domain=apps.test; Domain=example.com",
+            "g=7",
+        ]
+
+
+async def test_previews_ask_not_to_be_listed(hosting: Hosting, shop: Shop) -> None:
+    deploy = hosting.deploy(f"dep_{hosting.port}", kind="preview")
+    site = hosting.build(deploy, {"index.html": "-"}, start="any")
+    site.swap(deploy.id)
+    hosting.releases.serve_as("shop-preview.apps.test", site)
+    state_path(hosting.folder, deploy.id).write_bytes(state_path(hosting.folder, "dep_1").read_bytes())
+    for path in ("/", "/events/none"):
+        said = await hosting.ask(path, host="shop-preview.apps.test")
+        assert (said.status, said.headers.get("x-robots-tag")) == (200, "noindex")
+        assert "x-robots-tag" not in (await hosting.ask(path)).headers

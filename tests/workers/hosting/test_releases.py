@@ -1,0 +1,303 @@
+"""What is on disk, and what becomes of it."""
+
+import asyncio
+import itertools
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import Hosting
+from workers.hosting.releases import (
+    KEPT_AFTER_DELETION,
+    KEPT_PREVIEWS,
+    KEPT_RELEASES,
+    Site,
+    exclusive_lock,
+    remove_folder,
+    replace_link,
+)
+
+
+@pytest.fixture
+def hosting() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        yield Hosting(folder)
+
+
+def test_each_kind_of_deploy_has_a_site_of_its_own(hosting: Hosting) -> None:
+    live = hosting.releases.site(hosting.deploy("dep_1"))
+    stable = hosting.releases.site(hosting.deploy("dep_2", kind="preview"))
+    branch = hosting.releases.site(hosting.deploy("dep_3", kind="preview", branch="Feature/One!"))
+    same = hosting.releases.site(hosting.deploy("dep_4", kind="preview", branch="feature one"))
+    assert [site.variant for site in (live, stable, branch)] == ["live", "preview", "p-feature-one"]
+    assert same.folder == branch.folder
+    assert {site.folder for site in hosting.releases.sites()} == {live.folder, stable.folder, branch.folder}
+
+
+def test_swaps_and_undos(hosting: Hosting) -> None:
+    site = hosting.publish("dep_1", {"index.html": "1"})
+    assert not site.undo("dep_0")
+    assert site.current == "dep_1", "another one is served"
+    site.swap("dep_1")
+    assert (site.current, site.read_link("previous")) == ("dep_1", None)
+    hosting.publish("dep_2", {"index.html": "2"})
+    assert (site.current, site.read_link("previous")) == ("dep_2", "dep_1")
+    for undone in (True, False):
+        assert site.undo("dep_2") == undone
+        assert site.current == "dep_1"
+    site.swap("dep_2")
+    remove_folder(site.release("dep_1"))
+    site.undo("dep_2")
+    assert site.current is None, "there is nothing to go back to"
+
+
+def test_a_swap_that_was_cut_short_is_made_again(hosting: Hosting) -> None:
+    site = hosting.publish("dep_1", {"index.html": "1"})
+    hosting.build(hosting.deploy("dep_2"), {"index.html": "2"})
+    (site.folder / ".current.new").symlink_to("dep_2")
+    site.undo("dep_2")
+    assert site.current == "dep_1"
+    site.swap("dep_2")
+    assert (site.current, site.read_link("previous")) == ("dep_2", "dep_1")
+    assert not (site.folder / ".current.new").is_symlink()
+
+
+def test_a_link_is_never_missing(hosting: Hosting) -> None:
+    """Another process reads it all the while."""
+    replace_link(hosting.folder / "current", "a")
+    reader = (
+        "import os, sys\nseen = set()\n"
+        "while len(seen) < 2: seen.add(os.readlink('current'))\n"
+        "for _ in range(50_000): seen.add(os.readlink('current'))\nprint(*sorted(seen))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", reader], cwd=hosting.folder, stdout=subprocess.PIPE)
+    for target in itertools.cycle("ab"):
+        replace_link(hosting.folder / "current", target)
+        if process.poll() is not None:
+            break
+    assert process.communicate()[0] == b"a b\n"
+
+
+def test_the_last_five_are_kept(hosting: Hosting) -> None:
+    for number in range(9):
+        site = hosting.publish(f"dep_{number}", {"index.html": "x"})
+    site.undo("dep_8")
+    hosting.publish("dep_9", {"index.html": "x"})
+    site.prune()
+    assert [path.name for path in site.releases()] == [f"dep_{number}" for number in (9, 8, 7, 6, 5)]
+    replace_link(site.folder / "current", "dep_5")
+    for number in range(10, 10 + KEPT_RELEASES):
+        hosting.build(hosting.deploy(f"dep_9{number}"), {"index.html": "x"})
+    site.prune()
+    assert {site.current, site.read_link("previous")} == {"dep_5", "dep_7"}
+    assert len(site.releases()) == KEPT_RELEASES + 2, "what is served, and what it replaced, stay whatever their age"
+
+
+def test_addresses_follow_the_apps(hosting: Hosting) -> None:
+    site = hosting.publish("dep_1", {"index.html": "1"}, "old.apps.test")
+    hosting.releases.serve_as("new.apps.test", site)
+    hosting.releases.serve_as("new.apps.test", site)
+    hosting.releases.serve_only(["new.apps.test", "other.apps.test"])
+    assert [path.name for path in (hosting.folder / "addresses").iterdir()] == ["new.apps.test"]
+    assert (hosting.folder / "addresses" / "new.apps.test").resolve() == site.folder
+
+
+def test_the_releases_to_run(hosting: Hosting) -> None:
+    site = hosting.build(hosting.deploy("dep_1"), {"a": "1"}, start="node a")
+    hosting.releases.run(site.release("dep_1"))
+    running = hosting.releases.running
+    (running / "dep_1.scratch").mkdir()
+    (running / "dep_1.state").write_text("{}")
+    (running / ".dep_2.new").symlink_to(site.release("dep_1"))
+    (running / "dep_3").symlink_to("../releases/none")
+    assert hosting.releases.releases_to_run() == {"dep_1": site.release("dep_1")}
+    hosting.releases.stop("dep_1")
+    hosting.releases.stop("dep_1")
+    assert hosting.releases.releases_to_run() == {}
+
+
+def test_tidying(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(deploy_id: str, app_id: str, *, swap: bool) -> Site:
+        site = hosting.build(hosting.deploy(deploy_id, app_id), {"a": "1"}, start="node a")
+        hosting.releases.run(site.release(deploy_id))
+        if swap:
+            site.swap(deploy_id)
+        return site
+
+    started("dep_1", "here", swap=True)
+    started("dep_2", "here", swap=False)
+    started("dep_3", "here", swap=False)
+    gone = started("dep_4", "gone", swap=True)
+    (hosting.releases.running / "dep_5").symlink_to("../releases/none/live/dep_5")
+    for build in ("dep_3", "dep_6"):
+        (hosting.releases.builds / build / "source").mkdir(parents=True)
+    hosting.releases.tidy(["here"], {"dep_3"})
+    assert {path.name for path in hosting.releases.running.iterdir()} == {"dep_1", "dep_3"}
+    assert [path.name for path in hosting.releases.builds.iterdir()] == ["dep_3"]
+    assert gone.release("dep_4").is_dir(), "its record may have been lost"
+    marker = gone.folder.parent / "gone"
+    since = marker.stat().st_mtime
+    hosting.releases.tidy(["here"], set())
+    assert marker.stat().st_mtime == since
+    hosting.releases.tidy(["here", "gone"], set())
+    assert not marker.exists(), "it is back"
+    hosting.releases.tidy(["here"], set())
+    os.utime(marker, (since - KEPT_AFTER_DELETION - 1,) * 2)
+    hosting.releases.tidy(["here"], set())
+    assert not gone.folder.parent.exists()
+
+
+def test_what_an_unverified_release_replaced_keeps_running(hosting: Hosting) -> None:
+    for deploy_id in ("dep_1", "dep_2"):
+        site = hosting.build(hosting.deploy(deploy_id), {"a": "1"}, start="node a")
+        hosting.releases.run(site.release(deploy_id))
+        site.swap(deploy_id, canary=True)
+        assert site.unverified == deploy_id
+        if deploy_id == "dep_1":
+            site.confirm("dep_0")
+            assert site.unverified == "dep_1", "another one is in its canary"
+            site.confirm("dep_1")
+    hosting.releases.tidy(["shop"], set())
+    assert hosting.releases.releases_to_run().keys() == {"dep_1", "dep_2"}
+    site.confirm("dep_2")
+    assert site.unverified is None
+    hosting.releases.tidy(["shop"], set())
+    assert hosting.releases.releases_to_run().keys() == {"dep_2"}
+
+
+def test_an_app_has_so_many_previews(hosting: Hosting) -> None:
+    hosting.publish("dep_0", {"index.html": "live"})
+    for number in range(KEPT_PREVIEWS + 2):
+        site = hosting.releases.site(hosting.deploy(f"dep_{number}", kind="preview", branch=f"b{number}"))
+        os.utime(site.folder, (number, number))
+    hosting.releases.tidy(["shop"], set())
+    variants = {site.variant for site in hosting.releases.sites()}
+    assert variants == {"live", *(f"p-b{number}" for number in range(2, KEPT_PREVIEWS + 2))}
+
+
+def test_others_can_pass_but_not_look(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        hosting = Hosting(tmp_path / "data")
+        site = hosting.publish("dep_1", {"index.html": "1"})
+    finally:
+        os.umask(before)
+    for folder in (hosting.folder / "addresses", hosting.releases.running, site.folder, site.folder.parent):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+    assert stat.S_IMODE((site.release("dep_1") / "files" / "index.html").stat().st_mode) == 0o644
+    if os.geteuid() == 0:
+        assert stat.S_IMODE((hosting.folder / "sources").stat().st_mode) == 0o700
+
+
+def test_what_a_build_closed_is_removed_too(tmp_path: Path) -> None:
+    inner = tmp_path / "build" / "closed" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "file").touch()
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (inner / "link").symlink_to(outside)
+    for folder in (inner, inner.parent, tmp_path / "build"):
+        folder.chmod(0)
+    remove_folder(tmp_path / "build")
+    assert [path.name for path in tmp_path.iterdir()] == ["outside"]
+
+
+def nest(folder: Path, depth: int, name: str = "d") -> None:
+    """Nests folders deeper than any path can name."""
+    folder.mkdir(parents=True)
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=inner)
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+        inner, outer = os.open(name, os.O_RDONLY, dir_fd=inner), inner
+        os.close(outer)
+    os.close(inner)
+
+
+@pytest.mark.parametrize(("depth", "name"), [(1_200, "d"), (3_000, "d" * 200)], ids=["deep", "longer-than-a-path"])
+def test_a_deep_folder_is_removed(tmp_path: Path, depth: int, name: str) -> None:
+    try:
+        nest(tmp_path / "build", depth, name)
+        remove_folder(tmp_path / "build")
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "build"], check=False)  # pytest's own cleaning recurses
+
+
+def test_an_ordinary_user_removes_what_a_build_closed() -> None:
+    with passable_folder() as folder:
+        folder.chmod(0o777)
+        if (child := os.fork()) == 0:
+            ended = 1
+            try:
+                if os.geteuid() == 0:
+                    os.setgroups([])
+                    os.setgid(65_534)
+                    os.setuid(65_534)
+                build_closed_folders(folder / "build")
+                remove_folder(folder / "build")
+                ended = 0
+            finally:
+                os._exit(ended)
+        assert os.waitpid(child, 0)[1] == 0
+        assert list(folder.iterdir()) == []
+
+
+def build_closed_folders(build: Path) -> None:
+    folders = [build, build / "a", build / "a" / "b", build / "a" / "b" / "c", build / "z"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "file").touch()
+    for folder in reversed(folders):
+        folder.chmod(0)
+
+
+def test_tidying_goes_on_after_a_step_that_fails(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    for build in ("dep_1", "dep_2"):
+        nest(hosting.releases.builds / build, 1_200)
+    hosting.publish("dep_4", {"index.html": "1"}, app_id="broken")
+    (hosting.folder / "releases" / "broken" / "gone").mkdir()  # can't be unlinked
+    gone = hosting.publish("dep_5", {"index.html": "1"}, app_id="gone")
+    link = hosting.releases.running / "dep_9"
+    link.symlink_to(link)  # a circle: can't be resolved
+    (hosting.releases.running / "dep_8").symlink_to("../releases/none/live/dep_8")
+    hosting.releases.tidy(["broken"], set())
+    assert list(hosting.releases.builds.iterdir()) == []
+    assert (gone.folder.parent / "gone").exists()
+    assert not (hosting.releases.running / "dep_8").is_symlink()
+
+
+async def test_one_process_at_a_time(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    script = textwrap.dedent(f"""
+        import asyncio, pathlib
+        from workers.hosting.releases import exclusive_lock
+        async def hold():
+            async with exclusive_lock(pathlib.Path({str(lock)!r})):
+                print("held", flush=True)
+                await asyncio.sleep(60)
+        asyncio.run(hold())
+    """)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert await asyncio.to_thread(process.stdout.readline) == b"held\n"
+    taken = asyncio.Event()
+
+    async def take() -> None:
+        async with exclusive_lock(lock):
+            taken.set()
+
+    waiting = asyncio.create_task(take())
+    await asyncio.sleep(0.7)
+    assert not taken.is_set()
+    process.kill()
+    process.communicate()
+    await asyncio.wait_for(taken.wait(), 5)
+    await waiting

@@ -1,0 +1,65 @@
+"""What a deploy may still do when its app is no longer there, and what becomes of it when its builder is not."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.accounts.records import App
+from gateway.settings import Settings
+from tests.support.hosted_apps import Hosting
+from tests.support.polling import wait_until
+from workers.hosting import serving as module
+from workers.hosting.serving import DeployError, Job, Serving
+
+APP = App(id="shop", name="shop", account="acc_1", createdAt="2026-07-02T10:00:00.000Z")
+
+
+@dataclass
+class Apps:
+    """The records as they are when the deploy swaps."""
+
+    found: App | None
+
+    async def find(self, app: str) -> App | None:
+        return self.found if app == APP.id else None
+
+
+async def nothing(_: object) -> None: ...
+
+
+@pytest.mark.parametrize("found", [None, msgspec.structs.replace(APP, account="acc_2")], ids=["deleted", "moved"])
+async def test_a_deleted_app_s_deploy_takes_no_address(tmp_path: Path, found: App | None) -> None:
+    """Its name may belong to another account's app by now."""
+    hosting = Hosting(tmp_path)
+    apps = Apps(APP)
+    serving = Serving(Settings(data_dir=str(hosting.folder), apps_domain="apps.test"), apps.find)
+    job = Job(hosting.deploy("dep_1"), APP, print, nothing, nothing)
+    site = hosting.build(job.deploy, {"index.html": "x"})
+    apps.found = found
+    with pytest.raises(DeployError, match="deleted"):
+        await serving.swap(job)
+    assert site.current is None
+    assert not list((hosting.folder / "addresses").iterdir())
+    apps.found = APP
+    await serving.swap(job)
+    assert site.current == "dep_1"
+
+
+async def test_a_canary_that_nobody_watches_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all builders dead, the release that nobody had verified was served for ever."""
+    monkeypatch.setattr(module, "OVERDUE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "DRAIN", 0)
+    hosting = Hosting(tmp_path)
+    for number in (1, 2):
+        site = hosting.build(hosting.deploy(f"dep_{number}"), {"index.html": "x"})
+        site.swap(f"dep_{number}", canary=number == 2)
+    serving = Serving(Settings(data_dir=str(hosting.folder), canary=0.3), Apps(APP).find, builds=False)
+    watching = asyncio.create_task(serving.undo_overdue())
+    await asyncio.sleep(0.3)
+    assert site.current == "dep_2", "it may still be in progress"
+    await wait_until(lambda: site.current == "dep_1", 5)
+    assert site.unverified is None
+    watching.cancel()

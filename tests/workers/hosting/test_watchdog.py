@@ -1,0 +1,356 @@
+"""Real start commands in the real sandbox: Node servers that tell about themselves."""
+
+import asyncio
+import base64
+import contextlib
+import itertools
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from gateway.accounts.vault import Vault
+from gateway.deploys.runtime_log import FORMER
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, SERVERS, Hosting, swapped_under_load
+from tests.support.polling import wait_until
+from tests.support.sandbox import checked_sandbox, marked
+from workers.hosting import watchdog
+from workers.hosting.environment import write_environment
+from workers.hosting.watchdog import LIMITS, Watchdog, output_path
+from workers.hosting.web import AppState, read_state
+from workers.sandbox.sandbox import MIB
+
+USERS = range(61_184, 61_200)  # of no worker's: other tests may run meanwhile
+# What it answers is its release; the paths end it in different ways.
+SERVER = """
+const fs = require('fs'), http = require('http'), { PORT, HOST, HOME } = process.env
+const born = Math.random()
+const answers = {
+  '/who': () => JSON.stringify({ uid: process.getuid?.(), pid: process.pid, home: HOME, cwd: process.cwd() }),
+  '/write': () => { fs.writeFileSync(HOME + '/note', 'x'); return 'kept' },
+  '/deface': () => { fs.writeFileSync('index.html', 'x'); return 'done' },
+  '/born': () => String(born),
+  '/neighbours': () => JSON.stringify(fs.readdirSync(HOME + '/..').filter(name => !name.endsWith('.scratch'))),
+  '/releases': () => JSON.stringify(fs.readdirSync('../../../..')),
+  '/exit': () => process.exit(3),
+  '/kill': () => process.kill(process.pid, 'SIGKILL'),
+  '/eat': () => { const all = []; for (;;) all.push(Buffer.alloc(1 << 24, 1)) },
+}
+const server = http.createServer((request, response) => {
+  if (request.url === '/slow') return setTimeout(() => response.end('slow'), 700)
+  try { response.end((answers[request.url] ?? (() => 'release ' + fs.readFileSync('name')))()) }
+  catch (error) { response.writeHead(500).end(error.code) }
+})
+process.on('SIGTERM', () => { server.close(() => process.exit(0)); server.closeIdleConnections() })
+console.log('starting')
+server.listen(PORT, HOST)
+"""
+
+
+@pytest.fixture
+def hosting() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        yield Hosting(folder)
+
+
+class Watch:
+    """A watchdog at work, and what it told."""
+
+    def __init__(self, hosting: Hosting) -> None:
+        self.hosting = hosting
+        self.crashes: list[tuple[str, str, int | None]] = []
+        self.last_lines: list[str] = []  # of the output before the last crash
+        self.limits = LIMITS
+        self.vault: Vault | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def crashed(self, app: str, reason: str, code: int | None, lines: list[str]) -> None:
+        self.crashes.append((app, reason, code))
+        self.last_lines = lines
+
+    def start(self) -> None:
+        if self._task is not None:
+            return
+        sandbox = checked_sandbox(USERS, self.hosting.folder)
+        self._task = asyncio.create_task(
+            Watchdog(self.hosting.folder, sandbox, self.crashed, self.limits, self.vault).run()
+        )
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    def build(self, deploy_id: str, start: str = "node server.js", **which: str) -> None:
+        deploy = self.hosting.deploy(deploy_id, **which)  # type: ignore[arg-type]
+        site = self.hosting.build(deploy, {"server.js": SERVER, "name": deploy_id, "index.html": "mine"}, start)
+        self.hosting.releases.run(site.release(deploy_id))
+
+    def publish(self, deploy_id: str, start: str = "node server.js", **which: str) -> None:
+        self.build(deploy_id, start, **which)
+        self.hosting.releases.site(self.hosting.deploy(deploy_id, **which)).swap(deploy_id)  # type: ignore[arg-type]
+
+    def state(self, deploy_id: str) -> AppState:
+        return read_state(self.hosting.folder, deploy_id)
+
+    async def ask(self, deploy_id: str, path: str = "/") -> str:
+        """Once it listens."""
+        async with asyncio.timeout(20):
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    return await self.get(deploy_id, path)
+                await asyncio.sleep(0.02)
+
+    async def get(self, deploy_id: str, path: str) -> str:
+        connector = aiohttp.UnixConnector(self.state(deploy_id).socket)
+        async with (
+            aiohttp.ClientSession(connector=connector) as client,
+            client.get(f"http://localhost{path}") as answer,
+        ):
+            return await answer.text()
+
+    async def end(self, deploy_id: str, path: str) -> None:
+        await self.ask(deploy_id)
+        with contextlib.suppress(aiohttp.ClientError):
+            await self.get(deploy_id, path)
+
+
+@pytest_asyncio.fixture
+async def watch(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
+    monkeypatch.setattr(watchdog, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr(watchdog, "CHECK_INTERVAL", 0.05)
+    watch = Watch(hosting)
+    yield watch
+    watch.start()
+    for link in hosting.releases.running.iterdir():
+        if link.is_symlink():
+            link.unlink()
+    await wait_until(lambda: not [*hosting.releases.running.iterdir()], 20)
+    await watch.stop()
+
+
+async def test_an_app_runs_alone(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    who = eval(await watch.ask("dep_1", "/who"))
+    assert who["cwd"] == str(watch.hosting.releases.site(watch.hosting.deploy("dep_1")).release("dep_1") / "app")
+    assert (who["uid"] in USERS) == (os.geteuid() == 0)
+    assert await watch.ask("dep_1", "/write") == "kept"
+    assert await watch.ask("dep_1", "/deface") == "EROFS"
+    assert output_path(watch.hosting.folder, "dep_1").read_text() == "starting\n"
+
+
+async def test_what_is_served_live_tells_its_crashes(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2", kind="preview")
+    watch.build("dep_3")  # is being checked
+    watch.start()
+    for deploy_id in ("dep_2", "dep_3", "dep_1"):
+        await watch.end(deploy_id, "/exit")
+        await wait_until(lambda deploy_id=deploy_id: watch.state(deploy_id).exits == 1, 20)
+        assert await watch.ask(deploy_id) == f"release {deploy_id}", "started again"
+        assert watch.state(deploy_id).last == "the start command ended with status 3"
+    assert watch.crashes == [("shop", "exit", 3)]
+    await watch.end("dep_1", "/kill")
+    await wait_until(lambda: len(watch.crashes) == 2, 20)
+    assert watch.crashes[1] == ("shop", "exit", 137)
+
+
+async def test_out_of_memory_is_told_as_such(watch: Watch) -> None:
+    watch.limits = LIMITS.__class__(memory=96 * MIB, grace=1)
+    watch.publish("dep_1")
+    watch.start()
+    await watch.end("dep_1", "/eat")
+    await wait_until(lambda: watch.crashes, 20)
+    assert watch.crashes[0][:2] == ("shop", "oom")
+    assert "out of memory" in watch.state("dep_1").last
+    assert await watch.ask("dep_1") == "release dep_1"
+
+
+async def test_the_pause_grows(watch: Watch, hosting: Hosting) -> None:
+    watch.publish("dep_1", "echo once; exit 7")
+    times: list[float] = []
+
+    async def crashed(*_: object) -> None:
+        times.append(asyncio.get_running_loop().time())
+
+    watch.crashed = crashed  # type: ignore[method-assign]
+    watch.start()
+    await wait_until(lambda: len(times) == 3, 10)
+    pauses = [later - sooner for sooner, later in itertools.pairwise(times)]
+    assert [pause > least for pause, least in zip(pauses, (0.1, 0.2), strict=True)] == [True] * 2
+    assert output_path(hosting.folder, "dep_1").read_text() == "once\n" * 3
+
+
+async def test_what_is_stopped_on_purpose_has_not_crashed(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    watch.start()
+    for deploy_id in ("dep_1", "dep_2"):
+        await watch.ask(deploy_id)
+    keeper = watch.state("dep_1").keeper
+    under_way = asyncio.create_task(watch.ask("dep_1", "/slow"))
+    await asyncio.sleep(0.2)
+    watch.hosting.releases.stop("dep_1")
+    assert await under_way == "slow", "it may finish what it is doing"
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+    await wait_until(lambda: watch.state("dep_1") == AppState(), 20)
+    assert await watch.ask("dep_2") == "release dep_2"
+    assert watch.crashes == []
+
+
+async def test_a_replaced_release_answers_what_it_has_begun(watch: Watch) -> None:
+    """Whatever took longer than its seconds of grace was cut."""
+    watch.limits = LIMITS.__class__(memory=LIMITS.memory, grace=0.1)
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    under_way = [asyncio.create_task(watch.get("dep_1", "/slow")) for _ in range(8)]
+    await asyncio.sleep(0.2)
+    watch.hosting.releases.stop("dep_1")
+    assert await asyncio.gather(*under_way) == ["slow"] * 8
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+
+
+# -- apps outlive the watchdog -------------------------------------------------------------------------------
+
+
+async def test_a_new_watchdog_goes_on_with_the_apps_of_the_former(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    watch.start()
+    assert await watch.ask("dep_1", "/write") == "kept"
+    before = await watch.ask("dep_1", "/born"), await watch.ask("dep_2", "/born")
+    await watch.stop()
+    assert await watch.get("dep_1", "/born") == before[0], "it runs without a watchdog"
+    watch.hosting.releases.stop("dep_2")
+    keeper = watch.state("dep_2").keeper
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 15)
+    watch.start()
+    await wait_until(lambda: not [*watch.hosting.releases.running.glob("dep_2*")], 20)
+    assert await watch.ask("dep_1", "/born") == before[0]
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: watch.crashes, 20)
+    assert watch.crashes == [("shop", "exit", 3)]
+    assert await watch.ask("dep_1", "/born") != before[0]
+
+
+async def test_a_release_that_is_stopped_and_served_again_has_not_crashed(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    before = await watch.ask("dep_1", "/born")
+    keeper = watch.state("dep_1").keeper
+    release = (watch.hosting.releases.running / "dep_1").resolve()
+    watch.hosting.releases.stop("dep_1")
+    await asyncio.sleep(0.5)  # the keeper has noticed
+    watch.hosting.releases.run(release)
+    await wait_until(lambda: watch.state("dep_1").keeper not in (0, keeper), 15)
+    assert await watch.ask("dep_1", "/born") != before
+    assert (watch.crashes, watch.state("dep_1").exits) == ([], 0)
+
+
+async def test_a_crash_without_a_watchdog_is_told_by_the_next(watch: Watch) -> None:
+    watch.publish("dep_1")
+    watch.start()
+    await watch.ask("dep_1")
+    keeper = watch.state("dep_1").keeper
+    await watch.stop()
+    await watch.end("dep_1", "/exit")
+    await wait_until(lambda: not Path(f"/proc/{keeper}").exists(), 20)
+    watch.start()
+    assert await watch.ask("dep_1") == "release dep_1"
+    assert watch.crashes == [("shop", "exit", 3)]
+    assert watch.state("dep_1").exits == 1
+
+
+async def test_a_killed_worker_stops_no_app(watch: Watch) -> None:
+    watch.publish("dep_1")
+    script = f"""
+import asyncio
+from pathlib import Path
+from tests.support.sandbox import checked_sandbox
+from workers.hosting.watchdog import Watchdog
+
+async def crashed(*what: object) -> None: ...
+
+folder = Path({str(watch.hosting.folder)!r})
+sandbox = checked_sandbox(range({USERS.start}, {USERS.stop}), folder)
+asyncio.run(Watchdog(folder, sandbox, crashed).run())
+"""
+    worker = subprocess.Popen([sys.executable, "-c", script])
+    try:
+        born = await watch.ask("dep_1", "/born")
+    finally:
+        worker.kill()
+        worker.wait()
+    await asyncio.sleep(0.5)
+    assert await watch.get("dep_1", "/born") == born
+    watch.start()
+    keeper = watch.state("dep_1").keeper
+    assert await watch.ask("dep_1", "/born") == born
+    os.kill(keeper, signal.SIGKILL)  # the kernel kills the app with it
+    await wait_until(lambda: watch.crashes, 20)
+    assert await watch.ask("dep_1", "/born") != born
+
+
+async def test_no_app_can_take_the_place_of_another(watch: Watch) -> None:
+    """Each has the same port, in a network of its own; and no way to the sockets of the others."""
+    watch.publish("dep_1")
+    watch.publish("dep_2", app_id="other")
+    watch.start()
+    for deploy_id in ("dep_1", "dep_2"):
+        assert await watch.ask(deploy_id) == f"release {deploy_id}"
+        assert await watch.ask(deploy_id, "/neighbours") == "[]"
+    assert await watch.ask("dep_1", "/releases") == '["shop"]'
+    assert await watch.ask("dep_2", "/releases") == '["other"]'
+    sockets = [Path(watch.state(deploy_id).socket) for deploy_id in ("dep_1", "dep_2")]
+    assert [path.stat().st_mode & 0o777 for path in sockets] == [0o600, 0o600]
+    assert len({path.stat().st_uid for path in sockets} | {os.geteuid()}) == 1
+
+
+async def test_output_is_bounded_and_the_latest_is_kept(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch.publish("dep_1", "seq 400000; sleep 1.2; exec node server.js")
+    watch.start()
+    await watch.ask("dep_1")
+    path = output_path(watch.hosting.folder, "dep_1")
+    await wait_until(lambda: path.read_text().endswith("starting\n"), 20)
+    former = path.with_name(f"{path.name}{FORMER}")
+    assert path.stat().st_size + (former.stat().st_size if former.exists() else 0) <= 1 << 20
+
+
+async def test_secrets_reach_the_app_and_neither_output_nor_command_lines(watch: Watch, hosting: Hosting) -> None:
+    secret = f"secret-{secrets.token_hex(8)}"
+    watch.publish("dep_1", 'echo "it is $TOKEN"; exec node server.js')
+    vault = Vault(base64.b64encode(os.urandom(32)).decode())
+    write_environment(hosting.releases.site(hosting.deploy("dep_1")).release("dep_1"), {"TOKEN": secret}, vault)
+    watch.vault = vault
+    watch.start()
+    await watch.ask("dep_1")
+    assert output_path(hosting.folder, "dep_1").read_text() == "it is ***\nstarting\n"
+    assert not marked(secret)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+async def test_nothing_fails_while_running_releases_are_swapped(watch: Watch, hosting: Hosting, server: str) -> None:
+    watch.publish("dep_1")
+    watch.publish("dep_2")
+    site = hosting.releases.site(hosting.deploy("dep_1"))
+    hosting.releases.serve_as(HOST, site)
+    watch.start()
+    for deploy_id in ("dep_1", "dep_2"):
+        await watch.ask(deploy_id)
+    async with hosting.served(server):
+        texts = {"release dep_1", "release dep_2"}
+        await swapped_under_load(hosting, site, ("dep_1", "dep_2"), ["/", "/route"], texts, swaps=5)
+    assert watch.crashes == []

@@ -1,0 +1,326 @@
+"""What the web servers answer: both the same, but where they refuse what no browser sends."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+
+import pytest
+import pytest_asyncio
+
+from tests.support.folders import passable_folder
+from tests.support.hosted_apps import HOST, SERVERS, Hosting
+from workers.hosting import web
+
+FILES: dict[str, str | bytes] = {
+    "index.html": "<h1>Shop</h1>",
+    "app.js": "let x = 'ü'",
+    "docs/index.html": "docs",
+    "about.html": "about",
+    "a b.txt": "spaced",
+    "photo.PNG": b"\x89PNG",
+    "data.unknown-kind": b"?",
+    "trick-index.html": "a file, not a folder's page",
+    ".env": "SECRET=1",
+    "docs/.git/config": "secret",
+    ".well-known/jwks.json": '{"keys":[]}',
+    ".well-known/.hidden": "secret",
+    "big.bin": os.urandom(300_000),
+}
+PAGE = {"cache-control": "no-cache", "x-content-type-options": "nosniff", "content-type": "text/html; charset=utf-8"}
+
+
+@pytest.fixture(scope="module")
+def filled() -> Iterator[Hosting]:
+    with passable_folder() as folder:
+        hosting = Hosting(folder)
+        site = hosting.publish("dep_1", FILES)
+        hosting.releases.serve_as("shop.example.com", site)  # its own domain
+        hosting.publish("dep_2", {"index.html": "preview"}, "shop-preview.apps.test", kind="preview")
+        hosting.publish("dep_3", {"index.html": "branch"}, "shop--p-fix.apps.test", kind="preview", branch="fix")
+        (hosting.folder / "outside.txt").write_text("outside")
+        yield hosting
+
+
+@pytest_asyncio.fixture(params=SERVERS)
+async def hosting(filled: Hosting, request: pytest.FixtureRequest) -> AsyncIterator[Hosting]:
+    async with filled.served(request.param) as served:
+        yield served
+
+
+async def test_each_host_has_its_release(hosting: Hosting) -> None:
+    texts = {HOST: "<h1>Shop</h1>", "shop.example.com": "<h1>Shop</h1>", "shop-preview.apps.test": "preview"}
+    for host, text in {**texts, "shop--p-fix.apps.test": "branch"}.items():
+        for written in (host, f"{host}:8080", host.upper(), f"{host}.", f"{host.title()}.:80"):
+            said = await hosting.ask("/", host=written)
+            assert said.kept == (200, text.encode(), PAGE), written
+            assert "server" not in said.headers or said.headers["server"] == "nginx"
+
+
+async def test_previews_ask_not_to_be_listed(hosting: Hosting) -> None:
+    for path in ("/", "/index.html", "/some/route"):
+        assert "x-robots-tag" not in (await hosting.ask(path)).headers
+        for host in ("shop-preview.apps.test", "shop--p-fix.apps.test"):
+            said = await hosting.ask(path, host=host)
+            assert (said.status, said.headers["x-robots-tag"]) == (200, "noindex")
+
+
+OTHER_HOSTS = """
+apps.test|127.0.0.1|[::1]:80|shop..apps.test|.|..|../releases|current|*|-|shop.apps.test/../x|shop.apps.test@evil|ünicode
+|.shop.apps.test.new
+"""
+
+
+async def test_other_hosts_have_none(hosting: Hosting) -> None:
+    for host in (None, "", "a" * 300, *OTHER_HOSTS.replace("\n", "").split("|")):
+        said = await hosting.ask("/", host=host)
+        assert said.status in (400, 404), host
+        assert b"Shop" not in said.body
+        assert (await hosting.ask("/")).status == 200
+
+
+async def test_a_host_without_a_release_has_nothing(hosting: Hosting) -> None:
+    app_id = f"empty{hosting.port}"
+    site = hosting.publish("dep_9", {"index.html": "first"}, "empty.apps.test", app_id=app_id)
+    assert (await hosting.ask("/", host="empty.apps.test")).status == 200
+    site.undo("dep_9")
+    assert (await hosting.ask("/", host="empty.apps.test")).status == 404
+
+
+# target, headers, status, body or None, kept headers that matter
+ANSWERS: list[tuple[str, tuple[str, ...], int, bytes, dict[str, str]]] = [
+    ("/", (), 200, b"<h1>Shop</h1>", PAGE),
+    ("/index.html?x=1", (), 200, b"<h1>Shop</h1>", PAGE),
+    ("/some/route", (), 200, b"<h1>Shop</h1>", PAGE),
+    ("/some/v1.2", ("Accept: text/html",), 200, b"<h1>Shop</h1>", PAGE),
+    ("/docs/", (), 200, b"docs", PAGE),
+    ("//docs///index.html", (), 200, b"docs", PAGE),
+    ("/docs?a=b", (), 308, b"", {"location": "/docs/?a=b"}),
+    ("/about", (), 200, b"about", PAGE),
+    ("/trick-", (), 200, b"<h1>Shop</h1>", PAGE),
+    ("/app.js", (), 200, "let x = 'ü'".encode(), {**PAGE, "content-type": "text/javascript; charset=utf-8"}),
+    ("/%61pp%2Ejs", (), 200, "let x = 'ü'".encode(), {**PAGE, "content-type": "text/javascript; charset=utf-8"}),
+    ("/a%20b.txt", (), 200, b"spaced", {**PAGE, "content-type": "text/plain; charset=utf-8"}),
+    ("/photo.PNG", (), 200, b"\x89PNG", {**PAGE, "content-type": "image/png"}),
+    ("/data.unknown-kind", (), 200, b"?", {**PAGE, "content-type": "application/octet-stream"}),
+    (
+        "/.well-known/jwks.json",
+        (),
+        200,
+        b'{"keys":[]}',
+        {**PAGE, "content-type": "application/json; charset=utf-8"},
+    ),
+    (
+        "/index.html",
+        ("Range: bytes=4-7",),
+        206,
+        b"Shop",
+        {**PAGE, "content-range": "bytes 4-7/13"},
+    ),
+]
+NOT_FOUND = {"content-type": "text/plain; charset=utf-8"}
+
+
+@pytest.mark.parametrize(("target", "headers", "status", "body", "kept"), ANSWERS)
+async def test_paths(
+    hosting: Hosting, target: str, headers: tuple[str, ...], status: int, body: bytes, kept: dict[str, str]
+) -> None:
+    said = await hosting.ask(target, *headers)
+    assert said.kept == (status, body, kept)
+    assert len(said.names) == len(set(said.names)), "a header twice"
+    head = await hosting.ask(target, *headers, method="HEAD")
+    assert (head.status, head.body, head.headers.get("content-type")) == (status, b"", kept.get("content-type"))
+    assert head.headers.get("content-length") in (None, said.headers["content-length"])
+
+
+REFUSED = """
+/missing.js /app.js/ /.env /%2eenv /%2Eenv /docs/.git/config /docs/%2egit/config /.well-known/.hidden /../outside.txt
+/%2e%2e/outside.txt /..%2f..%2f..%2foutside.txt /docs/..%2f..%2f..%2f..%2foutside.txt /..\\outside.txt
+/%5c..%5coutside.txt /%252e%252e/outside.txt /.. /%00 /app.js%00.html /%ff.js /dep_1/files/app.js /../dep_1/files/.env
+//../.env /./.env /docs/../.env /. /.%2e/.env /ü.js
+"""
+
+
+async def test_refused(hosting: Hosting) -> None:
+    for target in (*REFUSED.split(), f"/{'a' * 300}.js", "/a.js/" * 500):
+        said = await hosting.ask(target)
+        # nginx shortens what stays inside, as browsers do, and refuses what leaves with 400.
+        assert said.status in (400, 404) or (said.status, said.body) == (200, b"<h1>Shop</h1>"), target
+        assert not any(secret in said.body for secret in (b"SECRET", b"secret", b"outside")), target
+        assert (await hosting.ask(target, method="HEAD")).status == said.status, target
+    assert (await hosting.ask("/")).status == 200
+
+
+async def test_only_reading(hosting: Hosting) -> None:
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
+        for target in ("/app.js", "/", "/some/route"):
+            said = await hosting.ask(target, "Content-Length: 0", method=method)
+            assert (said.status, said.headers["allow"]) == (405, "GET, HEAD"), (method, target)
+
+
+async def test_conditions_and_ranges(hosting: Hosting) -> None:
+    for target in ("/app.js", "/some/route"):
+        first = await hosting.ask(target)
+        unchanged = [f"If-None-Match: {first.headers['etag']}", f"If-Modified-Since: {first.headers['last-modified']}"]
+        for condition in unchanged:
+            said = await hosting.ask(target, condition)
+            assert (said.status, said.body) == (304, b"")
+        assert (await hosting.ask(target, 'If-None-Match: "other"')).status == 200
+    big = FILES["big.bin"]
+    assert (await hosting.ask("/big.bin")).body == big
+    assert (await hosting.ask("/big.bin", "Range: bytes=-100")).body == big[-100:]
+    said = await hosting.ask("/big.bin", "Range: bytes=100000-")
+    assert (said.status, said.body) == (206, big[100_000:])
+    assert (await hosting.ask("/big.bin", "Range: bytes=400000-")).status == 416
+
+
+async def test_a_page_from_before_a_swap_finds_its_scripts(hosting: Hosting) -> None:
+    which = {"app_id": f"swap{hosting.port}", "host": "swap.apps.test"}
+    hosting.publish("dep_1", {"index.html": "one", "one.js": "1", "old.html": "old"}, **which)
+    site = hosting.publish("dep_2", {"index.html": "two"}, **which)
+    host = "swap.apps.test"
+    assert (await hosting.ask("/", host=host)).body == b"two"
+    assert (await hosting.ask("/one.js", host=host)).body == b"1"
+    assert (await hosting.ask("/old.html", host=host)).status == 404, "a page comes from the current release alone"
+    an_hour_ago = os.stat(site.folder).st_mtime - 3_600
+    os.utime(site.folder / "current", (an_hour_ago, an_hour_ago), follow_symlinks=False)
+    assert (await hosting.ask("/one.js", host=host)).status == 404
+    site.undo("dep_2")
+    assert (await hosting.ask("/", host=host)).body == b"one"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://shop.apps.test/ HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n",
+        b"GET http://shop-preview.apps.test/ HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: shop.apps.test\r\nHost: shop-preview.apps.test\r\n\r\n",
+        b"CONNECT shop.apps.test:443 HTTP/1.1\r\nHost: shop.apps.test:443\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: shop.apps.test\r\nConnection: close\r\n\r\n",
+        b"GET @evil/ HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n",
+        b"GET  /  HTTP/1.1\r\nHost : shop.apps.test\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: shop.apps.test\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: shop.apps.test\r\nX: a\x00b\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: shop.apps.test\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: shop.apps.test\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+        b"POST / HTTP/1.1\r\nHost: shop.apps.test\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: shop.apps.test\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: shop.apps.test\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST / HTTP/1.1\r\nHost: shop.apps.test\r\nTransfer-Encoding: gzip\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        bytes(range(256)) * 8 + b"\r\n\r\n",
+        b"NONSENSE / HTTP/1.1\r\nHost: shop.apps.test\r\n\r\n",
+        b"\r\n" * 2_000,
+    ],
+    ids=range(21),
+)
+async def test_no_head_crashes_it(hosting: Hosting, head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+    writer.write(head)
+    writer.write_eof()
+    answer = b""
+    async with asyncio.timeout(10):
+        with suppress(ConnectionResetError):  # a head that is too long is not read to its end
+            answer = await reader.read()
+    writer.close()
+    assert b"Shop" not in answer
+    assert b"preview" not in answer
+    assert not answer or 400 <= int(answer.split(b" ")[1]) < 506, answer[:200]
+    assert (await hosting.ask("/")).status == 200
+    assert not caplog.records, "a head may hold a secret"
+
+
+async def test_slow_clients_hold_up_nobody(hosting: Hosting) -> None:
+    open_before = len(os.listdir("/proc/self/fd"))
+    slow = [await asyncio.open_connection("127.0.0.1", hosting.port) for _ in range(100)]
+    for _, writer in slow[:50]:
+        writer.write(b"GET / HTTP/1.1\r\nHost: shop")
+    for _, writer in slow[50:]:  # and these never read their answers
+        writer.write(f"GET /big.bin HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode() * 5)
+    async with asyncio.timeout(5):
+        for _ in range(50):
+            assert (await hosting.ask("/")).status == 200
+    for _, writer in slow[:50]:
+        writer.write(b".apps.test\r\nConnection: close\r\n\r\n")
+    for reader, _ in slow[:50]:
+        assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 200 ")
+    for _, writer in slow:
+        writer.transport.abort()
+    async with asyncio.timeout(5):
+        while len(os.listdir("/proc/self/fd")) > open_before + 5:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_reader_that_stops_is_disconnected(filled: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By nginx too, after its `send_timeout`."""
+    monkeypatch.setattr(web, "SLOW_SECONDS", 0.3)
+    monkeypatch.setattr(web, "SLOW_BYTES", 1 << 30)
+    filled.publish("dep_8", {"huge.bin": b"x" * 30_000_000}, "huge.apps.test", app_id="huge")
+    async with filled.served("embedded") as hosting:
+        reader, writer = await asyncio.open_connection("127.0.0.1", hosting.port, limit=1_024)
+        writer.write(b"GET /huge.bin HTTP/1.1\r\nHost: huge.apps.test\r\n\r\n")
+        await reader.readline()
+        await asyncio.sleep(1)
+        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(30_000_000), 10)
+        writer.close()
+
+
+async def test_a_visitor_who_leaves_is_no_error(filled: Hosting, caplog: pytest.LogCaptureFixture) -> None:
+    async with filled.served("embedded") as hosting:
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", hosting.port)
+            writer.write(f"GET /big.bin HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
+            await asyncio.sleep(0.005)
+            writer.transport.abort()
+        assert (await hosting.ask("/")).status == 200
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_connections_without_a_request_make_room(filled: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web, "open_files", lambda: 100)
+    filled.publish("dep_7", {"big.bin": b"x" * 30_000_000}, "slow.apps.test", app_id="slow")
+    async with filled.served("embedded") as hosting:
+        reader, loading = await asyncio.open_connection("127.0.0.1", hosting.port)
+        loading.write(b"GET /big.bin HTTP/1.1\r\nHost: slow.apps.test\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        held = [await asyncio.open_connection("127.0.0.1", hosting.port) for _ in range(120)]
+        for silent, _ in held[:70]:
+            assert await asyncio.wait_for(silent.read(), 5) == b"", "the oldest are closed"
+        assert not any(silent.at_eof() for silent, _ in held[80:])
+        assert (await hosting.ask("/")).status == 200
+        assert len(await reader.readexactly(30_000_000)) == 30_000_000, "a request in progress stays"
+        for _, writer in (*held, (reader, loading)):
+            writer.close()
+
+
+async def test_links_in_a_release_are_not_followed(hosting: Hosting) -> None:
+    """Of a release that was made when they were kept: any file of the host was served, as root."""
+    pages, deploy = {"index.html": "home", "inner/real.txt": "real"}, f"dep_{secrets.token_hex(4)}"
+    site = hosting.publish(deploy, pages, "links.apps.test", kind="preview", branch="links")
+    files = site.release(deploy) / "files"
+    secret = hosting.folder / "outside.txt"
+    (files / "absolute.txt").symlink_to(secret)
+    (files / "relative.txt").symlink_to(os.path.relpath(secret, files))
+    (files / "up").symlink_to(os.path.relpath(hosting.folder, files))
+    (files / "page.html").symlink_to(secret)
+    (files / "folder").mkdir()
+    (files / "folder/index.html").symlink_to(secret)
+    targets = ("/absolute.txt", "/relative.txt", "/up/outside.txt", "/page", "/folder/", "/folder")
+    for target in targets:
+        said = await hosting.ask(target, host="links.apps.test")
+        assert b"outside" not in said.body, target
+    assert (await hosting.ask("/inner/real.txt", host="links.apps.test")).body == b"real"
+
+
+async def test_files_are_read_as_nobody(hosting: Hosting) -> None:
+    """What nginx could not read, it had the worker read, which may be root."""
+    pages, deploy = {"index.html": "home", "mine.txt": "for its owner"}, f"dep_{secrets.token_hex(4)}"
+    site = hosting.publish(deploy, pages, "modes.apps.test", kind="preview", branch="modes")
+    (site.release(deploy) / "files/mine.txt").chmod(0o600)
+    said = await hosting.ask("/mine.txt", host="modes.apps.test")
+    assert said.status == (404 if os.geteuid() == 0 else 200)
+    assert (await hosting.ask("/", host="modes.apps.test")).body == b"home"

@@ -1,0 +1,80 @@
+"""One broken record among those that are due together costs the others nothing; an outage costs a line of the log."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.accounts.keys import app_key
+from gateway.monitors.keys import probes_key
+from gateway.redis.partitions import partition_tag
+from tests.support.monitored_apps import Fleet, Watched, fleet
+from tests.support.polling import wait_until
+from tests.support.redis_servers import RedisServer
+from tests.support.worker_process import Worker
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+BROKEN = ["not JSON", '{"id": 1}', '{"id": "x", "unknown": []}']
+
+
+async def in_partition(running: Fleet, tag: str) -> Watched:
+    app = await running.app()
+    while partition_tag(app.account.id) != tag:
+        app = await running.app()
+    return app
+
+
+async def test_broken_records_end_no_round(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as running:
+        same = await running.app()
+        tag, client = partition_tag(same.account.id), running.queue.store.client
+        poisoned = [await in_partition(running, tag) for _ in BROKEN]
+        whole = [await client.get(app_key(app.app.name)) for app in poisoned]
+        for app, broken in zip(poisoned, BROKEN, strict=True):
+            await client.set(app_key(app.app.name), broken)
+        worker = await running.worker()
+        await same.probed(3, 20)
+        assert worker.process.poll() is None
+        lines = [line for line in worker.log.splitlines() if "look.unreadable" in line]
+        for app in poisoned:
+            assert any(app.app.id in line for line in lines), "each is named"
+            assert app.probes == 0
+            assert await client.zscore(probes_key(tag), app.app.id) is not None, "it is not forgotten"
+        for app, record in zip(poisoned, whole, strict=True):
+            await client.set(app_key(app.app.name), record)
+            await client.zadd(probes_key(tag), {app.app.id: 0})  # as when the lease of the round is over
+        for app in poisoned:
+            await wait_until(lambda app=app: app.probes, 10)
+        assert await worker.stop() == 0
+
+
+async def test_an_outage_is_logged_once(tmp_path: Path) -> None:
+    """Sixty lines a second told of it."""
+    server = RedisServer()
+    worker = Worker(server.url, tmp_path)
+    worker.names = ("monitors", "webhooks")
+
+    def warnings() -> Counter[str]:
+        lines = [msgspec.json.decode(line) for line in worker.log.splitlines()]
+        found = Counter(line["event"] for line in lines if line["level"] == "warning")
+        found.pop("leases.postponed", None)  # one line every ten seconds
+        return found
+
+    try:
+        server.start()
+        await worker.start()
+        await worker.joined()
+        server.kill()
+        await wait_until(lambda: {"round.postponed", "stream.waiting"} <= warnings().keys(), 10)
+        await asyncio.sleep(1.2)  # several rounds of sixteen partitions
+        assert max(warnings().values()) <= 2  # probes and certificates have a round each
+        assert sum(warnings().values()) <= 4
+        server.start()
+        assert await worker.stop() == 0
+    finally:
+        worker.kill()
+        server.stop()

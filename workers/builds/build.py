@@ -1,0 +1,123 @@
+"""Runs the build command and turns its output into a release that no customer process can change."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from workers.hosting.links import replace_link
+from workers.hosting.releases import remove_folder
+from workers.hosting.serving import DeployError
+from workers.sandbox.output import concealer
+from workers.sandbox.sandbox import MIB, Command, Limits, Sandbox
+
+LIMITS = Limits(seconds=600, memory=2_048 * MIB, disk=4_096 * MIB, free=1_024 * MIB)
+PORTS = [443]  # packages come over https
+STATIC_FILES, STATIC_BYTES = 20_000, 512 * MIB
+APP_FILES, APP_BYTES = 200_000, 2_048 * MIB
+
+
+async def build(
+    sandbox: Sandbox,
+    uid: int | None,
+    folder: Path,
+    command: str,
+    ai_url: str | None,
+    write_line: Callable[[str], None],
+    limits: Limits = LIMITS,
+    variables: Mapping[str, str] = {},
+) -> None:
+    """Runs the command in the build's `source` folder, with the app's variables. Raises DeployError."""
+    for name in ("home", "tmp"):
+        (folder / name).mkdir(mode=0o700)
+        sandbox.give_to_user(folder / name, uid)
+    write_line(f"$ {concealer(variables)(command)}")
+    environment = {**sandbox.environment, "CI": "true", **variables}
+    environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
+    if ai_url is not None:
+        environment["VITE_SERVICE_AI_URL"] = ai_url
+    outcome = await sandbox.run(
+        Command(
+            arguments=["sh", "-c", command],
+            folder=folder / "source",
+            environment=environment,
+            write=[folder / name for name in ("source", "home", "tmp")],
+            connect=PORTS,
+            limits=limits,
+            secrets=variables,
+        ),
+        uid,
+        write_line,
+    )
+    if not outcome.ok:
+        raise DeployError(outcome.describe("the build command", limits))
+
+
+def collect_output(source: Path, output: str, release: Path, uid: int | None, *, runs: bool) -> None:
+    """Moves the output into the release. No process of the build is left to change it meanwhile. Raises DeployError."""
+    try:
+        found = _find_output(source, output)
+        remove_folder(found / ".git")
+        _take_ownership(found, source, os.geteuid() if uid is None else uid, runs=runs)
+    except OSError as error:  # such as too long a path
+        raise DeployError(f"the output can't be read: {error.strerror}") from None
+    release.mkdir(mode=0o755)
+    found.rename(release / ("app" if runs else "files"))
+
+
+def _find_output(source: Path, output: str) -> Path:
+    wanted = PurePosixPath(output)
+    if wanted.is_absolute() or ".." in wanted.parts or "\0" in output:
+        raise DeployError(f"the output folder {output!r} is not inside the source")
+    path = source
+    for part in ("", *wanted.parts):
+        path /= part
+        if path.is_symlink() or not path.is_dir():
+            raise DeployError(f"the build did not create the folder {output!r}")
+    return path
+
+
+def _take_ownership(top: Path, source: Path, owner: int, *, runs: bool) -> None:
+    """Gives the output to the worker's user and sets plain modes. Refuses what must not be served.
+
+    An app with a start command may contain any link: only the app itself follows it, with its own permissions. In files
+    that are served, a link is replaced by what it names in the source.
+    """
+    max_files, max_bytes = (APP_FILES, APP_BYTES) if runs else (STATIC_FILES, STATIC_BYTES)
+    files, total, pending = 0, 0, [os.fspath(top)]
+    owned: set[int] = set()  # inodes of files, which may have several names, that are already the worker's
+    while pending:
+        path = pending.pop()
+        status, name = os.lstat(path), os.path.relpath(path, top)
+        files, total = files + 1, total + status.st_size
+        if files + len(pending) > max_files or total > max_bytes:
+            raise DeployError(f"the output has more than {max_files} files, or more than {max_bytes // MIB} MiB")
+        if status.st_ino in owned:
+            continue
+        if status.st_uid != owner:
+            # A hard link to a file of another user. Setting its mode would open that file to everyone.
+            raise DeployError(f"the output contains {name!r}, which the build does not own")
+        if stat.S_ISDIR(status.st_mode):
+            _own(path, 0o755)
+            with os.scandir(path) as entries:
+                pending += [entry.path for entry in islice(entries, max_files)]
+        elif stat.S_ISREG(status.st_mode):
+            _own(path, 0o755 if status.st_mode & 0o100 else 0o644)
+            owned.add(status.st_ino)
+        elif not stat.S_ISLNK(status.st_mode):
+            raise DeployError(f"the output contains {name!r}, which is a device")
+        elif not runs:
+            if not replace_link(path, os.fspath(source), owner):
+                raise DeployError(
+                    f"the output contains {name!r}, a link that leaves the source, or leads nowhere or in a circle"
+                )
+            pending.append(path)
+
+
+def _own(path: str, mode: int) -> None:
+    os.chown(path, os.geteuid(), os.getegid())
+    os.chmod(path, mode)
+    os.utime(path)  # archives set it, and web servers detect changed files by it

@@ -1,0 +1,475 @@
+"""Takes queued deploys from their streams and runs them through an engine: in order per app, apps in parallel.
+
+A deploy's state is in its record (`gateway/deploys/states.py`), and every state change is a compare-and-set there, so
+that a deploy ends once. A stream entry stays pending until its deploy has ended. Therefore:
+
+- A worker that is asked to stop undoes its deploys and queues them again.
+- When a worker is killed, the worker that claims its entries undoes what is left on disk and fails those deploys. It
+  does not retry them, because the build may be what killed the worker.
+- When a deploy is canceled, its state says so. The worker that builds it looks at the state, and ends the build.
+- When two workers believe that an entry is theirs, one of them changes the state. The other one gets `StaleDeploy` and
+  lets go.
+
+A data folder has one active builder; others stand by. Without GATEWAY_STORAGE_URL the apps are in one data folder, so
+builders with another one stand by too (`lock.py`). With it, builders on any hosts share one queue (`schedule.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import structlog
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.accounts.vault import Vault
+from gateway.cancellation import end_if_cancelled, finish_despite_cancellation
+from gateway.deploys.environment import Environments
+from gateway.deploys.positions import Position, write_positions
+from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
+from gateway.errors import BackboneUnavailable
+from gateway.events.catalog import Phase
+from gateway.inference.availability import Availability
+from gateway.inference.provider.pool import Provider
+from gateway.redis.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.redis.partitions import partition_tag
+from gateway.settings import Settings
+from gateway.telemetry import tracing
+from gateway.telemetry.spans import Kind, Trace
+from workers.builds.build_queue import BuildTurns
+from workers.builds.engine import Engine, LocalEngine
+from workers.builds.lock import BuilderLock
+from workers.builds.log import DeployLog
+from workers.builds.schedule import Schedule
+from workers.builds.shared import SharedEngine
+from workers.hosting import sites
+from workers.hosting.archives import Archive
+from workers.hosting.serving import DeployError, Job, find_app
+from workers.stream import Consumer, Entry, require_partition
+
+logger = structlog.get_logger()
+
+PARALLEL_BUILDS = (
+    2  # and one more, for an account that builds nothing (`build_queue.py`); checks and canaries cost little
+)
+MAX_ENTRIES = 1_000  # of one worker in memory
+TIDY_INTERVAL = 15.0  # seconds
+RETRY_INTERVAL = 1.0  # seconds
+POSITIONS_INTERVAL = 5.0  # seconds between two writes of the positions, if nothing changes
+POSITIONS_PAUSE = 0.2  # seconds between two writes in any case
+CANCEL_INTERVAL = 0.5  # seconds between two looks at the state of a deploy that is being built
+REQUEUE_SECONDS = 20.0  # for each deploy when the worker stops
+
+
+async def run(settings: Settings) -> None:
+    if settings.deploy_engine == "external":
+        logger.info("deploys.external", action="an outside engine takes the deploys")
+        await asyncio.Event().wait()
+    async with asyncio.TaskGroup() as group:
+        if not settings.storage_url:
+            # Releases are in the data folder alone, so this worker serves them too. Where another process already
+            # serves them, this part stands by.
+            group.create_task(sites.run(settings))
+        group.create_task(Builder(settings).run())
+
+
+class Builder:
+    def __init__(self, settings: Settings, engine: Engine | None = None) -> None:
+        self._settings = settings
+        self._store = Store(settings.redis_url, ca_file=settings.ca_file, replicas=settings.redis_wait)
+        vault = Vault(settings.encryption_key)
+        self._registry = Registry(self._store, vault)
+        self._environments = Environments(self._store, vault)
+        self._deploys = Deploys(settings, self._registry)
+        provider = Provider(settings)
+        self._availability = Availability(settings, self._registry, provider.is_configured, provider.probe)
+        asks = (self._find_app, self._find_ai_url, self._find_variables)
+        self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start) if settings.storage_url else None
+        self._engine: Engine = engine or (
+            SharedEngine(settings, self._store, *asks) if self._schedule else LocalEngine(settings, *asks)
+        )
+        self._consumer = Consumer(
+            self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
+        )
+        self._waiting: dict[str, deque[Entry]] = {}  # app id → the entries after the one in progress
+        self._running: set[asyncio.Task[None]] = set()
+        self._in_progress: set[str] = set()  # deploy ids
+        self._current: dict[str, str] = {}  # app id → the deploy in progress
+        self._turns = BuildTurns(PARALLEL_BUILDS)
+        self._entry_done = asyncio.Event()
+        self._queue_changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. It then undoes the deploys in progress and queues them again."""
+        try:
+            async with self._engine.open() as folder_id:
+                lock = None if self._schedule else BuilderLock(self._store, folder_id)
+                if lock is not None:
+                    await lock.acquire()
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        if lock is not None:
+                            group.create_task(lock.keep())
+                        if self._schedule is not None:
+                            group.create_task(self._schedule.run(self._consumer))
+                        group.create_task(self._tidy_regularly())
+                        group.create_task(self._write_positions_regularly())
+                        group.create_task(self._consumer.run())
+                finally:
+                    await finish_despite_cancellation(self._stop())
+        finally:
+            await self._store.close()
+
+    async def _stop(self) -> None:
+        self._waiting.clear()
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        with contextlib.suppress(BackboneUnavailable), backbone():
+            async with asyncio.timeout(ATTEMPT):
+                await self._consumer.release()
+                if self._schedule is not None:
+                    await self._schedule.leave()
+
+    async def _tidy_regularly(self) -> None:
+        while True:
+            try:
+                await self._engine.tidy(self._in_progress)
+            except BackboneUnavailable as error:
+                logger.warning("deploys.not_tidied", error=str(error))
+            except Exception as error:  # what one tenant made must not stop the builder
+                logger.error("deploys.not_tidied", exc_info=error)
+            end_if_cancelled()
+            await asyncio.sleep(TIDY_INTERVAL)
+
+    # -- entries of the stream -------------------------------------------------------------------------------
+
+    async def _wait_for_space(self) -> None:
+        while self._consumer.holding >= MAX_ENTRIES:
+            self._entry_done.clear()
+            await self._entry_done.wait()
+
+    def _accept(self, entry: Entry) -> None:
+        """Raises KeyError or ValueError for an entry that no deploy has."""
+        _, app = entry.fields["id"], entry.fields["app"]
+        require_partition(entry)
+        self._queue_changed.set()
+        if self._schedule is not None:
+            self._schedule.add(entry)
+            return
+        if app in self._waiting:
+            self._waiting[app].append(entry)
+            return
+        self._waiting[app] = deque([entry])
+        self._run(self._process_app(app))
+
+    def _start(self, entry: Entry) -> None:
+        """It is the turn of this deploy, over all builders."""
+        self._run(self._process_entry(entry))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _process_app(self, app: str) -> None:
+        """Processes the app's entries one after the other."""
+        while entries := self._waiting.get(app):
+            entry = entries.popleft()
+            self._current[app] = entry.fields["id"]
+            await self._process_entry(entry)
+        self._waiting.pop(app, None)
+        self._current.pop(app, None)
+
+    async def _process_entry(self, entry: Entry) -> None:
+        deploy_id = entry.fields["id"]
+        self._in_progress.add(deploy_id)
+        try:
+            await self._process(entry)
+        except Exception as error:
+            # A bug of ours. The entry stays pending; once it is claimed again, its deploy counts as abandoned.
+            logger.error("deploy.postponed", deploy=deploy_id, exc_info=error)
+            with contextlib.suppress(BackboneUnavailable):
+                await self._consumer.fail(entry, error)
+        finally:
+            self._in_progress.discard(deploy_id)
+            self._consumer.done(entry)
+            if self._schedule is not None:
+                self._schedule.end(deploy_id)
+            self._entry_done.set()
+            self._queue_changed.set()
+
+    async def _process(self, entry: Entry) -> None:
+        fields = entry.fields
+        deploy = await until_redis_answers(lambda: self._deploys.get(fields["id"], fields["account"]))
+        if deploy is not None:
+            if not await self._bring_to_end(deploy):
+                return
+            await until_redis_answers(lambda: self._deploys.store_log(deploy))
+        await until_redis_answers(lambda: self._acknowledge(entry))
+
+    async def _bring_to_end(self, deploy: Deploy) -> bool:
+        """Returns False if another worker continues the deploy."""
+        try:
+            if deploy.state == "queued":
+                await self._deploy(deploy)
+            elif deploy.state == "canceled":
+                await self._clean_up_canceled(deploy)
+            elif deploy.state not in FINAL:
+                await self._fail_abandoned(deploy)
+        except StaleDeploy:
+            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+            if now is not None and now.state == "canceled":
+                await self._clean_up_canceled(now)
+                return True
+            logger.warning("deploy.moved", deploy=deploy.id, action="another worker continues this deploy")
+            await self._engine.undo(deploy)
+            return False
+        return True
+
+    async def _clean_up_canceled(self, deploy: Deploy) -> None:
+        if deploy.startedAt is not None:
+            await self._engine.undo(deploy)
+
+    async def _fail_abandoned(self, deploy: Deploy) -> None:
+        logger.warning("deploy.abandoned", deploy=deploy.id, state=deploy.state)
+        await self._engine.undo(deploy)
+        await self._change_state(deploy, ("failed",), lambda: self._deploys.fail_abandoned(deploy))
+
+    async def _acknowledge(self, entry: Entry) -> None:
+        with backbone():
+            await self._store.client.xack(self._consumer.key(entry.tag), GROUP, entry.id)
+            await self._store.client.xdel(self._consumer.key(entry.tag), entry.id)
+
+    # -- positions -------------------------------------------------------------------------------------------
+
+    async def _write_positions_regularly(self) -> None:
+        while True:
+            self._queue_changed.clear()
+            with contextlib.suppress(BackboneUnavailable):
+                known = self._positions() if self._schedule is None else await self._schedule.positions()
+                await write_positions(self._store, known)
+            end_if_cancelled()
+            await asyncio.sleep(POSITIONS_PAUSE)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._queue_changed.wait(), POSITIONS_INTERVAL)
+
+    def _positions(self) -> dict[str, Position]:
+        """What each deploy waits for: first those that wait for a slot, then those behind a deploy of their app."""
+        found: dict[str, Position] = {}
+        for ahead, deploy_id in enumerate(self._turns.order()):
+            others = f"; {ahead} other{'s are' if ahead > 1 else ' is'} ahead" if ahead else ""
+            found[deploy_id] = Position(ahead + 1, f"a free slot for builds{others}")
+        for app, entries in self._waiting.items():
+            for entry in entries:
+                position = Position(len(found) + 1, f"{self._current.get(app, '')}, an earlier deploy of this app")
+                found[entry.fields["id"]] = position
+        return found
+
+    # -- one deploy, from top to bottom ----------------------------------------------------------------------
+
+    async def _deploy(self, deploy: Deploy) -> None:
+        """Raises StaleDeploy."""
+        trace = _begin_trace(deploy)
+        try:
+            async with DeployLog(self._deploys, deploy) as log:
+                try:
+                    await self._run_phases(deploy, log, trace)
+                except asyncio.CancelledError:
+                    log.write_line("The worker is stopping; this deploy starts again.")
+                    await finish_despite_cancellation(self._requeue(deploy))
+                    raise
+        except BaseException as error:
+            if trace is not None:
+                # A deploy that was canceled, or that another worker continues, did not fail.
+                trace.fail(type(error).__name__, failed=not isinstance(error, StaleDeploy | asyncio.CancelledError))
+            raise
+        finally:
+            if trace is not None:
+                trace.finish()
+
+    async def _run_phases(self, deploy: Deploy, log: DeployLog, trace: Trace | None) -> None:
+        phase: Phase = "build"
+        try:
+            if trace is not None:
+                trace.enter("wait")
+            # A release that is reused needs no build, and waits for none.
+            async with self._take_turn(deploy):
+                self._queue_changed.set()
+                if trace is not None:
+                    trace.enter(phase)
+                await self._consumer.confirm_name()
+                app = await self._find_app(deploy.appId)
+                queued = deploy
+                deploy = await self._change_state(queued, ("building",), lambda: self._deploys.start(queued))
+                if app is None or app.account != deploy.account:
+                    raise DeployError("the app was deleted, or now belongs to another account")
+                job = Job(deploy, app, log.write_line, self._commit_recorder(deploy), self._archive_recorder(deploy))
+                await self._build(job)
+            deploy = await self._finish_phase(deploy, phase)
+            phase = "health"
+            if trace is not None:
+                trace.enter(phase)
+            await self._engine.check_health(job)
+            await self._engine.swap(job)
+            log.write_line("The health check passed; the new release is now served")
+            deploy = await self._finish_phase(deploy, phase)
+            if deploy.state == "canary":
+                phase = "canary"
+                if trace is not None:
+                    trace.enter(phase)
+                await self._engine.watch_canary(job)
+                log.write_line("The canary passed")
+                await log.flush()
+                deploy = await self._finish_phase(deploy, phase)
+            if trace is not None:
+                trace.enter("finish")
+                trace.root.attributes["capsule.outcome"] = "live"
+            await self._engine.finish(job)
+        except (DeployError, OSError) as error:
+            if deploy.state in FINAL:  # the deploy is live; only the clean-up of the former release failed
+                raise
+            if trace is not None:
+                trace.fail(type(error).__name__)
+                trace.root.attributes["capsule.outcome"] = "failed"
+            await self._fail_phase(deploy, phase, error, log)
+
+    @contextlib.asynccontextmanager
+    async def _take_turn(self, deploy: Deploy) -> AsyncIterator[None]:
+        if self._schedule is not None:  # which has started this deploy
+            try:
+                yield
+            finally:
+                self._schedule.free_slot(deploy.id)
+        elif deploy.release is not None:
+            yield
+        else:
+            async with self._turns.take(deploy.account, deploy.id):
+                yield
+
+    async def _build(self, job: Job) -> None:
+        """Ends the build if its deploy is canceled. Raises StaleDeploy then."""
+        building = asyncio.create_task(self._engine.build(job))
+        moving = asyncio.create_task(self._wait_until_moved(job.deploy))
+        try:
+            await asyncio.wait([building, moving], return_when=asyncio.FIRST_COMPLETED)
+            if not building.done():
+                job.write_line("The deploy was canceled")
+                raise StaleDeploy
+            building.result()
+        finally:
+            await finish_despite_cancellation(_end(building, moving))
+
+    async def _wait_until_moved(self, deploy: Deploy) -> None:
+        """Returns once the deploy is no longer in the state that this worker gave it."""
+        while True:
+            await asyncio.sleep(CANCEL_INTERVAL)
+            now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+            if now is None or now.state != deploy.state:
+                return
+
+    async def _fail_phase(self, deploy: Deploy, phase: Phase, error: DeployError | OSError, log: DeployLog) -> None:
+        reason = str(error)
+        if not isinstance(error, DeployError):
+            logger.error("deploy.broken", deploy=deploy.id, exc_info=error)
+            reason = "an internal error of the service; deploy again"
+        log.write_line(f"Failed: {reason}")
+        await log.flush()
+        await self._engine.undo(deploy)
+        await self._finish_phase(deploy, phase, reason)
+
+    async def _finish_phase(self, deploy: Deploy, phase: Phase, failure: str = "") -> Deploy:
+        """Records the phase's result. Raises StaleDeploy."""
+        after: tuple[State, ...] = ("failed",) if failure else ("checking", "canary", "live")
+        return await self._change_state(
+            deploy, after, lambda: self._deploys.advance(deploy, phase, not failure, failure)
+        )
+
+    async def _change_state(
+        self, deploy: Deploy, after: tuple[State, ...], change: Callable[[], Awaitable[Deploy]]
+    ) -> Deploy:
+        """Repeats the change until Redis answers.
+
+        Raises StaleDeploy, unless an attempt whose answer was lost had already made this very change.
+        """
+        answer_lost = False
+        while True:
+            try:
+                changed = await change()
+            except BackboneUnavailable:
+                answer_lost = True
+                await asyncio.sleep(RETRY_INTERVAL)
+            except StaleDeploy:
+                if not answer_lost:
+                    raise
+                # The server that made the change may have been superseded, and its successor may not know of it.
+                await until_redis_answers(lambda: self._store.confirm(partition_tag(deploy.account)))
+                now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+                if now is None or now.state != deploy.state:
+                    if now is not None and now.state in after:
+                        return now
+                    raise
+            else:
+                end_if_cancelled()
+                return changed
+
+    def _commit_recorder(self, deploy: Deploy) -> Callable[[str], Awaitable[None]]:
+        async def record_commit(commit: str) -> None:
+            await until_redis_answers(lambda: self._deploys.record_commit(deploy, commit))
+
+        return record_commit
+
+    def _archive_recorder(self, deploy: Deploy) -> Callable[[Archive], Awaitable[None]]:
+        async def record_archive(archive: Archive) -> None:
+            await until_redis_answers(lambda: self._deploys.record_archive(deploy, archive.digest, archive.size))
+
+        return record_archive
+
+    async def _requeue(self, deploy: Deploy) -> None:
+        """Queues the deploy again unless it has ended.
+
+        Without Redis it stays as it is; the worker that claims its entry fails it as abandoned.
+        """
+        with contextlib.suppress(StaleDeploy, TimeoutError):
+            async with asyncio.timeout(REQUEUE_SECONDS):
+                now = await until_redis_answers(lambda: self._deploys.get(deploy.id, deploy.account))
+                if now is not None and now.state not in (*FINAL, "queued"):
+                    await self._engine.undo(now)
+                    await until_redis_answers(lambda: self._deploys.requeue(now))
+
+    # -- what the engine asks for ----------------------------------------------------------------------------
+
+    async def _find_app(self, app: str) -> App | None:
+        return await find_app(self._registry, app)
+
+    async def _find_variables(self, app: App) -> dict[str, str]:
+        return await until_redis_answers(lambda: self._environments.open(app))
+
+    async def _find_ai_url(self, app: App) -> str | None:
+        await until_redis_answers(self._availability.reload)
+        available = self._availability.status().available
+        return f"{self._settings.base_url}/capsule/{app.name}/ai" if available else None
+
+
+def _begin_trace(deploy: Deploy) -> Trace | None:
+    tracer = tracing.tracer()
+    trace = None if tracer is None else tracer.begin("deploy", Kind.CONSUMER)
+    if trace is not None:
+        trace.root.attributes = {
+            "capsule.deploy": deploy.id,
+            "capsule.account": deploy.account,
+            "capsule.app": deploy.app,
+            "capsule.deploy.kind": deploy.kind,
+            "capsule.deploy.trigger": deploy.trigger,
+        }
+    return trace
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

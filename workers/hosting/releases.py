@@ -1,0 +1,411 @@
+"""The releases on disk, and which of them is served. The file system is the record; each step is one rename.
+
+    releases/<app id>/<variant>/<deploy id>/     a release: `files` to serve, or `app` to run; it never changes
+    releases/<app id>/<variant>/current          link to the release that is served
+    releases/<app id>/<variant>/previous         link to the release that `current` replaced
+    addresses/<host>                             link to releases/<app id>/<variant>
+    releases/<app id>/<variant>/canary           link to the release that is served but has not passed its canary
+    releases/<app id>/<variant>/noindex          in previews; nginx then asks search engines not to list the pages
+    running/<deploy id>                          link to a release whose start command the watchdog runs
+
+A variant is `live`, `preview` or `p-<slug>`. The web server reads `addresses` on every request, so a swap renames
+`current`, and a rollback renames it back.
+
+Addresses are derived from the apps' records, at each deploy and regularly, because other processes rename and delete
+apps. A deleted app is no longer served at once, but its files stay for a week, because its record may have been lost
+by accident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Set
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys.addresses import address
+from gateway.deploys.states import Deploy
+from workers.hosting import links
+
+logger = structlog.get_logger()
+
+KEPT_RELEASES = 5  # per site
+KEPT_PREVIEWS = 20  # sites per app, besides the live one
+KEPT_AFTER_DELETION = 7 * 86_400  # seconds
+PREVIOUS_SECONDS = 600.0  # after a swap, in which files of the previous release are served
+LINK_SECONDS = 60.0  # within which the files of a release are linked
+LOCK_INTERVAL = 0.5  # seconds between two attempts
+
+
+class Site:
+    """A variant of an app: its releases, and which of them is served."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.app_id, self.variant = folder.parent.name, folder.name
+
+    @property
+    def is_preview(self) -> bool:
+        return self.variant != "live"
+
+    @property
+    def account(self) -> str:
+        """The account that deployed these releases. The app may since belong to another account."""
+        try:
+            return (self.folder.parent / "account").read_text()
+        except OSError:
+            return ""
+
+    def release(self, deploy_id: str) -> Path:
+        return self.folder / deploy_id
+
+    def read_link(self, name: str) -> str | None:
+        """The id of the deploy that `current` or `previous` points to."""
+        try:
+            return os.readlink(self.folder / name)
+        except OSError:
+            return None
+
+    @property
+    def current(self) -> str | None:
+        return self.read_link("current")
+
+    @property
+    def seconds_since_swap(self) -> float:
+        """Raises OSError when nothing is served."""
+        return time.time() - (self.folder / "current").lstat().st_mtime
+
+    @property
+    def unverified(self) -> str | None:
+        """The id of the deploy that is served but has not passed its canary yet."""
+        in_canary = self.read_link("canary")
+        return in_canary if in_canary == self.current else None
+
+    def confirm(self, deploy_id: str) -> None:
+        """The deploy has passed its canary."""
+        if self.read_link("canary") == deploy_id:
+            (self.folder / "canary").unlink()
+
+    def swap(self, deploy_id: str, *, canary: bool = False) -> None:
+        before = self.current
+        if before == deploy_id:
+            return
+        if canary:
+            replace_link(self.folder / "canary", deploy_id)
+        if before is not None:
+            replace_link(self.folder / "previous", before)
+        replace_link(self.folder / "current", deploy_id)
+
+    def undo(self, deploy_id: str) -> bool:
+        """Serves again what this deploy replaced. Returns False when this deploy is not being served."""
+        if self.current != deploy_id:
+            return False
+        if (previous := self.replaced_by(deploy_id)) is not None:
+            replace_link(self.folder / "current", previous.name)
+        else:
+            (self.folder / "current").unlink()
+        self.confirm(deploy_id)
+        return True
+
+    def replaced_by(self, deploy_id: str) -> Path | None:
+        """The release that an undoing of this deploy serves again."""
+        previous = self.read_link("previous")
+        if self.current == deploy_id and previous not in (None, deploy_id) and self.release(previous).is_dir():
+            return self.release(previous)
+        return None
+
+    def releases(self) -> list[Path]:
+        """Newest first; an id begins with the time."""
+        return sorted(_subfolders(self.folder), key=lambda path: path.name, reverse=True)
+
+    def prune(self) -> None:
+        kept = {self.current, self.read_link("previous")}
+        for path in self.releases()[KEPT_RELEASES:]:
+            if path.name not in kept:
+                remove_folder(path)
+
+
+class Releases:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder = folder.resolve()
+        self.builds, self.running = folder / "builds", folder / "running"
+        self._sites, self._addresses = folder / "releases", folder / "addresses"
+
+    def create_folders(self) -> None:
+        """Users of builds and nginx may pass through these folders, but not list them. `sources` stays private."""
+        os.umask(0o022)  # a stricter mask would close what they have to read
+        for folder in (self.folder, self.builds, self.running, self._sites, self._addresses, self.folder / "sources"):
+            folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            self.folder.chmod(0o711)
+            owner, sources = self.folder.stat(), self.folder / "sources"
+            os.chown(sources, owner.st_uid, owner.st_gid)  # the gateway writes there, perhaps as another user
+            sources.chmod(0o700)
+
+    def folder_id(self) -> str:
+        """Identifies this data folder; created once."""
+        path = self.folder / "id"
+        if not path.exists():
+            path.write_text(secrets.token_hex(8))
+        return path.read_text()
+
+    def site(self, deploy: Deploy) -> Site:
+        folder = self._sites / deploy.appId / address(deploy.kind, deploy.branch)
+        for missing in (folder.parent, folder):
+            missing.mkdir(mode=0o711, exist_ok=True)
+        site = Site(folder)
+        if not site.account:
+            (folder.parent / "account").write_text(deploy.account)
+        return site
+
+    def find_release(self, app_id: str, deploy_id: str) -> Path | None:
+        """A release of the app that is still kept, whichever address it was made for."""
+        for folder in _subfolders(self._sites / app_id):
+            if (release := Site(folder).release(deploy_id)).is_dir():
+                return release
+        return None
+
+    def all_of(self, app_id: str) -> list[Path]:
+        """The releases of the app, at all its addresses."""
+        return [path for folder in _subfolders(self._sites / app_id) for path in _subfolders(folder)]
+
+    def claim_folder(self, deploy: Deploy) -> None:
+        """Removes the releases that another account, which had this app before, left behind."""
+        folder = self._sites / deploy.appId
+        if Site(folder / "live").account not in ("", deploy.account):
+            remove_folder(folder)
+
+    def sites(self) -> Iterator[Site]:
+        for app in _subfolders(self._sites):
+            for folder in _subfolders(app):
+                yield Site(folder)
+
+    def remove_links(self) -> None:
+        """From the served files of releases that were made when they could hold links."""
+        for site in self.sites():
+            for release in site.releases():
+                if (files := release / "files").is_dir() and (removed := links.remove_links(os.fspath(files))):
+                    logger.warning("release.links_removed", release=release.name, links=removed[:10])
+
+    # -- addresses -------------------------------------------------------------------------------------------
+
+    def serve_as(self, host: str, site: Site) -> None:
+        if site.is_preview and not (site.folder / "noindex").exists():
+            (site.folder / "noindex").touch()
+        target = os.path.relpath(site.folder, self._addresses)
+        if _read_link(self._addresses / host) != target:
+            replace_link(self._addresses / host, target)
+
+    def serve_only(self, hosts: Iterable[str]) -> None:
+        for host in {path.name for path in self._addresses.iterdir()} - set(hosts):
+            (self._addresses / host).unlink(missing_ok=True)
+
+    # -- apps that run ---------------------------------------------------------------------------------------
+
+    def run(self, release: Path) -> None:
+        replace_link(self.running / release.name, os.path.relpath(release, self.running))
+
+    def stop(self, deploy_id: str) -> None:
+        (self.running / deploy_id).unlink(missing_ok=True)
+
+    def releases_to_run(self) -> dict[str, Path]:
+        """By deploy id. Everything but the links in `running` belongs to the watchdog."""
+        return {path.name: path.resolve() for path in self._links() if path.is_dir()}
+
+    def _links(self) -> list[Path]:
+        return [path for path in self.running.iterdir() if path.is_symlink() and not path.name.startswith(".")]
+
+    # -- tidying ---------------------------------------------------------------------------------------------
+
+    def tidy_builds(self, in_progress: Set[str]) -> None:
+        """Removes the folders of builds that a worker left behind. The set of deploys changes while this runs."""
+        for build in _subfolders(self.builds):
+            if build.name not in in_progress:
+                with _isolated(build):
+                    remove_folder(build)
+
+    def tidy(self, apps: Collection[str], in_progress: Set[str], *, builds: bool = True) -> None:
+        """Removes what is no longer needed; `builds`: of builds too, which may be another worker's.
+
+        `apps`: ids of all existing apps. `in_progress`: ids of deploys; the set changes while this runs.
+        """
+        if builds:
+            self.tidy_builds(in_progress)
+        for app in _subfolders(self._sites):
+            with _isolated(app):
+                self._tidy_app(app, exists=app.name in apps)
+        for link in self._links():
+            with _isolated(link):
+                if link.name not in in_progress and not self._is_needed(link, apps, in_progress):
+                    self.stop(link.name)
+
+    def _tidy_app(self, app: Path, *, exists: bool) -> None:
+        gone = app / "gone"
+        if exists:
+            gone.unlink(missing_ok=True)
+            self._tidy_previews(app)
+        elif not gone.exists():
+            gone.touch()
+        elif time.time() - gone.stat().st_mtime > KEPT_AFTER_DELETION:
+            remove_folder(app)
+
+    @staticmethod
+    def _is_needed(link: Path, apps: Collection[str], in_progress: Set[str]) -> bool:
+        """Whether a release that has a start command must keep running. Its deploy has ended and no longer swaps."""
+        site = Site(link.resolve().parent)
+        needed = {site.current}
+        if site.current in in_progress or site.unverified is not None:
+            needed.add(site.read_link("previous"))  # served again if the canary fails, or its builder was killed
+        return site.app_id in apps and link.name in needed
+
+    @staticmethod
+    def _tidy_previews(app: Path) -> None:
+        previews = [folder for folder in _subfolders(app) if folder.name != "live"]
+        previews.sort(key=lambda folder: folder.stat().st_mtime, reverse=True)
+        for folder in previews[KEPT_PREVIEWS:]:
+            remove_folder(folder)
+
+
+@contextmanager
+def _isolated(path: Path) -> Iterator[None]:
+    """Logs a step of tidying that fails, so that what one tenant made does not stop the steps for the others."""
+    try:
+        yield
+    except Exception as error:
+        logger.error("folder.not_tidied", folder=str(path), exc_info=error)
+
+
+@asynccontextmanager
+async def exclusive_lock(path: Path) -> AsyncIterator[None]:
+    """Waits for the lock file. The kernel frees it when its process ends, even if that process is killed."""
+    with path.open("a") as file:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    logger.info("worker.standing_by", lock=path.name)
+                waiting = True
+                await asyncio.sleep(LOCK_INTERVAL)
+        yield
+
+
+async def link_folder(source: Path, target: Path) -> bool:
+    """Links the files of a release into a new one. Files of releases never change, so both can share them.
+
+    It is a process of its own, which no depth of folders can stop and which leaves the event loop free.
+    """
+    copying = await asyncio.create_subprocess_exec("cp", "-al", "--", str(source), str(target))
+    try:
+        return await asyncio.wait_for(copying.wait(), LINK_SECONDS) == 0
+    except BaseException:
+        copying.kill()
+        await finish_despite_cancellation(copying.wait())
+        raise
+
+
+def replace_link(path: Path, target: str) -> None:
+    """Points the link to the target in one step, so that readers never find it missing."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)  # left by a worker that was killed
+    fresh.symlink_to(target)
+    fresh.replace(path)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes the folder however deep a tenant nested it, whatever its permissions. Logs it if something is left.
+
+    Each folder inside is moved to the top before it is emptied. So neither the depth of calls, nor the number of open
+    files, nor the length of a path grows with the depth of the tree.
+    """
+    try:
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        top = _open_folder(path.name, parent)
+        try:
+            _empty(top)
+        finally:
+            os.close(top)
+        os.rmdir(path.name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("folder.not_removed", folder=str(path), error=error.strerror)
+    finally:
+        os.close(parent)
+
+
+def _empty(top: int) -> None:
+    unique = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
+    _remove_files(top)
+    pending = _folder_names(top)
+    while pending:
+        name = pending.pop()
+        with suppress(OSError):  # the caller finds what is left
+            folder = _open_folder(name, top)
+            try:
+                _remove_files(folder)
+                for inner in _folder_names(folder):
+                    with suppress(OSError):
+                        pending.append(_move_up(inner, folder, next(unique), top))
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=top)
+
+
+def _open_folder(name: str, parent: int) -> int:
+    """Opens the folder, and gives its owner all permissions first. Follows no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        folder = os.open(name, flags, dir_fd=parent)
+    except PermissionError:
+        os.chmod(name, 0o700, dir_fd=parent)
+        folder = os.open(name, flags, dir_fd=parent)
+    if os.fstat(folder).st_mode & 0o700 != 0o700:
+        os.fchmod(folder, 0o700)
+    return folder
+
+
+def _move_up(name: str, folder: int, unique: str, top: int) -> str:
+    try:
+        os.rename(name, unique, src_dir_fd=folder, dst_dir_fd=top)
+    except PermissionError:  # moving a folder takes permission to write to it
+        os.close(_open_folder(name, folder))
+        os.rename(name, unique, src_dir_fd=folder, dst_dir_fd=top)
+    return unique
+
+
+def _remove_files(folder: int) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    os.unlink(entry.name, dir_fd=folder)
+
+
+def _folder_names(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+
+def _read_link(path: Path) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return [p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()] if folder.is_dir() else []

@@ -1,0 +1,288 @@
+"""Serving releases on this host: health check → swap → canary, and what undoes them.
+
+Each step that visitors can see is one rename. So a worker may be killed at any time, and the next one undoes what it
+left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Set
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn, ParamSpec, TypeVar
+
+import aiohttp
+import msgspec
+import structlog
+
+from gateway.accounts.records import App
+from gateway.accounts.registry import Registry
+from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys.addresses import host
+from gateway.deploys.states import Deploy
+from gateway.redis.client import until_redis_answers
+from gateway.settings import Settings
+from workers.hosting import web
+from workers.hosting.archives import Archive
+from workers.hosting.releases import Releases, Site, remove_folder
+from workers.hosting.watchdog import LIMITS, output_path
+from workers.sandbox.cgroups import available_memory
+from workers.sandbox.sandbox import MIB
+
+logger = structlog.get_logger()
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LEAST_MEMORY = LIMITS.memory // 2  # bytes for one more app: most take far less than they may
+START_SECONDS = 60.0  # within which a start command must answer
+REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=10)
+POLL_INTERVAL = 0.2  # seconds
+DRAIN = 2.0  # seconds for requests in progress, between a swap or its undoing and the end of the replaced release
+RETURN_SECONDS = 10.0  # within which an app that is served again should answer
+OVERDUE_SECONDS = 60.0  # after which a canary that is not over has no builder
+OUTPUT_LINES = 100  # of a start command, copied to the log
+
+
+class DeployError(Exception):
+    """Fails the deploy. Account holders see the message."""
+
+
+class Job(msgspec.Struct, frozen=True):
+    deploy: Deploy
+    app: App
+    write_line: Callable[[str], None]  # to the deploy's log
+    record_commit: Callable[[str], Awaitable[None]]
+    record_archive: Callable[[Archive], Awaitable[None]]
+
+
+async def find_app(registry: Registry, app: str) -> App | None:
+    """Waits for Redis. An app is not served at a domain that another app claimed first."""
+    found: App | None = await until_redis_answers(lambda: registry.find(app))
+    if found is None or not found.customDomainVerified:
+        return found
+    own: App = found
+    allowed: bool = await until_redis_answers(lambda: registry.claim_domain(own))
+    return own if allowed else msgspec.structs.replace(own, customDomainVerified=False)
+
+
+class Serving:
+    """`find_app` returns the record of an app by its id or name. `builds`: this worker builds too."""
+
+    def __init__(
+        self, settings: Settings, find_app: Callable[[str], Awaitable[App | None]], *, builds: bool = True
+    ) -> None:
+        self._builds = builds
+        self._settings, self._find_app = settings, find_app
+        self._domain = settings.apps_domain.partition(":")[0]
+        self._releases = Releases(Path(settings.data_dir))
+        self._addresses_lock = asyncio.Lock()
+
+    # -- check, swap, canary ---------------------------------------------------------------------------------
+
+    async def check_health(self, job: Job) -> None:
+        release = self._releases.site(job.deploy).release(job.deploy.id)
+        if (release / "start").exists():
+            await self._check_start_command(job, release)
+            return
+        async with web.serve_release(release) as port:
+            await self._request_root(f"127.0.0.1:{port}", self._host(job))
+
+    async def _check_start_command(self, job: Job, release: Path) -> None:
+        if (free := available_memory()) < LEAST_MEMORY:
+            logger.error("deploys.no_memory", app=job.app.id, available_mib=free // MIB)
+            raise DeployError("this machine has no memory left for another app; stop one, or try again later")
+        self._releases.run(release)
+        why, ends = "the app was not started; is the `sites` worker running?", time.monotonic() + START_SECONDS
+        try:
+            while time.monotonic() < ends:
+                state = web.read_state(self._releases.folder, release.name)
+                if state.exits:
+                    raise DeployError(state.last)
+                if state.socket:
+                    try:
+                        await self._request_root("localhost", self._host(job), state.socket)
+                    except DeployError as error:
+                        why = str(error)
+                    else:
+                        return
+                await asyncio.sleep(POLL_INTERVAL)
+            raise DeployError(f"the start command did not answer within {START_SECONDS:.0f} seconds: {why}")
+        finally:
+            self._copy_output(job, release.name)
+
+    def _copy_output(self, job: Job, deploy_id: str) -> None:
+        path = output_path(self._releases.folder, deploy_id)
+        if path.exists():
+            for line in path.read_text(errors="replace").splitlines()[-OUTPUT_LINES:]:
+                job.write_line(line)
+
+    async def swap(self, job: Job) -> None:
+        site = self._releases.site(job.deploy)
+        async with self._addresses_lock:
+            # Since the deploy began, another account may have got the app's name.
+            app = await self._find_app(job.app.id)
+            if app is None or app.account != job.app.account:
+                raise DeployError("the app was deleted, or now belongs to another account")
+            hosts = self._hosts(job.app, site.variant)
+            if site.variant != "live":
+                owner = await self._find_app(hosts[0].partition(".")[0])
+                if owner is not None and owner.id != job.app.id:
+                    raise DeployError(f"the address {hosts[0]} belongs to another app; rename one of the two")
+            site.swap(job.deploy.id, canary=job.deploy.kind == "live")
+            for name in hosts:
+                self._releases.serve_as(name, site)
+
+    async def watch_canary(self, job: Job) -> None:
+        ends = time.monotonic() + self._settings.canary
+        while True:
+            await self.probe(job)
+            if (left := ends - time.monotonic()) <= 0:
+                self._releases.site(job.deploy).confirm(job.deploy.id)
+                return
+            await asyncio.sleep(min(self.canary_pause, left))
+
+    @property
+    def canary_pause(self) -> float:
+        """Seconds between two requests of a canary."""
+        return min(1.0, self._settings.canary / 10)
+
+    async def probe(self, job: Job) -> None:
+        """Raises DeployError unless this host's web server answers for the release, and its start command runs."""
+        if not (address := web.read_address(self._releases.folder)):
+            raise DeployError("no process serves the apps; is the `sites` worker running?")
+        await self._request_root(address, self._host(job))
+        if exits := web.read_state(self._releases.folder, job.deploy.id).exits:
+            self._copy_output(job, job.deploy.id)
+            raise DeployError(f"the start command exited {exits} time{'' if exits == 1 else 's'}")
+
+    async def _request_root(self, address: str, host_name: str, socket: str = "") -> None:
+        """Raises DeployError unless GET / is answered with 2xx or 3xx."""
+        headers, url = {"Host": host_name}, f"http://{address}/"
+        connector = aiohttp.UnixConnector(socket) if socket else None
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=REQUEST_TIMEOUT, connector=connector) as client,
+                client.get(url, headers=headers, allow_redirects=False) as answer,
+            ):
+                status = answer.status
+        except (aiohttp.ClientError, TimeoutError) as error:
+            late = isinstance(error, TimeoutError)
+            raise DeployError(f"GET / was not answered{' in time' if late else ''}") from None
+        if not 200 <= status < 400:
+            raise DeployError(f"GET / was answered with {status}")
+
+    # -- afterwards ------------------------------------------------------------------------------------------
+
+    async def finish(self, job: Job) -> None:
+        site = self._releases.site(job.deploy)
+        replaced = [path.name for path in site.releases() if path.name != site.current]
+        if any((self._releases.running / name).is_symlink() for name in replaced):
+            await asyncio.sleep(DRAIN)
+        for name in replaced:
+            self._releases.stop(name)
+        await run_in_thread(site.prune)
+
+    async def undo(self, deploy: Deploy) -> None:
+        site = self._releases.site(deploy)
+        if site.account == deploy.account:
+            await self._serve_replaced(site, deploy.id, host(deploy.app, deploy.kind, deploy.branch, self._domain))
+        self._releases.stop(deploy.id)
+        await run_in_thread(remove_folder, site.release(deploy.id))
+        await run_in_thread(remove_folder, self._releases.builds / deploy.id)
+
+    async def _serve_replaced(self, site: Site, deploy_id: str, host_name: str) -> None:
+        """Serves again what the deploy replaced. If that is an app, it first has to answer."""
+        replaced = site.replaced_by(deploy_id)
+        if replaced is not None and (replaced / "start").exists():
+            self._releases.run(replaced)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETURN_SECONDS):
+                    await self._until_it_answers(replaced, host_name)
+        if site.undo(deploy_id):
+            await asyncio.sleep(DRAIN)
+
+    async def _until_it_answers(self, release: Path, host_name: str) -> None:
+        while True:
+            state = web.read_state(self._releases.folder, release.name)
+            if state.socket:
+                with suppress(DeployError):
+                    return await self._request_root("localhost", host_name, state.socket)
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _undo_abandoned(self, in_progress: Set[str]) -> None:
+        """A builder that was killed in a canary leaves a release that nobody watches."""
+        for site in self._releases.sites():
+            if (deploy_id := site.unverified) is not None and deploy_id not in in_progress:
+                await self._undo_canary(site, deploy_id)
+
+    async def _undo_canary(self, site: Site, deploy_id: str) -> None:
+        logger.warning("deploys.canary_abandoned", app=site.app_id, deploy=deploy_id)
+        await self._serve_replaced(site, deploy_id, f"{site.app_id}.{self._domain}")
+
+    async def undo_overdue(self) -> NoReturn:
+        """Undoes releases whose canaries should long be over: no builder lives that watches them."""
+        since: dict[str, float] = {}
+        while True:
+            now, sites = time.monotonic(), {site.unverified: site for site in self._releases.sites()}
+            since = {deploy_id: since.get(deploy_id, now) for deploy_id in sites if deploy_id is not None}
+            for deploy_id, began in since.items():
+                if now - began > self._settings.canary + OVERDUE_SECONDS:
+                    try:
+                        await self._undo_canary(sites[deploy_id], deploy_id)
+                    except OSError as error:  # such as a full disk; it is tried again
+                        logger.error("deploys.canary_left", deploy=deploy_id, error=error.strerror)
+            await asyncio.sleep(OVERDUE_SECONDS / 4)
+
+    async def tidy(self, in_progress: Set[str]) -> None:
+        await self._undo_abandoned(in_progress)
+        apps = await self._tidy_addresses()
+        await run_in_thread(self._releases.tidy, apps, in_progress, builds=self._builds)
+
+    async def _tidy_addresses(self) -> Set[str]:
+        """Serves each app at its present addresses. Returns the ids of the apps that exist."""
+        async with self._addresses_lock:
+            apps: dict[str, App | None] = {}
+            unread: set[str] = set()
+            addresses: dict[str, Site] = {}
+            # Live sites come last and win, because an app's name may equal the host name of another app's preview.
+            for site in sorted(self._releases.sites(), key=lambda site: (site.variant == "live", site.app_id)):
+                if site.app_id not in apps:
+                    try:
+                        apps[site.app_id] = await self._find_app(site.app_id)
+                    except msgspec.MsgspecError as error:  # one damaged record does not stop the others
+                        logger.error("app.unreadable", app=site.app_id, error=str(error))
+                        apps[site.app_id] = None
+                        unread.add(site.app_id)
+                app = apps[site.app_id]
+                if app is not None and app.account != site.account:
+                    app = apps[site.app_id] = None
+                if app is not None and site.current is not None:
+                    addresses |= dict.fromkeys(self._hosts(app, site.variant), site)
+            for name, site in addresses.items():
+                self._releases.serve_as(name, site)
+            if not unread:
+                self._releases.serve_only(addresses)
+        return unread | {app_id for app_id, app in apps.items() if app is not None}
+
+    # -- names -----------------------------------------------------------------------------------------------
+
+    def _host(self, job: Job) -> str:
+        return host(job.app.name, job.deploy.kind, job.deploy.branch, self._domain)
+
+    def _hosts(self, app: App, variant: str) -> list[str]:
+        if variant != "live":
+            branch = variant.removeprefix("p-") if variant.startswith("p-") else None
+            return [host(app.name, "preview", branch, self._domain)]
+        custom = [app.customDomain] if app.customDomain and app.customDomainVerified else []
+        custom = [
+            name for name in custom if not name.endswith(f".{self._domain}")
+        ]  # such a name may belong to another app
+        return [host(app.name, "live", None, self._domain), *custom]
+
+
+async def run_in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Waits for the thread even when cancelled: a thread can't be cancelled, and the next step relies on its end."""
+    return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))

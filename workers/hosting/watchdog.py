@@ -1,0 +1,225 @@
+"""Keeps apps with a start command running: exactly those with a link in the folder `running`.
+
+An app that ends is restarted after a growing pause. If it was served live, the watchdog reports a crash. The app gets
+a port in a network of its own, which a Unix socket leads to, its release to read, and a scratch folder that lasts until
+it ends.
+
+Apps outlive the watchdog. A keeper runs each app until its link is removed, and the file `<deploy id>.state` names the
+keeper. The next watchdog goes on with the keepers that it finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import structlog
+
+from gateway.accounts.vault import Vault
+from gateway.cancellation import finish_despite_cancellation
+from gateway.deploys.runtime_log import RuntimeLog
+from gateway.monitors.crashes import LINES
+from workers.hosting.environment import read_environment
+from workers.hosting.releases import Releases, Site, remove_folder
+from workers.hosting.web import AppState, read_state, state_path
+from workers.sandbox.sandbox import MIB, Command, Detached, Limits, Outcome, Sandbox, read_outcome
+
+logger = structlog.get_logger()
+
+# App id, reason, exit code, the last lines of its output.
+ReportCrash = Callable[[str, Literal["exit", "oom"], int | None, list[str]], Awaitable[None]]
+
+CHECK_INTERVAL = 0.2  # seconds
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0
+STABLE_SECONDS = 60.0  # of running, after which the pause starts small again
+# Apps may connect to https, mail servers and common databases at public addresses.
+PORTS = [443, 465, 587, 3306, 5432, 27017]
+PORT = 8080  # where an app listens; each has a network of its own
+LIMITS = Limits(memory=512 * MIB, disk=1_024 * MIB, inodes=100_000, processes=512, cpus=1, nice=5, grace=10)
+
+
+class Watchdog:
+    def __init__(
+        self,
+        folder: Path,
+        sandbox: Sandbox,
+        report_crash: ReportCrash,
+        limits: Limits = LIMITS,
+        vault: Vault | None = None,  # opens the variables of releases
+    ) -> None:
+        self._vault = vault or Vault("")
+        self._folder, self._releases, self._output = folder, Releases(folder), RuntimeLog(str(folder))
+        self._sandbox, self._report, self._limits = sandbox, report_crash, limits
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. The apps run on."""
+        await asyncio.to_thread(self._remove_leftovers)
+        try:
+            while True:
+                wanted = self._releases.releases_to_run()
+                for deploy_id, task in self._running.items():
+                    if deploy_id not in wanted and not task.cancelling():
+                        task.cancel()
+                for deploy_id in wanted.keys() - self._running.keys():
+                    task = asyncio.create_task(self._keep_running(wanted[deploy_id]))
+                    self._running[deploy_id] = task
+                    task.add_done_callback(lambda _, ended=deploy_id: self._running.pop(ended))  # type: ignore[misc]
+                await asyncio.sleep(CHECK_INTERVAL)
+        finally:
+            stopping = list(self._running.values())
+            for task in stopping:
+                task.cancel()
+            await asyncio.gather(*stopping, return_exceptions=True)
+
+    async def _keep_running(self, release: Path) -> None:
+        state, pause = read_state(self._folder, release.name), FIRST_PAUSE
+        try:
+            while True:
+                began = time.monotonic()
+                outcome = await self._run_once(release, state)
+                if outcome is None:  # its link was gone for a moment, as when a release is stopped and served again
+                    state = AppState(exits=state.exits, last=state.last)
+                    continue
+                state = AppState("", state.exits + 1, outcome.describe("the start command", self._limits))
+                with suppress(OSError):
+                    self._write_state(release, state)
+                await self._report_crash(release, outcome)
+                if time.monotonic() - began > STABLE_SECONDS:
+                    pause = FIRST_PAUSE
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            if not (self._releases.running / release.name).is_symlink():
+                await finish_despite_cancellation(self._clean_up(release))
+
+    async def _run_once(self, release: Path, state: AppState) -> Outcome | None:
+        """Waits for the end of the app, which may run already. Starts it otherwise. None: it was stopped on purpose."""
+        try:
+            if state.keeper == 0:
+                # In a thread, which ends although this is cancelled: a keeper that nobody knows must not be left.
+                state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
+            await _until_ended(state)
+            report = self._path(release, "ended").read_bytes()
+        except Exception as error:  # no user, process or disk space is left
+            logger.error("app.not_started", deploy=release.name, exc_info=error)
+            return Outcome(126)
+        outcome = read_outcome(report)
+        return None if report and outcome.why == "stopped" else outcome
+
+    def _start(self, release: Path, state: AppState) -> AppState:
+        scratch, socket = self._path(release, "scratch"), self._path(release, "sock")
+        remove_folder(scratch)
+        scratch.mkdir(mode=0o700)
+        variables = read_environment(release, self._vault)
+        command = self._command(release, scratch, variables)
+        detached = Detached(
+            link=self._releases.running / release.name,
+            socket=socket,
+            port=PORT,
+            output=output_path(self._folder, release.name),
+            report=self._path(release, "ended"),
+        )
+        with self._sandbox.reserve_user() as uid:  # the keeper keeps the reservation
+            self._sandbox.give_to_user(scratch, uid)
+            (release / "app").chmod(0o755)
+            keeper = self._sandbox.detach(command, uid, detached)
+        began = _start_time(keeper) or 0
+        state = AppState(str(socket), state.exits, state.last, keeper, began)
+        self._write_state(release, state)
+        return state
+
+    async def _clean_up(self, release: Path) -> None:
+        """Waits until the keeper, whose link is gone, has stopped the app."""
+        await _until_ended(read_state(self._folder, release.name))
+        await asyncio.to_thread(self._remove_files, release.name)
+
+    def _remove_leftovers(self) -> None:
+        """What belongs to releases that nothing runs any more, and of which the keeper has ended."""
+        wanted = self._releases.releases_to_run()
+        names = {path.name.partition(".")[0] for path in self._releases.running.iterdir()}
+        for name in names - wanted.keys():
+            state = read_state(self._folder, name)
+            if not _is_running(state):
+                self._remove_files(name)
+
+    def _remove_files(self, deploy_id: str) -> None:
+        remove_folder(self._releases.running / f"{deploy_id}.scratch")
+        for path in self._releases.running.glob(f"{deploy_id}.*"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, release: Path, kind: str) -> Path:
+        return self._releases.running / f"{release.name}.{kind}"
+
+    def _command(self, release: Path, scratch: Path, variables: Mapping[str, str]) -> Command:
+        return Command(
+            # The shell survives SIGTERM and its children don't. If the shell ended first, they would be killed at once.
+            arguments=["sh", "-c", f"trap : TERM\n{(release / 'start').read_text()}"],
+            folder=release / "app",
+            environment={
+                **self._sandbox.environment,
+                "NODE_ENV": "production",
+                **variables,
+                "PORT": str(PORT),
+                "HOST": "127.0.0.1",
+                "HOME": str(scratch),
+                "TMPDIR": str(scratch),
+            },
+            read=[release / "app"],
+            write=[scratch],
+            connect=PORTS,
+            limits=self._limits,
+            secrets=variables,
+        )
+
+    def _write_state(self, release: Path, state: AppState) -> None:
+        path = state_path(self._folder, release.name)
+        fresh = path.with_suffix(".new")
+        fresh.touch(mode=0o600)
+        fresh.write_bytes(msgspec.json.encode(state))
+        fresh.replace(path)
+
+    async def _report_crash(self, release: Path, outcome: Outcome) -> None:
+        site = Site(release.parent)
+        logger.warning("app.ended", app=site.app_id, deploy=release.name, code=outcome.code, why=outcome.why)
+        # While a release is being checked, its end fails the deploy instead. Previews are not reported.
+        if site.variant == "live" and site.current == release.name:
+            reason: Literal["exit", "oom"] = "oom" if outcome.why == "memory" else "exit"
+            code = outcome.code if outcome.code >= 0 else 128 - outcome.code
+            try:
+                await self._report(site.app_id, reason, code, await self._output.tail(release.name, LINES))
+            except Exception as error:  # the app is restarted in any case
+                logger.error("app.crash_not_told", app=site.app_id, exc_info=error)
+
+
+def output_path(folder: Path, deploy_id: str) -> Path:
+    return folder / "running" / f"{deploy_id}.output"
+
+
+def _start_time(pid: int) -> int | None:
+    """In ticks since boot; with it, a process is told from a later one with the same id. None: it has ended."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] == b"Z" else int(fields[19])
+    if sys.platform != "linux":
+        with suppress(OSError):
+            os.kill(pid, 0)
+            return 0
+    return None
+
+
+def _is_running(state: AppState) -> bool:
+    return state.keeper != 0 and _start_time(state.keeper) == state.began
+
+
+async def _until_ended(state: AppState) -> None:
+    """Asks the kernel, because a former watchdog may have started the keeper."""
+    while _is_running(state):  # noqa: ASYNC110
+        await asyncio.sleep(CHECK_INTERVAL)

@@ -1,0 +1,210 @@
+"""Inspects apps at an interval. Any number of workers share the apps, and one worker at a time inspects each app.
+
+Each partition has a sorted set of its apps, scored by when they are due. A worker claims the apps that are due
+(`claim_due_apps.lua`), reads their records in one request, inspects them, and writes each observation together with
+the time of the next inspection (`record_observation.lua`). When a worker dies in between, the lease of its claim ends
+and another worker claims the app. Inspections run concurrently up to a bound. A worker claims no more than it can start
+at once.
+
+The deletion of an app may be interrupted. Therefore an id without an app is removed here, with everything stored for
+it. While Redis is away everything waits; only the inspections under way are lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from gateway.accounts.records import Account, App
+from gateway.accounts.registry import Registry
+from gateway.cancellation import end_if_cancelled
+from gateway.errors import BackboneUnavailable
+from gateway.events.catalog import Event, queued_event
+from gateway.ids import new_id
+from gateway.monitors import scripts
+from gateway.monitors.keys import monitored_keys
+from gateway.redis.client import backbone
+from gateway.redis.faults import code_of
+from gateway.redis.partitions import PARTITION_TAGS, partition_tag
+
+logger = structlog.get_logger()
+
+BATCH = 100  # apps per claim
+MARGIN = 5.0  # seconds a lease lasts beyond the budget of an inspection, for Redis before and after it
+PAUSE = 0.5  # seconds before the next claim, when nothing was due
+JITTER = 0.1  # of an interval, either way, so that apps that became due together spread out
+
+
+class Claim(NamedTuple):
+    tag: str
+    app: App
+    known: Mapping[str, str]  # what earlier observations have stored
+    at: int  # when it was claimed by the clock of Redis, ms
+    began: float  # when it was claimed by the clock of this process, seconds
+
+    def now(self) -> int:
+        """Returns the time of Redis in ms."""
+        return self.at + int((time.monotonic() - self.began) * 1000)
+
+
+class Observation(NamedTuple):
+    known: dict[str, str]  # replaces what is stored, unless it is empty
+    events: Sequence[tuple[str, Event]]  # by their ids
+    again: float  # seconds until the next inspection
+    then: Callable[[], Awaitable[None]] | None = None  # called by the one worker that recorded this
+
+
+class Rounds:
+    """`due` names the sorted set of a partition, `key` the record of an app. `applies` decides by app, account and
+    whether the app is live. `inspect` must end within `budget` seconds."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        due: Callable[[str], str],
+        key: Callable[[str, str], str],
+        applies: Callable[[App, Account, bool], bool],
+        inspect: Callable[[Claim], Awaitable[Observation]],
+        *,
+        interval: float,
+        budget: float,
+        at_a_time: int,
+    ) -> None:
+        self._registry, self._store = registry, registry.store
+        self._due, self._key, self._applies, self._inspect = due, key, applies, inspect
+        self._interval, self._lease, self._at_a_time = interval, budget + MARGIN, at_a_time
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        tags, postponed = PARTITION_TAGS, False
+        first = random.randrange(len(tags))  # noqa: S311 -- workers start at different partitions
+        try:
+            while True:
+                end_if_cancelled()
+                claimed, failing, postponed = 0, postponed, False
+                for tag in tags[first:] + tags[:first]:
+                    while len(self._running) >= self._at_a_time:
+                        await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                    try:
+                        with backbone():
+                            claimed += await self._claim_due(tag, min(BATCH, self._at_a_time - len(self._running)))
+                    except BackboneUnavailable as error:  # the other partitions may be on another node
+                        if not failing:  # one line per outage
+                            logger.warning("round.postponed", due=self._due(tag), error=code_of(error.__cause__))
+                        failing = postponed = True
+                if not claimed:
+                    await asyncio.sleep(min(PAUSE, self._interval / 10))
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _claim_due(self, tag: str, at_most: int) -> int:
+        began = time.monotonic()
+        known = self._key(tag, "").removesuffix(":")
+        due = await scripts.claim_due_apps(
+            self._store, tag, self._due(tag), known, limit=at_most, lease=int(self._lease * 1000)
+        )
+        if not due.apps:
+            return 0
+        records, unreadable = await self._read_records([each.id for each in due.apps])
+        skipped: dict[str, bool] = {}
+        for each in due.apps:
+            if each.id in unreadable:  # due again when its lease ends
+                continue
+            app, account = records.get(each.id, (None, None))
+            if app is None or account is None or partition_tag(app.account) != tag:
+                await self._forget(tag, each.id)
+            elif self._applies(app, account, each.live):
+                task = asyncio.create_task(self._inspect_and_observe(Claim(tag, app, each.known, due.now, began)))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+            else:
+                skipped[each.id] = bool(each.known)
+        if skipped:
+            await self._skip(tag, due.now, skipped)
+        return len(due.apps)
+
+    async def _read_records(self, app_ids: Sequence[str]) -> tuple[dict[str, tuple[App, Account]], set[str]]:
+        """Returns the apps with their accounts, and the ids of those whose record can't be read.
+
+        One broken record must not end the inspections of all other apps.
+        """
+        try:
+            return await self._registry.by_ids(app_ids), set()
+        except msgspec.DecodeError as error:
+            if len(app_ids) == 1:
+                logger.error("look.unreadable", app=app_ids[0], error=str(error))
+                return {}, set(app_ids)
+        records: dict[str, tuple[App, Account]] = {}
+        unreadable: set[str] = set()
+        for app_id in app_ids:
+            one, broken = await self._read_records([app_id])
+            records |= one
+            unreadable |= broken
+        return records, unreadable
+
+    async def _forget(self, tag: str, app_id: str) -> None:
+        client = self._store.client
+        await client.zrem(self._due(tag), app_id)
+        # Whoever saves an app writes its record first and adds it to the set last. So either the record is seen here,
+        # or the app is added to the set after this removal.
+        app, _ = (await self._registry.by_ids([app_id])).get(app_id, (None, None))
+        if app is not None and partition_tag(app.account) == tag:
+            await client.zadd(self._due(tag), {app_id: 0}, nx=True)
+        else:
+            await client.delete(*monitored_keys(tag, app_id))
+
+    async def _skip(self, tag: str, now: int, skipped: Mapping[str, bool]) -> None:
+        """Postpones apps that are not inspected for now, and deletes what is stored for them: it is outdated."""
+        again = {app_id: now + int(self._jittered(self._interval) * 1000) for app_id in skipped}
+        await self._store.client.zadd(self._due(tag), again, xx=True)
+        for app_id, stored in skipped.items():
+            if stored:
+                await self._store.client.delete(self._key(tag, app_id))
+
+    async def _inspect_and_observe(self, claim: Claim) -> None:
+        try:
+            with backbone():
+                observation = await self._inspect(claim)
+                if time.monotonic() - claim.began < self._lease:  # later, another worker may have claimed it
+                    await self._observe(claim, observation)
+        except BackboneUnavailable as error:
+            logger.warning("look.lost", app=claim.app.id, error=code_of(error.__cause__))
+        except Exception as error:
+            # An error of ours: the app is due again when the lease ends.
+            logger.error("look.crashed", app=claim.app.id, exc_info=error)
+
+    async def _observe(self, claim: Claim, observation: Observation) -> None:
+        app = claim.app
+        # The interval runs from the start of one inspection to the start of the next.
+        again = int(max(self._jittered(observation.again) - (time.monotonic() - claim.began), 0.0) * 1000)
+        events = [
+            queued_event(event, event_id, app.account, app.id, app.name) for event_id, event in observation.events
+        ]
+        if await scripts.record_observation(
+            self._store,
+            self._key(claim.tag, app.id),
+            app=app.id,
+            account=app.account,
+            version=claim.known.get("version", ""),
+            next_version=new_id("ver"),
+            fields=observation.known,
+            events=events,
+            schedule=self._due(claim.tag),
+            due_in=again,
+        ):
+            for event_id, event in observation.events:
+                logger.info("monitor.told", id=event_id, type=event.type, app=app.id, account=app.account)
+            if observation.then is not None:
+                await observation.then()
+
+    @staticmethod
+    def _jittered(seconds: float) -> float:
+        return seconds * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311
