@@ -12,7 +12,8 @@ from pathlib import Path
 
 from gateway.errors import BackboneUnavailable
 from gateway.operations.keys import worker_key
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
+from gateway.redis.errors import backbone
 from gateway.settings import Settings
 from workers.heartbeat import worker_name
 

@@ -16,7 +16,8 @@ import socket
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable
 from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
+from gateway.redis.errors import backbone
 
 LISTED_SECONDS = 3_600  # that the list of these workers outlives the last of them
 INTERVAL = HEARTBEAT_SECONDS / 3  # seconds between two renewals

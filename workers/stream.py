@@ -28,11 +28,11 @@ import structlog
 from redis.exceptions import ResponseError
 
 from gateway.cancellation import end_if_cancelled
-from gateway.errors import BackboneUnavailable
+from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.records import QueuedEvent
 from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
-from gateway.redis.client import ATTEMPT, Store, backbone
+from gateway.redis.client import ATTEMPT, Store
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from gateway.redis.scripts import set_entry_idle
 from workers.heartbeat import worker_name
@@ -132,8 +132,7 @@ class Consumer:
 
         Raises BackboneUnavailable.
         """
-        with backbone():
-            claimed = await self._store.client.xclaim(self.key(tag), self.group, self.name, 0, [entry_id])
+        claimed = await self._store.client.xclaim(self.key(tag), self.group, self.name, 0, [entry_id])
         for found, fields in claimed:
             if fields and found not in self._held[tag]:
                 self._held[tag].add(found)
@@ -146,9 +145,8 @@ class Consumer:
         while True:
             end_if_cancelled()
             try:
-                with backbone():
-                    if await work(*args):
-                        return
+                if await work(*args):
+                    return
                 pause = FIRST_PAUSE
             except BackboneUnavailable as error:
                 fault = error.__cause__
@@ -168,8 +166,7 @@ class Consumer:
         while True:
             end_if_cancelled()
             try:
-                with backbone():
-                    await work(*args)
+                await work(*args)
                 end_if_cancelled()
                 await asyncio.sleep(seconds)
             except BackboneUnavailable as error:
@@ -181,8 +178,7 @@ class Consumer:
         if not (isinstance(fault, ResponseError) and str(fault).startswith("NOGROUP")):
             return False
         try:
-            with backbone():
-                return await self._make_groups()
+            return await self._make_groups()
         except BackboneUnavailable:
             return False
 
@@ -190,8 +186,8 @@ class Consumer:
         for tag in PARTITION_TAGS:
             try:
                 await self._store.client.xgroup_create(self.key(tag), self.group, "0", mkstream=True)
-            except ResponseError as exists:
-                if not str(exists).startswith("BUSYGROUP"):
+            except BackboneRefused as refused:
+                if not str(refused.__cause__).startswith("BUSYGROUP"):
                     raise
         return True
 
@@ -276,8 +272,7 @@ class Consumer:
         Otherwise it stays pending, and the worker that claims it tries again. The account's log records a dead `event`
         as failed. Raises BackboneUnavailable.
         """
-        with backbone():
-            pending = await self._store.client.xpending_range(self.key(entry.tag), self.group, entry.id, entry.id, 1)
+        pending = await self._store.client.xpending_range(self.key(entry.tag), self.group, entry.id, entry.id, 1)
         if pending and pending[0]["times_delivered"] >= ATTEMPTS:
             return await self._bury(entry, error, event)
         return False

@@ -26,7 +26,7 @@ from gateway.accounts.keys import account_key, accounts_key, api_key_key, api_ke
 from gateway.accounts.records import Account
 from gateway.errors import BackboneUnavailable, LastKey, NotFound, RequestMalformed
 from gateway.ids import new_id, now_iso
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import compare_and_set
@@ -94,9 +94,8 @@ class ApiKeys:
 
     async def list(self, account_id: str) -> list[tuple[ApiKey, str | None]]:
         """The keys, newest first, each with the time of its last use."""
-        with backbone():
-            records = await self._store.client.hgetall(api_keys_key(account_id))
-            used = await self._store.client.hgetall(api_keys_used_key(account_id))
+        records = await self._store.client.hgetall(api_keys_key(account_id))
+        used = await self._store.client.hgetall(api_keys_used_key(account_id))
         found = [msgspec.json.decode(record, type=ApiKey) for record in records.values()]
         found.sort(key=lambda key: key.id, reverse=True)
         return [(key, now_iso(int(used[key.id]) / 1000) if key.id in used else None) for key in found]
@@ -125,8 +124,7 @@ class ApiKeys:
         return reference if await self.is_valid(reference) else None
 
     async def is_valid(self, reference: KeyReference) -> bool:
-        with backbone():
-            return bool(await self._store.client.hexists(api_keys_key(reference.account), reference.id))
+        return bool(await self._store.client.hexists(api_keys_key(reference.account), reference.id))
 
     async def _list_old(self, account_id: str, hashed: str) -> KeyReference | None:
         """Lists the key of an account that an earlier version made, which wrote no more than the account's id."""
@@ -179,8 +177,7 @@ class ApiKeys:
 
     async def _list_accounts(self, account_ids: Sequence[str]) -> None:
         """Lists accounts for operators that an earlier version made, which listed none."""
-        with backbone():
-            async with self._store.client.pipeline(transaction=False) as pipe:
-                for account_id in account_ids:
-                    pipe.zadd(accounts_key(partition_tag(account_id)), {account_id: 0}, nx=True)
-                await pipe.execute()
+        async with self._store.client.pipeline(transaction=False) as pipe:
+            for account_id in account_ids:
+                pipe.zadd(accounts_key(partition_tag(account_id)), {account_id: 0}, nx=True)
+            await pipe.execute()

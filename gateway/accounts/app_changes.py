@@ -18,17 +18,21 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
-from redis.exceptions import ResponseError
-
 from gateway.accounts import scripts
 from gateway.accounts.keys import alias_key, app_changes_key, app_lock_key, deleted_apps_key, former_name_key
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.cancellation import finish_despite_cancellation
-from gateway.errors import AppLimitReached, BackboneUnavailable, NameTaken, RateLimited, RequestMalformed
+from gateway.errors import (
+    AppLimitReached,
+    BackboneRefused,
+    BackboneUnavailable,
+    NameTaken,
+    RateLimited,
+    RequestMalformed,
+)
 from gateway.ids import new_id
 from gateway.inference.keys import app_window_key
-from gateway.redis.client import backbone
 from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import compare_and_set
 
@@ -80,28 +84,25 @@ class AppChanges:
 
     async def withhold_name(self, app: App) -> None:
         """Keeps the name of a live app from other accounts, from its deletion on."""
-        with backbone():
-            await self._store.client.set(former_name_key(app.name), app.account, ex=FORMER_NAME_SECONDS)
+        await self._store.client.set(former_name_key(app.name), app.account, ex=FORMER_NAME_SECONDS)
 
     async def delete(self, app: App) -> None:
         """May be repeated. Raises NotFound if the app now belongs to another account."""
         async with self._alone(app.account):
             await self._registry.delete_app(app)
             deleted = deleted_apps_key(app.account)
-            with backbone():
-                async with self._store.client.pipeline(transaction=True) as pipe:
-                    pipe.rpush(deleted, app.id)
-                    pipe.expire(deleted, 60)
-                    await pipe.execute()
+            async with self._store.client.pipeline(transaction=True) as pipe:
+                pipe.rpush(deleted, app.id)
+                pipe.expire(deleted, 60)
+                await pipe.execute()
             await scripts.forget_app(self._store, app.account, app.id, await self._store.today())
 
     async def _inherit_window(self, app: App) -> None:
         deleted, tag = deleted_apps_key(app.account), partition_tag(app.account)
-        with backbone():
-            while (former := await self._store.client.lpop(deleted)) is not None:
-                with contextlib.suppress(ResponseError):  # it had no requests
-                    await self._store.client.rename(app_window_key(tag, former), app_window_key(tag, app.id))
-                    return
+        while (former := await self._store.client.lpop(deleted)) is not None:
+            with contextlib.suppress(BackboneRefused):  # it had no requests
+                await self._store.client.rename(app_window_key(tag, former), app_window_key(tag, app.id))
+                return
 
     @asynccontextmanager
     async def _alone(self, account_id: str) -> AsyncGenerator[None]:
@@ -128,9 +129,8 @@ class AppChanges:
 
     async def _lock(self, key: str, token: str) -> None:
         while True:
-            with backbone():
-                if await self._store.client.set(key, token, nx=True, ex=LOCK_SECONDS):
-                    return
+            if await self._store.client.set(key, token, nx=True, ex=LOCK_SECONDS):
+                return
             await asyncio.sleep(POLL_INTERVAL)
 
     async def _unlock(self, key: str, token: str) -> None:

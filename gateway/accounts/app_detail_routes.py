@@ -22,7 +22,6 @@ from gateway.monitors.findings import MOST_OPEN
 from gateway.monitors.history import HealthDay
 from gateway.monitors.keys import certificate_key
 from gateway.process import Gateway, Injected
-from gateway.redis.client import backbone
 from gateway.redis.partitions import partition_tag
 
 
@@ -61,8 +60,7 @@ async def view_app(account: Account, app: App, gateway: Gateway) -> AppDetails:
 
 async def _read_certificate(app: App, gateway: Gateway) -> Certificate | None:
     key = certificate_key(partition_tag(app.account), app.id)
-    with backbone():
-        domain, expires, issuer = await gateway.store.client.hmget(key, ["domain", "expiresAt", "issuer"])
+    domain, expires, issuer = await gateway.store.client.hmget(key, ["domain", "expiresAt", "issuer"])
     return Certificate(domain, now_iso(int(expires) / 1000), issuer or None) if expires else None
 
 

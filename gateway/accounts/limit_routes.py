@@ -17,7 +17,6 @@ from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Ca
 from gateway.inference.keys import app_spend_fields, spend_key
 from gateway.inference.spend.limits import allowed_limits, limits_of
 from gateway.process import Gateway, Injected
-from gateway.redis.client import backbone
 from gateway.settings import NANO
 
 EURO = re.compile(r"(?:0|[1-9]\d{0,6})(?:\.\d{1,9})?", re.ASCII)
@@ -83,8 +82,7 @@ async def change_limits(
 async def show_spend(account: Caller, app: FromPath[str], gateway: Injected) -> AppSpend:
     found = await require_own_app(app, account, gateway)
     day, fields = await gateway.store.today(), app_spend_fields(found.id)
-    with backbone():
-        settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), fields)
+    settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), fields)
     limits = limits_of(found, account.plan, gateway.settings)
     cap = limits.cap if limits.app_cap is None else min(limits.cap, limits.app_cap)
     return AppSpend(day, int(settled or 0), int(reserved or 0), cap, _widest(found, account, gateway))

@@ -28,7 +28,7 @@ from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
 from gateway.monitors.keys import certificate_ends_key, certificates_key, monitored_keys, probes_key, unhealthy_key
-from gateway.redis.client import ATTEMPT, Store, backbone
+from gateway.redis.client import ATTEMPT, Store
 from gateway.redis.faults import code_of
 from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
@@ -148,8 +148,7 @@ class Registry:
         return {app.id: (app, accounts[app.account]) for app in apps if app.id in wanted and app.account in accounts}
 
     async def apps_of(self, account_id: str) -> list[App]:
-        with backbone():
-            names = await self.store.client.smembers(account_apps_key(account_id))
+        names = await self.store.client.smembers(account_apps_key(account_id))
         apps = [await self.app(name) for name in sorted(names)]
         # The set holds a name from before its record is written until after the record is removed.
         return [app for app in apps if app is not None and app.account == account_id]
@@ -159,8 +158,8 @@ class Registry:
     async def create_account(self, name: str, plan: Plan) -> tuple[Account, str]:
         """Creates an account; returns it with its API key, which cannot be read again later."""
         account = Account(id=new_id("acc"), name=name, plan=plan, createdAt=now_iso())
-        with backbone():  # first: whatever is interrupted, no account is missing in the list
-            await self.store.client.zadd(accounts_key(partition_tag(account.id)), {account.id: 0})
+        # first: whatever is interrupted, no account is missing in the list
+        await self.store.client.zadd(accounts_key(partition_tag(account.id)), {account.id: 0})
         await self._write(account_key(account.id), account)
         _, api_key = await self.api_keys.create(account.id, FIRST)
         return account, api_key
@@ -186,8 +185,7 @@ class Registry:
         Raises RequestMalformed when the name or the domain is taken.
         """
         await self._take_domain(app)
-        with backbone():
-            await self.store.client.sadd(account_apps_key(app.account), app.name)
+        await self.store.client.sadd(account_apps_key(app.account), app.name)
         try:
             await self._take_name(app, before)
         except RequestMalformed:
@@ -301,26 +299,23 @@ class Registry:
             await compare_and_set(self.store, alias_key(app.id), "" if app.id == app.name else app.name)
 
     async def _remove_from_account(self, app: App) -> None:
-        with backbone():
-            await self.store.client.srem(account_apps_key(app.account), app.name)
+        await self.store.client.srem(account_apps_key(app.account), app.name)
 
     async def _enroll_with_monitors(self, app: App) -> None:
         """Comes last in `put_app`: a monitor that finds no app behind an id removes the id."""
         tag = partition_tag(app.account)
-        with backbone():
-            await self.store.client.zadd(apps_key(tag), {app.id: 0})
-            await self.store.client.zadd(probes_key(tag), {app.id: 0}, nx=True)
-            # The domain may be a new one: its certificate is due now.
-            await self.store.client.zadd(certificates_key(tag), {app.id: 0})
+        await self.store.client.zadd(apps_key(tag), {app.id: 0})
+        await self.store.client.zadd(probes_key(tag), {app.id: 0}, nx=True)
+        # The domain may be a new one: its certificate is due now.
+        await self.store.client.zadd(certificates_key(tag), {app.id: 0})
 
     async def _withdraw_from_monitors(self, app: App) -> None:
         tag = partition_tag(app.account)
         listed = [apps_key(tag), probes_key(tag), certificates_key(tag)]
         listed += [unhealthy_key(tag), certificate_ends_key(tag)]
-        with backbone():
-            for zset in listed:
-                await self.store.client.zrem(zset, app.id)
-            await self.store.client.delete(*monitored_keys(tag, app.id))
+        for zset in listed:
+            await self.store.client.zrem(zset, app.id)
+        await self.store.client.delete(*monitored_keys(tag, app.id))
 
     async def delete_app(self, app: App) -> None:
         """May be repeated after an interruption. Raises NotFound if the app now belongs to another account."""
@@ -388,9 +383,8 @@ class Registry:
         while True:
             end_if_cancelled()
             try:
-                with backbone():
-                    async with self.store.subscription(CHANGES_CHANNEL) as subscription:
-                        await self._follow(subscription)
+                async with self.store.subscription(CHANGES_CHANNEL) as subscription:
+                    await self._follow(subscription)
             except BackboneUnavailable as error:
                 if self.live:
                     logger.warning("registry.lost", error=code_of(error.__cause__))

@@ -32,7 +32,6 @@ from gateway.inference.spend.prices import DEFAULT_MODEL, MAX_OUTPUT_TOKENS, PRI
 from gateway.monitors import health
 from gateway.monitors.health import OpenFindings
 from gateway.process import Gateway, Injected
-from gateway.redis.client import backbone
 from gateway.settings import Plan
 
 
@@ -121,8 +120,7 @@ class AccountView(msgspec.Struct):
 @get("/account", summary="The account, its limits, and what it spent today")
 async def show_account(account: Caller, gateway: Injected) -> AccountView:
     day = await gateway.store.today()
-    with backbone():
-        settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
+    settled, reserved = await gateway.store.client.hmget(spend_key(account.id, day), ["settled", "reserved"])
     return AccountView(
         id=account.id,
         name=account.name,

@@ -22,7 +22,7 @@ from litestar.datastructures import Cookie, State
 from gateway.accounts.credentials import digest
 from gateway.accounts.keys import REGISTERED_PREFIX, SESSIONS_PREFIX, logins_key, session_key
 from gateway.errors import CsrfRefused, LoginsLimited, RegistrationsClosed
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 
 ACCOUNT, OPERATOR = "capsule_session", "capsule_operator"  # cookie names
 SESSION_SECONDS = 12 * 3600
@@ -40,24 +40,22 @@ class Sessions:
         """Returns the token of a new session, for which the subject's oldest ones beyond the limit end."""
         token = secrets.token_urlsafe(32)
         own, sessions = digest(token), SESSIONS_PREFIX + digest(subject)
-        with backbone():
-            await self._store.client.set(session_key(own), subject, ex=SESSION_SECONDS)
-            async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.lpush(sessions, own)
-                pipe.lrange(sessions, MOST_SESSIONS, -1)
-                pipe.ltrim(sessions, 0, MOST_SESSIONS - 1)
-                pipe.expire(sessions, SESSION_SECONDS)
-                _, ended, *_ = await pipe.execute()
-            for each in ended:
-                await self._store.client.delete(session_key(each))
+        await self._store.client.set(session_key(own), subject, ex=SESSION_SECONDS)
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            pipe.lpush(sessions, own)
+            pipe.lrange(sessions, MOST_SESSIONS, -1)
+            pipe.ltrim(sessions, 0, MOST_SESSIONS - 1)
+            pipe.expire(sessions, SESSION_SECONDS)
+            _, ended, *_ = await pipe.execute()
+        for each in ended:
+            await self._store.client.delete(session_key(each))
         return token
 
     async def subject(self, token: str) -> str | None:
         return await self._store.get(session_key(digest(token))) if token else None
 
     async def close(self, token: str) -> None:
-        with backbone():
-            await self._store.client.delete(session_key(digest(token)))
+        await self._store.client.delete(session_key(digest(token)))
 
     # -- cookies ---------------------------------------------------------------------------------------------
 
@@ -118,11 +116,10 @@ class Sessions:
         await self._uncount_attempt(key)
 
     async def _uncount_attempt(self, key: str) -> None:
-        with backbone():
-            async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.decr(key)
-                pipe.expire(key, 60, nx=True)  # the minute may just have ended
-                await pipe.execute()
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            pipe.decr(key)
+            pipe.expire(key, 60, nx=True)  # the minute may just have ended
+            await pipe.execute()
 
     async def count_registration(self, request: Request[Any, Any, State], per_day: int) -> None:
         """Raises RegistrationsClosed if this address, of the internet, has made its share of the day's."""

@@ -17,7 +17,7 @@ from gateway.deploys.keys import environment_key
 from gateway.errors import BackboneUnavailable, RequestMalformed
 from gateway.events.catalog import Time
 from gateway.ids import now_iso
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.scripts import compare_and_set
 
 TOTAL_BYTES = 65_536  # of all names and values of an app
@@ -76,8 +76,7 @@ class Environments:
         return {name: self._vault.open(variable.sealed) for name, variable in variables.items()}
 
     async def forget(self, app: App) -> None:
-        with backbone():
-            await self._store.client.delete(environment_key(app.account, app.id))
+        await self._store.client.delete(environment_key(app.account, app.id))
 
     async def _read(self, app: App) -> tuple[str, Variables]:
         record = await self._store.get(environment_key(app.account, app.id)) or ""

@@ -14,7 +14,6 @@ from gateway.deploys.keys import hook_key, hooks_key, hooks_used_key
 from gateway.errors import NotFound, RequestMalformed
 from gateway.events.catalog import Time
 from gateway.ids import new_id, now_iso
-from gateway.redis.client import backbone
 from gateway.settings import Settings
 
 TRIGGERS_PER_MINUTE = 6  # of one hook
@@ -60,20 +59,18 @@ class Hooks:
         token = secrets.token_urlsafe(32)
         hook = Hook(new_id("hook"), name.strip(), found.name, found.id, account_id, now_iso())
         record, key = msgspec.json.encode(hook).decode(), hooks_key(account_id)
-        with backbone():
-            if await self._store.client.hlen(key) >= MAX_HOOKS:
-                raise RequestMalformed(f"An account has at most {MAX_HOOKS} hooks; revoke one first.")
-            # Listed first and enabled second, so that every hook that works can be found and revoked.
-            await self._store.client.hset(key, hook.id, msgspec.json.encode([digest(token), hook]).decode())
-            await self._store.client.set(hook_key(digest(token)), record)
+        if await self._store.client.hlen(key) >= MAX_HOOKS:
+            raise RequestMalformed(f"An account has at most {MAX_HOOKS} hooks; revoke one first.")
+        # Listed first and enabled second, so that every hook that works can be found and revoked.
+        await self._store.client.hset(key, hook.id, msgspec.json.encode([digest(token), hook]).decode())
+        await self._store.client.set(hook_key(digest(token)), record)
         url = f"{self._settings.api_url}/hooks/deploy/{token}"
         return CreatedHook(hook.id, hook.name, hook.app, hook.createdAt, url)
 
     async def list(self, account_id: str) -> list[ListedHook]:
         """Newest first."""
-        with backbone():
-            records = await self._store.client.hgetall(hooks_key(account_id))
-            used = await self._store.client.hgetall(hooks_used_key(account_id))
+        records = await self._store.client.hgetall(hooks_key(account_id))
+        used = await self._store.client.hgetall(hooks_used_key(account_id))
         hooks = [msgspec.json.decode(record, type=tuple[str, Hook])[1] for record in records.values()]
         hooks.sort(key=lambda hook: hook.id, reverse=True)
         return [
@@ -88,19 +85,17 @@ class Hooks:
         ]
 
     async def revoke(self, account_id: str, hook_id: str) -> None:
-        with backbone():
-            record = await self._store.client.hget(hooks_key(account_id), hook_id)
-            if record is None:
-                raise NotFound("There is no such hook in this account.")
-            hashed, _ = msgspec.json.decode(record, type=tuple[str, Hook])
-            await self._store.client.delete(hook_key(hashed))
-            await self._store.client.hdel(hooks_key(account_id), hook_id)
-            await self._store.client.hdel(hooks_used_key(account_id), hook_id)
+        record = await self._store.client.hget(hooks_key(account_id), hook_id)
+        if record is None:
+            raise NotFound("There is no such hook in this account.")
+        hashed, _ = msgspec.json.decode(record, type=tuple[str, Hook])
+        await self._store.client.delete(hook_key(hashed))
+        await self._store.client.hdel(hooks_key(account_id), hook_id)
+        await self._store.client.hdel(hooks_used_key(account_id), hook_id)
 
     async def forget_app(self, app: App) -> None:
         """For an app that is deleted."""
-        with backbone():
-            records = await self._store.client.hvals(hooks_key(app.account))
+        records = await self._store.client.hvals(hooks_key(app.account))
         for record in records:
             _, hook = msgspec.json.decode(record, type=tuple[str, Hook])
             if hook.appId == app.id:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from gateway.deploys.keys import BUILD_POSITIONS_KEY
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 
 LIFETIME = 15  # seconds
 
@@ -26,8 +26,7 @@ class Position(msgspec.Struct, frozen=True):
 
 async def write_positions(store: Store, positions: Mapping[str, Position]) -> None:
     """`positions` by deploy id. Raises BackboneUnavailable."""
-    with backbone():
-        await store.client.set(BUILD_POSITIONS_KEY, msgspec.json.encode(positions), ex=LIFETIME)
+    await store.client.set(BUILD_POSITIONS_KEY, msgspec.json.encode(positions), ex=LIFETIME)
 
 
 async def read_positions(store: Store) -> dict[str, Position] | None:

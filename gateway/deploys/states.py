@@ -56,7 +56,6 @@ from gateway.errors import (
 )
 from gateway.events.catalog import DeployFailed, DeploySucceeded, Event, Kind, Phase, queued_event
 from gateway.ids import new_id, now_iso
-from gateway.redis.client import backbone
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from gateway.settings import Settings
 from gateway.storage import Object, open_storage
@@ -233,19 +232,17 @@ class Deploys:
         if not old:
             return
         client = self._store.client
-        with backbone():
-            needed = {await client.hget(site_key(app.account, app.id), "source")}
-            waiting = await client.xrange(stream_key(partition_tag(app.account), STREAM), count=SCAN_LIMIT)
-            for _, entry in waiting:
-                if entry.get("app") == app.id and "id" in entry:
-                    needed.add(await client.hget(deploy_key(app.account, entry["id"]), "source"))
+        needed = {await client.hget(site_key(app.account, app.id), "source")}
+        waiting = await client.xrange(stream_key(partition_tag(app.account), STREAM), count=SCAN_LIMIT)
+        for _, entry in waiting:
+            if entry.get("app") == app.id and "id" in entry:
+                needed.add(await client.hget(deploy_key(app.account, entry["id"]), "source"))
         if len(waiting) < SCAN_LIMIT:  # else entries that were not read may need one of them
             await self._sources.remove(app.id, set(old) - needed)
 
     async def forget_sources(self, app: App) -> None:
         """Removes the app's stored sources. Its hooks answer TARBALL_GONE until the next publish."""
-        with backbone():
-            await self._store.client.hdel(site_key(app.account, app.id), "source")
+        await self._store.client.hdel(site_key(app.account, app.id), "source")
         await self._sources.remove_all(app.id)
 
     async def forget_app(self, app: App) -> None:
@@ -261,15 +258,13 @@ class Deploys:
         await self._forget_site(app.account, app.id)
 
     async def _forget_site(self, account_id: str, app_id: str) -> None:
-        with backbone():
-            await self._store.client.delete(site_key(account_id, app_id), serving_key(account_id, app_id))
-            await self._store.client.zrem(served_apps_key(partition_tag(account_id)), app_id)
+        await self._store.client.delete(site_key(account_id, app_id), serving_key(account_id, app_id))
+        await self._store.client.zrem(served_apps_key(partition_tag(account_id)), app_id)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
     async def get(self, deploy_id: str, account_id: str) -> Deploy | None:
-        with backbone():
-            record = await self._store.client.hgetall(deploy_key(account_id, deploy_id))
+        record = await self._store.client.hgetall(deploy_key(account_id, deploy_id))
         return msgspec.convert(record, Deploy, strict=False) if record else None
 
     async def find(self, deploy_id: str) -> Deploy | None:
@@ -279,23 +274,20 @@ class Deploys:
 
     async def live_id(self, app: App) -> str | None:
         """The id of the deploy that the app serves."""
-        with backbone():
-            live: str | None = await self._store.client.hget(site_key(app.account, app.id), "live")
-            return live
+        live: str | None = await self._store.client.hget(site_key(app.account, app.id), "live")
+        return live
 
     async def live_ids(self, account_id: str, app_ids: Collection[str]) -> set[str]:
         """The ids of the deploys that these apps serve."""
-        with backbone():
-            async with self._store.client.pipeline(transaction=False) as pipeline:
-                for app_id in app_ids:
-                    pipeline.hget(site_key(account_id, app_id), "live")
-                return {live for live in await pipeline.execute() if live} if app_ids else set()
+        async with self._store.client.pipeline(transaction=False) as pipeline:
+            for app_id in app_ids:
+                pipeline.hget(site_key(account_id, app_id), "live")
+            return {live for live in await pipeline.execute() if live} if app_ids else set()
 
     async def list(self, account_id: str, app: str | None, limit: int, before: str = "") -> Sequence[Deploy]:
         """Newest first; `before` is the last deploy of the page before. Raises RequestMalformed."""
         last = -1 if app or before else limit - 1
-        with backbone():
-            ids: Sequence[str] = await self._store.client.zrevrange(deploys_key(account_id), 0, last)
+        ids: Sequence[str] = await self._store.client.zrevrange(deploys_key(account_id), 0, last)
         if before:
             if before not in ids:
                 raise RequestMalformed("before: there is no deploy of this id; leave it out to begin with the newest.")
@@ -328,8 +320,7 @@ class Deploys:
         """All deploys that are queued or in progress."""
         records = []
         for tag in PARTITION_TAGS:
-            with backbone():
-                entries = await self._store.client.xrange(stream_key(tag, STREAM), count=SCAN_LIMIT)
+            entries = await self._store.client.xrange(stream_key(tag, STREAM), count=SCAN_LIMIT)
             # An entry without an id is poison: a worker buries it.
             records += [tagged_deploy_key(tag, entry["id"]) for _, entry in entries if "id" in entry]
         return await self._get_all(records)
@@ -338,11 +329,10 @@ class Deploys:
         """Those of the records that exist, in the same order, in one round trip for each hundred."""
         found: list[Deploy] = []
         for first in range(0, len(records), BATCH):
-            with backbone():
-                async with self._store.client.pipeline(transaction=False) as pipeline:
-                    for key in records[first : first + BATCH]:
-                        pipeline.hgetall(key)
-                    answers = await pipeline.execute()
+            async with self._store.client.pipeline(transaction=False) as pipeline:
+                for key in records[first : first + BATCH]:
+                    pipeline.hgetall(key)
+                answers = await pipeline.execute()
             found += [msgspec.convert(record, Deploy, strict=False) for record in answers if record]
         return found
 
@@ -373,21 +363,19 @@ class Deploys:
         except StorageUnavailable as error:
             logger.error("deploy.log_not_stored", deploy=deploy.id, error=repr(error.__cause__))
             return
-        with backbone():
-            await self._store.client.delete(key)
+        await self._store.client.delete(key)
 
     async def append_log(self, deploy: Deploy, text: str) -> None:
         """Keeps the beginning of a log that is too long, because the first error explains the others."""
         key = deploy_log_key(deploy.account, deploy.id)
-        with backbone():
-            length = await self._store.client.strlen(key)
-            if length >= LOG_BYTES:
-                return
-            if length + len(text.encode()) >= LOG_BYTES:
-                room = LOG_BYTES - length
-                text = text.encode()[:room].decode(errors="ignore") + "\n… the log is cut off here\n"
-            await self._store.client.append(key, text)
-            await self._store.client.expire(key, LOG_SECONDS)
+        length = await self._store.client.strlen(key)
+        if length >= LOG_BYTES:
+            return
+        if length + len(text.encode()) >= LOG_BYTES:
+            room = LOG_BYTES - length
+            text = text.encode()[:room].decode(errors="ignore") + "\n… the log is cut off here\n"
+        await self._store.client.append(key, text)
+        await self._store.client.expire(key, LOG_SECONDS)
 
     # -- state changes: each raises StaleDeploy --------------------------------------------------------------
 

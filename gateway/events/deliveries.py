@@ -20,7 +20,7 @@ from gateway.events import catalog
 from gateway.events.keys import bodies_key, deliveries_key, stored_key
 from gateway.events.records import LoggedEvent
 from gateway.ids import now_iso, time_of
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 
 LOGGED = 1_000  # deliveries kept per account
@@ -107,8 +107,7 @@ async def read_delivery(store: Store, account_id: str, delivery_id: str) -> Deli
     if not found:
         raise NotFound("There is no delivery of this id in the last 30 days.")
     attempt, fields = found[0]
-    with backbone():
-        data = await store.client.hget(bodies_key(account_id), fields["id"])
+    data = await store.client.hget(bodies_key(account_id), fields["id"])
     data, timestamp = data or fields.get("data"), int(fields["at"])
     body = None if data is None else encode_body(fields["id"], fields["type"], data, timestamp).decode()
     headers = sent_headers(fields["id"], fields["type"], timestamp, NOT_KEPT, [NOT_KEPT]) if fields.get("url") else {}
@@ -147,8 +146,7 @@ async def find_failed(store: Store, account_id: str, since: int) -> list[LoggedE
 
 async def stored_bytes(store: Store, account_id: str) -> int:
     """What the account's log and the data of its events take, of `SHARE`."""
-    with backbone():
-        return int(await store.client.zscore(stored_key(partition_tag(account_id)), account_id) or 0)
+    return int(await store.client.zscore(stored_key(partition_tag(account_id)), account_id) or 0)
 
 
 def _row(entry: Entry) -> dict[str, str | None]:
@@ -178,8 +176,7 @@ async def _oldest_attempt(store: Store, account_id: str, event_id: str) -> str:
 async def _find(store: Store, account_id: str, delivery_id: str) -> list[Entry]:
     """Newest first."""
     if _is_attempt(delivery_id):
-        with backbone():
-            entries = await store.client.xrange(deliveries_key(account_id), delivery_id, delivery_id)
+        entries = await store.client.xrange(deliveries_key(account_id), delivery_id, delivery_id)
         return [entry for entry in entries if int(entry[0].partition("-")[0]) >= _oldest()]
     found: list[Entry] = []
     after = ""
@@ -191,10 +188,9 @@ async def _find(store: Store, account_id: str, delivery_id: str) -> list[Entry]:
 
 async def _read_page(store: Store, account_id: str, before: str, count: int) -> list[Entry]:
     last = f"({before}" if before else "+"
-    with backbone():
-        page: list[Entry] = await store.client.xrevrange(
-            deliveries_key(account_id), max=last, min=str(_oldest()), count=count
-        )
+    page: list[Entry] = await store.client.xrevrange(
+        deliveries_key(account_id), max=last, min=str(_oldest()), count=count
+    )
     return page
 
 

@@ -36,7 +36,7 @@ from gateway.events.keys import previous_secret_key, redelivered_key, webhook_ke
 from gateway.events.records import QueuedEvent
 from gateway.ids import new_id, now_iso
 from gateway.outbound import addresses
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.scripts import compare_and_set
 
 logger = structlog.get_logger()
@@ -138,8 +138,7 @@ class Webhooks:
 
     async def previous_secret_ends(self, account_id: str) -> str | None:
         """When the secret before the last rotation stops signing; None if it has."""
-        with backbone():
-            ends = await self._store.client.pexpiretime(previous_secret_key(account_id))
+        ends = await self._store.client.pexpiretime(previous_secret_key(account_id))
         return now_iso(ends / 1000) if ends > 0 else None
 
     def _seal(self, secret: str) -> str:
@@ -197,10 +196,9 @@ class Webhooks:
         Returns their number. `since` is in seconds since the epoch. Raises RateLimited.
         """
         key = redelivered_key(account_id)
-        with backbone():
-            if not await self._store.client.set(key, "1", nx=True, ex=REDELIVER_EVERY):
-                wait = await self._store.client.pttl(key)
-                raise RateLimited(AGAIN, retry_after=wait / 1000)
+        if not await self._store.client.set(key, "1", nx=True, ex=REDELIVER_EVERY):
+            wait = await self._store.client.pttl(key)
+            raise RateLimited(AGAIN, retry_after=wait / 1000)
         events = await find_failed(self._store, account_id, int(since * 1000))
         queued = 0
         try:

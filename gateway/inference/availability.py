@@ -24,7 +24,6 @@ from gateway.accounts.registry import Registry
 from gateway.errors import BackboneUnavailable
 from gateway.inference.keys import INFERENCE_KEY, PROBE_KEY, PROVIDER_KEY
 from gateway.inference.provider.errors import ProviderSignal
-from gateway.redis.client import backbone
 from gateway.redis.scripts import compare_and_set
 from gateway.settings import Settings
 
@@ -230,8 +229,7 @@ class Availability:
             if not self._health.refused and self._health.failures < FAILURES:
                 continue
             try:
-                with backbone():
-                    mine = await self._store.client.set(PROBE_KEY, str(os.getpid()), nx=True, ex=PROBE_LEASE)
+                mine = await self._store.client.set(PROBE_KEY, str(os.getpid()), nx=True, ex=PROBE_LEASE)
             except BackboneUnavailable:
                 continue
             if mine:

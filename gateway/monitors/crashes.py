@@ -14,7 +14,7 @@ from gateway.accounts.records import App
 from gateway.events.catalog import AppCrashed, Time
 from gateway.events.webhooks import Webhooks
 from gateway.monitors.keys import crashes_key
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 
 KEPT = 20
@@ -44,17 +44,15 @@ class Crashes:
         kept = Crash(crash.at, crash.reason, crash.exitCode, text.split("\n") if text else [])
         key = crashes_key(partition_tag(app.account), app.id)
         fields = {"event": queued, "crash": msgspec.json.encode(kept).decode()}
-        with backbone():
-            async with self._store.client.pipeline(transaction=False) as pipeline:
-                pipeline.xadd(key, fields, maxlen=KEPT, approximate=False)
-                pipeline.expire(key, KEPT_SECONDS)
-                await pipeline.execute()
+        async with self._store.client.pipeline(transaction=False) as pipeline:
+            pipeline.xadd(key, fields, maxlen=KEPT, approximate=False)
+            pipeline.expire(key, KEPT_SECONDS)
+            await pipeline.execute()
         return queued
 
     async def list(self, app: App) -> list[Crash]:
         """Newest first."""
-        with backbone():
-            entries = await self._store.client.xrevrange(crashes_key(partition_tag(app.account), app.id))
+        entries = await self._store.client.xrevrange(crashes_key(partition_tag(app.account), app.id))
         # A report that was repeated is one crash.
         by_event = {fields["event"]: fields["crash"] for _, fields in entries}
         return [msgspec.json.decode(text, type=Crash) for text in by_event.values()]

@@ -25,7 +25,7 @@ from gateway.ids import new_id, now_iso
 from gateway.monitors import scripts
 from gateway.monitors.keys import findings_key
 from gateway.monitors.scans import RANKS, Reported, Scan, Tier
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 
@@ -111,8 +111,7 @@ class Findings:
 
     async def find_open(self, app: App) -> list[Finding]:
         """The most urgent first: red ones, then by deadline."""
-        with backbone():
-            text = await self._store.client.hget(findings_key(partition_tag(app.account), app.id), "open")
+        text = await self._store.client.hget(findings_key(partition_tag(app.account), app.id), "open")
         found = msgspec.json.decode(text or "[]", type=list[Finding])
         return sorted(found, key=lambda each: (each.tier != "red", each.deadlineAt or "", each.cve, each.component))
 
@@ -120,10 +119,9 @@ class Findings:
         """Replaces the open findings of an app. Raises RequestMalformed or BackboneUnavailable, without any change."""
         key = findings_key(partition_tag(app.account), app.id)
         for _ in range(10):
-            with backbone():
-                seconds, _micros = await self._store.client.time()
-                version, text = await self._store.client.hmget(key, ["version", "open"])
-                live = bool(await self._store.client.hget(site_key(app.account, app.id), "live"))
+            seconds, _micros = await self._store.client.time()
+            version, text = await self._store.client.hmget(key, ["version", "open"])
+            live = bool(await self._store.client.hget(site_key(app.account, app.id), "live"))
             before = msgspec.json.decode(text or "[]", type=list[Open])
             after, notify, counts = merge(before, scan, seconds, self._deadlines, live)
             if len(after) > MOST_OPEN:

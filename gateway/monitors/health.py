@@ -26,7 +26,7 @@ from gateway.deploys.keys import site_key
 from gateway.events.catalog import AppRecovered, AppUnhealthy, Event, Time
 from gateway.ids import now_iso
 from gateway.monitors.keys import certificate_key, findings_key, health_key
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 
@@ -167,15 +167,14 @@ async def of_apps(store: Store, account: Account, apps: Sequence[App]) -> list[M
 
 async def of_owned_apps(store: Store, apps: Sequence[tuple[App, Account]]) -> list[MonitoredApp]:
     """Apps of any accounts, in the same order."""
-    with backbone():
-        async with store.client.pipeline(transaction=False) as pipeline:
-            for app, account in apps:
-                tag = partition_tag(account.id)
-                pipeline.hget(site_key(account.id, app.id), "live")
-                pipeline.hget(health_key(tag, app.id), "state")
-                pipeline.hget(certificate_key(tag, app.id), "expiresAt")
-                pipeline.hmget(findings_key(tag, app.id), ["red", "yellow"])
-            found = await pipeline.execute() if apps else []
+    async with store.client.pipeline(transaction=False) as pipeline:
+        for app, account in apps:
+            tag = partition_tag(account.id)
+            pipeline.hget(site_key(account.id, app.id), "live")
+            pipeline.hget(health_key(tag, app.id), "state")
+            pipeline.hget(certificate_key(tag, app.id), "expiresAt")
+            pipeline.hmget(findings_key(tag, app.id), ["red", "yellow"])
+        found = await pipeline.execute() if apps else []
     answers = [found[first : first + READS] for first in range(0, len(found), READS)]
     return [_monitored(account, *answer) for (_, account), answer in zip(apps, answers, strict=True)]
 

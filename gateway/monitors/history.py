@@ -12,7 +12,7 @@ from gateway.ids import day_of
 from gateway.monitors import health
 from gateway.monitors.health import AppHealth
 from gateway.monitors.keys import health_days_key, health_key
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag
 from gateway.redis.scripts import increment
 
@@ -49,21 +49,19 @@ async def add(store: Store, tag: str, app_id: str, counts: dict[str, int], now: 
     """Adds to the record, and removes the days that are over 90 days old. An increment of 0 marks a day as probed."""
     key, oldest = health_days_key(tag, app_id), day_of(now - DAYS * DAY)
     await increment(store, key, "hash", KEPT_SECONDS, counts)
-    with backbone():
-        old = [field for field in await store.client.hkeys(key) if field.partition(":")[0] < oldest]
-        if old:
-            await store.client.hdel(key, *old)
+    old = [field for field in await store.client.hkeys(key) if field.partition(":")[0] < oldest]
+    if old:
+        await store.client.hdel(key, *old)
 
 
 async def read(store: Store, account_id: str, app_id: str) -> list[HealthDay]:
     """90 days, oldest first; the last one is today."""
     tag = partition_tag(account_id)
-    with backbone():
-        seconds, micros = await store.client.time()
-        async with store.client.pipeline(transaction=False) as pipeline:
-            pipeline.hgetall(health_days_key(tag, app_id))
-            pipeline.hget(health_key(tag, app_id), "state")
-            found, text = await pipeline.execute()
+    seconds, micros = await store.client.time()
+    async with store.client.pipeline(transaction=False) as pipeline:
+        pipeline.hgetall(health_days_key(tag, app_id))
+        pipeline.hget(health_key(tag, app_id), "state")
+        found, text = await pipeline.execute()
     state = health.read(text)
     now, counts = seconds * 1000 + micros // 1000, {name: int(value) for name, value in found.items()}
     if state.status == "unhealthy":

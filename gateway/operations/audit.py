@@ -27,7 +27,7 @@ from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import Time
 from gateway.ids import now_iso
 from gateway.operations.keys import audit_key
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.faults import code_of
 
 logger = structlog.get_logger()
@@ -84,11 +84,10 @@ class Audit:
             requestId=request_id,
         )
         key = audit_key(trail)
-        with backbone():
-            async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
-                pipe.expire(key, LIFE)
-                record.id, _ = await pipe.execute()
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
+            pipe.expire(key, LIFE)
+            record.id, _ = await pipe.execute()
         record.at = now_iso(int(record.id.partition("-")[0]) / 1000)  # Redis's clock
         return record
 
@@ -99,12 +98,11 @@ class Audit:
         what = {"action": record.action, "target": record.target, "status": record.status, "code": record.code}
         logger.info("audit.recorded", trail=trail, request_id=record.requestId, **who, **what)
         try:
-            with backbone():
-                async with self._store.client.pipeline(transaction=True) as pipe:
-                    pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
-                    pipe.xdel(key, begun)
-                    pipe.expire(key, LIFE)
-                    await pipe.execute()
+            async with self._store.client.pipeline(transaction=True) as pipe:
+                pipe.xadd(key, _encode(record), maxlen=MOST, approximate=False)
+                pipe.xdel(key, begun)
+                pipe.expire(key, LIFE)
+                await pipe.execute()
         except BackboneUnavailable as error:
             record_fields = msgspec.to_builtins(record)
             logger.error("audit.unfinished", trail=trail, record=record_fields, error=code_of(error.__cause__))
@@ -113,8 +111,7 @@ class Audit:
         """Newest first; `before` is the id of a record. Raises BackboneUnavailable."""
         newest = "+" if before is None else f"({before}"
         oldest = int((time.time() - LIFE) * 1000)
-        with backbone():
-            entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=limit)
+        entries = await self._store.client.xrevrange(audit_key(trail), newest, oldest, count=limit)
         return [_decode(entry, fields) for entry, fields in entries]
 
 

@@ -18,6 +18,7 @@ from gateway.events import webhooks
 from gateway.events.keys import outcomes_key
 from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
 from gateway.redis.client import Store
+from gateway.redis.errors import backbone
 from gateway.redis.partitions import PARTITION_TAGS, stream_key
 
 STREAMS = {webhooks.GROUP: webhooks.STREAM, states.GROUP: states.STREAM}
@@ -95,7 +96,8 @@ def _value(answer: Any) -> Any:
     if isinstance(answer, RedisError) and str(answer).startswith(("NOGROUP", "no such key")):
         return []
     if isinstance(answer, BaseException):
-        raise answer
+        with backbone():
+            raise answer
     return answer
 
 

@@ -19,7 +19,7 @@ from gateway.accounts.keys import account_key, accounts_key, apps_key
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
 from gateway.monitors.keys import probes_key
-from gateway.redis.client import backbone, until_redis_answers
+from gateway.redis.client import until_redis_answers
 from gateway.redis.partitions import PARTITION_TAGS
 
 logger = structlog.get_logger()
@@ -93,11 +93,10 @@ class Directory:
         start, end = ("+", "-") if newest_first else ("-", "+")
         while True:
             begin = start if last is None else f"({last}"
-            with backbone():
-                async with self._store.client.pipeline(transaction=False) as pipe:
-                    for tag in PARTITION_TAGS:
-                        pipe.zrange(key_of(tag), begin, end, desc=newest_first, bylex=True, offset=0, num=count)
-                    pages = await pipe.execute()
+            async with self._store.client.pipeline(transaction=False) as pipe:
+                for tag in PARTITION_TAGS:
+                    pipe.zrange(key_of(tag), begin, end, desc=newest_first, bylex=True, offset=0, num=count)
+                pages = await pipe.execute()
             found = sorted((each for page in pages for each in page), reverse=newest_first)[:count]
             if not found:
                 return
@@ -125,27 +124,24 @@ class Directory:
             logger.warning("directory.incomplete", error=str(error), action="the next process that starts repeats it")
 
     async def _complete_all(self) -> None:
-        with backbone():
-            async with self._store.client.pipeline(transaction=False) as pipe:
-                for tag in PARTITION_TAGS:
-                    pipe.zcard(accounts_key(tag))
-                listed = await pipe.execute()
+        async with self._store.client.pipeline(transaction=False) as pipe:
+            for tag in PARTITION_TAGS:
+                pipe.zcard(accounts_key(tag))
+            listed = await pipe.execute()
         for tag, count in zip(PARTITION_TAGS, listed, strict=True):
             if not count:
                 await self._complete(tag)
 
     async def _complete(self, tag: str) -> None:
         client = self._store.client
-        with backbone():
-            # The monitors have had a list of all apps in all versions.
-            await client.zunionstore(apps_key(tag), {apps_key(tag): 0, probes_key(tag): 0})
-            ids: list[str] = await client.zrangebylex(apps_key(tag), "-", "+")
+        # The monitors have had a list of all apps in all versions.
+        await client.zunionstore(apps_key(tag), {apps_key(tag): 0, probes_key(tag): 0})
+        ids: list[str] = await client.zrangebylex(apps_key(tag), "-", "+")
         accounts: set[str] = set()
         for first in range(0, len(ids), APPS):
             accounts |= {account.id for _, account in await self._read_apps(ids[first : first + APPS])}
         if accounts:
-            with backbone():
-                await client.zadd(accounts_key(tag), dict.fromkeys(accounts, 0))
+            await client.zadd(accounts_key(tag), dict.fromkeys(accounts, 0))
 
 
 def _contains(search: str, *texts: str) -> bool:

@@ -22,7 +22,6 @@ from gateway.monitors.health import HealthStatus, OpenFindings
 from gateway.operations.directory import OwnedApp
 from gateway.operations.needs_attention import list_failed_deploys, list_unhealthy_apps
 from gateway.process import Gateway, Injected
-from gateway.redis.client import backbone
 from gateway.settings import Plan
 
 Search = Annotated[str, QueryParameter(max_length=200)]
@@ -139,12 +138,11 @@ async def list_failed(gateway: Injected, limit: Limit = 50) -> list[FailedDeploy
 
 
 async def _list_accounts(accounts: Sequence[Account], day: str, gateway: Gateway) -> list[ListedAccount]:
-    with backbone():
-        async with gateway.store.client.pipeline(transaction=False) as pipe:
-            for account in accounts:
-                pipe.scard(account_apps_key(account.id))
-                pipe.hmget(spend_key(account.id, day), ["settled", "reserved"])
-            answers = await pipe.execute() if accounts else []
+    async with gateway.store.client.pipeline(transaction=False) as pipe:
+        for account in accounts:
+            pipe.scard(account_apps_key(account.id))
+            pipe.hmget(spend_key(account.id, day), ["settled", "reserved"])
+        answers = await pipe.execute() if accounts else []
     return [
         ListedAccount(
             **msgspec.structs.asdict(account),

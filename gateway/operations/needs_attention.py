@@ -14,7 +14,7 @@ from gateway.deploys.states import Deploy
 from gateway.monitors import health
 from gateway.monitors.keys import certificate_ends_key, certificate_key, unhealthy_key
 from gateway.operations.directory import OwnedApp
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS
 
 DAY = 86_400_000  # ms
@@ -25,11 +25,10 @@ COUNTED = 500  # unhealthy apps, or certificates
 async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
     """Those that have been unhealthy the longest. Raises BackboneUnavailable."""
     client = registry.store.client
-    with backbone():
-        async with client.pipeline(transaction=False) as pipe:
-            for tag in PARTITION_TAGS:
-                pipe.zrange(unhealthy_key(tag), 0, limit - 1, withscores=True)
-            pages = await pipe.execute()
+    async with client.pipeline(transaction=False) as pipe:
+        for tag in PARTITION_TAGS:
+            pipe.zrange(unhealthy_key(tag), 0, limit - 1, withscores=True)
+        pages = await pipe.execute()
     tagged = zip(PARTITION_TAGS, pages, strict=True)
     listed = sorted((since, app_id, tag) for tag, page in tagged for app_id, since in page)[:limit]
     if not listed:
@@ -42,8 +41,7 @@ async def list_unhealthy_apps(registry: Registry, limit: int) -> list[OwnedApp]:
     }
     for _, app_id, tag in listed:
         if states.get(app_id) != "unhealthy":
-            with backbone():
-                await client.zrem(unhealthy_key(tag), app_id)
+            await client.zrem(unhealthy_key(tag), app_id)
     return [row for row in rows if states[row[0].id] == "unhealthy"]
 
 
@@ -55,18 +53,17 @@ async def count_unhealthy_apps(registry: Registry) -> int:
 async def count_expiring_certificates(store: Store, now: int) -> int:
     """Those that end within `EXPIRING`, at most `COUNTED` per partition. `now` is in ms. Raises BackboneUnavailable."""
     client, tags = store.client, PARTITION_TAGS
-    with backbone():
-        async with client.pipeline(transaction=False) as pipe:
-            for tag in tags:
-                pipe.zrangebyscore(certificate_ends_key(tag), "-inf", now + EXPIRING, 0, COUNTED)
-            pages = await pipe.execute()
-            listed = [(tag, app_id) for tag, page in zip(tags, pages, strict=True) for app_id in page]
-            for tag, app_id in listed:
-                pipe.hget(certificate_key(tag, app_id), "expiresAt")
-            ends = await pipe.execute() if listed else []
-        for (tag, app_id), end in zip(listed, ends, strict=True):
-            if end is None:  # the app has no such domain any more
-                await client.zrem(certificate_ends_key(tag), app_id)
+    async with client.pipeline(transaction=False) as pipe:
+        for tag in tags:
+            pipe.zrangebyscore(certificate_ends_key(tag), "-inf", now + EXPIRING, 0, COUNTED)
+        pages = await pipe.execute()
+        listed = [(tag, app_id) for tag, page in zip(tags, pages, strict=True) for app_id in page]
+        for tag, app_id in listed:
+            pipe.hget(certificate_key(tag, app_id), "expiresAt")
+        ends = await pipe.execute() if listed else []
+    for (tag, app_id), end in zip(listed, ends, strict=True):
+        if end is None:  # the app has no such domain any more
+            await client.zrem(certificate_ends_key(tag), app_id)
     return sum(end is not None and int(end) <= now + EXPIRING for end in ends)
 
 
@@ -92,15 +89,14 @@ async def count_ended_deploys(store: Store) -> dict[str, int]:
 
 async def list_failed_deploys(store: Store, limit: int) -> list[Deploy]:
     """Those of the last 24 hours, newest first. Raises BackboneUnavailable."""
-    with backbone():
-        seconds, _ = await store.client.time()
-        oldest = seconds * 1000 - DAY
-        async with store.client.pipeline(transaction=False) as pipe:
-            for tag in PARTITION_TAGS:
-                pipe.zrevrangebyscore(failed_deploys_key(tag), "+inf", oldest, 0, limit, withscores=True)
-            failed = sorted((entry for page in await pipe.execute() for entry in page), key=lambda entry: -entry[1])
-            for member, _ in failed[:limit]:
-                account, _, deploy_id = member.partition(" ")
-                pipe.hgetall(deploy_key(account, deploy_id))
-            records = await pipe.execute() if failed else []
+    seconds, _ = await store.client.time()
+    oldest = seconds * 1000 - DAY
+    async with store.client.pipeline(transaction=False) as pipe:
+        for tag in PARTITION_TAGS:
+            pipe.zrevrangebyscore(failed_deploys_key(tag), "+inf", oldest, 0, limit, withscores=True)
+        failed = sorted((entry for page in await pipe.execute() for entry in page), key=lambda entry: -entry[1])
+        for member, _ in failed[:limit]:
+            account, _, deploy_id = member.partition(" ")
+            pipe.hgetall(deploy_key(account, deploy_id))
+        records = await pipe.execute() if failed else []
     return [msgspec.convert(record, Deploy, strict=False) for record in records if record]

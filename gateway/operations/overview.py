@@ -45,7 +45,6 @@ from gateway.operations.snapshot import (
     render_counts,
 )
 from gateway.operations.storage import count_dead_letters, read_dead_letters, read_storage
-from gateway.redis.client import backbone
 from gateway.redis.faults import code_of
 from gateway.settings import Settings
 from gateway.telemetry.counters import TOTAL, Counters
@@ -84,8 +83,7 @@ class Overview:
         """Runs as long as the process."""
         while True:
             try:
-                with backbone():
-                    await self.refresh_gauges()
+                await self.refresh_gauges()
             except BackboneUnavailable as error:
                 logger.debug("overview.waiting", error=code_of(error.__cause__))
             self._metrics.provider_up.set(self._availability.provider_up())
@@ -167,31 +165,30 @@ class Overview:
 
     async def snapshot(self) -> Snapshot:
         """Raises BackboneUnavailable."""
-        with backbone():
-            now = await self._now()
-            backlog, minutes = await read_backlog(self._store, now), await self._read_minutes(now)
-            return Snapshot(
-                at=now_iso(),
-                inference=self._availability.describe(self._availability.status()),
-                gateways=await self._read_processes(),
-                minutes=[render_counts(minute, counts) for minute, counts in minutes],
-                firstToken=first_token([counts for _, counts in minutes]),
-                spend=await self._read_top_spends(day_of(now)),
-                webhooks=backlog.webhooks,
-                deploys=backlog.deploys,
-                workers=backlog.workers,
-                outcomes=backlog.outcomes,
-                deadLetters=await read_dead_letters(self._store),
-                storage=await read_storage(self._store, self._registry),
-                redis=await self._read_redis(),
-                provider=await self._read_provider_share(),
-                models=model_figures([counts for _, counts in minutes]),
-                troubles=Troubles(
-                    failedDeploys=await count_failed_deploys(self._store, now),
-                    unhealthyApps=await count_unhealthy_apps(self._registry),
-                    missingWorkers=[name for name, workers in self._workers_alive(backlog).items() if not workers],
-                ),
-            )
+        now = await self._now()
+        backlog, minutes = await read_backlog(self._store, now), await self._read_minutes(now)
+        return Snapshot(
+            at=now_iso(),
+            inference=self._availability.describe(self._availability.status()),
+            gateways=await self._read_processes(),
+            minutes=[render_counts(minute, counts) for minute, counts in minutes],
+            firstToken=first_token([counts for _, counts in minutes]),
+            spend=await self._read_top_spends(day_of(now)),
+            webhooks=backlog.webhooks,
+            deploys=backlog.deploys,
+            workers=backlog.workers,
+            outcomes=backlog.outcomes,
+            deadLetters=await read_dead_letters(self._store),
+            storage=await read_storage(self._store, self._registry),
+            redis=await self._read_redis(),
+            provider=await self._read_provider_share(),
+            models=model_figures([counts for _, counts in minutes]),
+            troubles=Troubles(
+                failedDeploys=await count_failed_deploys(self._store, now),
+                unhealthyApps=await count_unhealthy_apps(self._registry),
+                missingWorkers=[name for name, workers in self._workers_alive(backlog).items() if not workers],
+            ),
+        )
 
     async def _read_minutes(self, now: int) -> list[tuple[str, dict[str, str]]]:
         """The counts of the last hour, oldest first; the last is the current minute."""

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 import structlog
 from redis.asyncio.client import PubSub
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from gateway.cancellation import end_if_cancelled
 from gateway.errors import BackboneRefused, BackboneUnavailable, NotReplicated
 from gateway.ids import day_of
 from gateway.redis import servers
 from gateway.redis.cluster import BlockingReads, ClusterClient, ClusterPipeline
+from gateway.redis.errors import FAULTS, backbone
 from gateway.redis.faults import code_of, describe
 from gateway.redis.partitions import PARTITION_TAGS, write_check_key
 from gateway.redis.pipeline import Pipeline, run_of
@@ -32,30 +32,8 @@ logger = structlog.get_logger()
 FIRST_PAUSE = 0.1  # seconds
 LUA = Path(__file__).parents[2] / "lua"
 ATTEMPT = 2.0  # seconds that one command may take before Redis counts as unreachable
-_FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 
 T = TypeVar("T")
-
-
-@contextmanager
-def backbone() -> Iterator[None]:
-    """Turns every failure of Redis into BackboneUnavailable, or BackboneRefused if Redis answered with an error."""
-    try:
-        yield
-    except ResponseError as error:
-        raise BackboneRefused from error
-    except _FAULTS as error:
-        raise BackboneUnavailable from error
-    except (RuntimeError, AttributeError) as error:
-        if not _passed_redis_py(error):
-            raise
-        raise BackboneUnavailable from error
-
-
-def _passed_redis_py(error: BaseException) -> bool:
-    """redis-py lets these through when uvloop has closed a connection under it."""
-    frames = (frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(str(module.get("__name__")).startswith("redis.") for module in frames)
 
 
 async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: str = "") -> T:
@@ -172,7 +150,7 @@ class Store:
                     await client.connection_pool.disconnect()
         self._primary = primary
         if isinstance(self._pipeline, Pipeline):  # whether it is another server shows when it is connected
-            with suppress(*_FAULTS):
+            with suppress(*FAULTS):
                 await self._pipeline.connect()
 
     async def _find_primary(self) -> object:
@@ -204,7 +182,7 @@ class Store:
             pass
         except ResponseError as error:
             raise BackboneRefused from error
-        except _FAULTS as error:
+        except FAULTS as error:
             raise BackboneUnavailable from error
         with backbone():
             return await pipeline.call("EVAL", script.source, *rest)
@@ -216,36 +194,32 @@ class Store:
         return self._new_client(None, 64)
 
     async def get(self, key: str) -> str | None:
-        with backbone():
-            value: str | None = await self.client.get(key)
-            return value
+        value: str | None = await self.client.get(key)
+        return value
 
     async def count(self, key: str, seconds: int) -> tuple[int, int]:
         """How often this was called in that time, this call included, and the seconds until the count begins anew.
 
         Raises BackboneUnavailable.
         """
-        with backbone():
-            async with self.client.pipeline(transaction=True) as pipe:
-                pipe.incr(key)
-                pipe.expire(key, seconds, nx=True)
-                pipe.ttl(key)
-                count, _, resets_in = await pipe.execute()
+        async with self.client.pipeline(transaction=True) as pipe:
+            pipe.incr(key)
+            pipe.expire(key, seconds, nx=True)
+            pipe.ttl(key)
+            count, _, resets_in = await pipe.execute()
         return count, resets_in
 
     async def today(self) -> str:
         """The UTC day by Redis's clock. Raises BackboneUnavailable."""
-        with backbone():
-            return day_of((await self.client.time())[0] * 1000)
+        return day_of((await self.client.time())[0] * 1000)
 
     async def get_all(self, names: Sequence[str]) -> list[str | None]:
         """The values of keys in any partitions, read together. Raises BackboneUnavailable."""
-        with backbone():
-            async with self.client.pipeline(transaction=False) as pipeline:
-                for name in names:
-                    pipeline.get(name)
-                values: list[str | None] = await pipeline.execute() if names else []
-                return values
+        async with self.client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.get(name)
+            values: list[str | None] = await pipeline.execute() if names else []
+            return values
 
     async def check_writes(self) -> tuple[int, list[BackboneUnavailable]]:
         """Writes keys that nobody reads, in a cluster one in each partition, and waits for replicas as admissions do.
@@ -298,9 +272,10 @@ class Store:
         else:
             client = self._new_client(None, 1)
         try:
-            async with client.pubsub() as subscription:
-                await subscription.subscribe(*channels)
-                yield subscription
+            with backbone():
+                async with client.pubsub() as subscription:
+                    await subscription.subscribe(*channels)
+                    yield subscription
         except Exception:
             if self._commands is not None and node is not None:
                 self._commands.forget_address(node)  # the next subscription looks for a node that answers

@@ -25,8 +25,9 @@ from redis.asyncio import Redis
 from redis.commands import AsyncCoreCommands
 from redis.crc import key_slot
 from redis.event import EventDispatcher
-from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
 
+from gateway.redis.errors import FAULTS, backbone
 from gateway.redis.pipeline import NOT_PRIMARY, Notice, Pipeline
 from gateway.redis.replication import make_pipeline
 
@@ -35,7 +36,6 @@ ATTEMPTS = 40  # at one call
 TRY_AGAIN_PAUSE = 0.05  # seconds, so that a call waits for a slot up to two
 DOUBT_PAUSE = 0.5  # seconds between two questions for the owners because an answer makes one doubtful
 FIRST_KEY = 3  # EVALSHA <sha> <number of keys> <first key>
-FAULTS = (TimeoutError, RedisError, OSError)
 LOST = ("CLUSTERDOWN", *NOT_PRIMARY)  # codes of a node that is no primary at the moment
 
 Address = tuple[str, int]
@@ -261,6 +261,11 @@ class ClusterClient(AsyncCoreCommands):
         self._parsers = Redis(protocol=2).response_callbacks
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
+        with backbone():
+            return await self.send(*args, **options)
+
+    async def send(self, *args: Any, **options: Any) -> Any:
+        """Raises redis-py's errors."""
         name, *rest = args
         call = (
             self._pipeline.call_at(str(rest[0]), *name.split(), *rest) if rest else self._pipeline.call_anywhere(name)
@@ -294,11 +299,12 @@ class _Batch(AsyncCoreCommands):
 
     async def execute(self, raise_on_error: bool = True) -> list[Any]:
         commands, self._commands = self._commands, []
-        calls = (self._client.execute_command(*args, **options) for args, options in commands)
+        calls = (self._client.send(*args, **options) for args, options in commands)
         answers = await asyncio.gather(*calls, return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and raise_on_error:
-                raise answer
+        with backbone():
+            for answer in answers:
+                if isinstance(answer, BaseException) and raise_on_error:
+                    raise answer
         return answers
 
     async def __aenter__(self) -> Self:
@@ -317,6 +323,10 @@ class BlockingReads:
         self._clients: dict[Address, Any] = {}
 
     async def xreadgroup(self, group: str, consumer: str, streams: dict[str, str], **options: Any) -> Any:
+        with backbone():
+            return await self._xreadgroup(group, consumer, streams, **options)
+
+    async def _xreadgroup(self, group: str, consumer: str, streams: dict[str, str], **options: Any) -> Any:
         address = await self._pipeline.find_address(next(iter(streams)))
         try:
             return await self._client(address).xreadgroup(group, consumer, streams, **options)

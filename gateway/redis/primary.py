@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
-from redis.exceptions import RedisError
+
+from gateway.redis.errors import FAULTS
 
 INTERVAL = 1.0  # seconds between two looks
 LISTENING = 60.0  # seconds for one message of a Sentinel
 PAUSE = 0.1  # seconds, at least, between a look and the next, whatever is in doubt
-FAULTS = (RedisError, OSError, asyncio.TimeoutError)
 # What a Sentinel publishes when the primary changes, or is about to.
 CHANNELS = ("+switch-master", "+promoted-slave", "+config-update-from")
 

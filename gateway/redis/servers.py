@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, MasterDownError, ReadOnlyError
 from redis.maint_notifications import MaintNotificationsConfig
 
+from gateway.redis.errors import MappedClient
 from gateway.redis.primary import Sentinels
 from gateway.settings import split_hosts
 
@@ -76,11 +77,14 @@ class RedisServers(msgspec.Struct, frozen=True):
             "retry_on_error": NOT_PRIMARY,
         }
         if sentinels is not None:
-            return sentinels.master_for(self.service, **self.options, **options)
-        return Redis.from_url(self.url, **options)
+            return sentinels.master_for(self.service, MappedClient, **self.options, **options)
+        return MappedClient.from_url(self.url, **options)
 
     def node_client(self, host: str, port: int, connect_timeout: float) -> Any:
-        """A client of one node of the cluster, without a deadline for commands and without retries."""
+        """A client of one node of the cluster, without a deadline for commands and without retries.
+
+        It raises redis-py's errors.
+        """
         return Redis(
             host=host,
             port=port,

@@ -33,7 +33,8 @@ import structlog
 from gateway.errors import PROVIDER_FAULT_CODES, BackboneRefused, BackboneUnavailable
 from gateway.ids import now_iso
 from gateway.log import RequestLine
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
+from gateway.redis.errors import backbone
 from gateway.redis.faults import code_of
 from gateway.redis.scripts import increment
 from gateway.telemetry.keys import PROCESSES_KEY, minute_key, process_key, spenders_key
@@ -183,13 +184,12 @@ class Counters:
     async def _beat(self) -> None:
         """Shows that this process lives, and the streams it has open. Raises BackboneUnavailable."""
         heartbeat = {"streams": self._streams_open(), "startedAt": self._started, "seenAt": now_iso()}
-        with backbone():
-            async with self._store.client.pipeline(transaction=True) as pipe:
-                pipe.hset(process_key(self._id), mapping=heartbeat)
-                pipe.expire(process_key(self._id), PROCESS_LIFE)
-                pipe.sadd(PROCESSES_KEY, self._id)
-                pipe.expire(PROCESSES_KEY, PROCESS_LIFE)
-                await pipe.execute()
+        async with self._store.client.pipeline(transaction=True) as pipe:
+            pipe.hset(process_key(self._id), mapping=heartbeat)
+            pipe.expire(process_key(self._id), PROCESS_LIFE)
+            pipe.sadd(PROCESSES_KEY, self._id)
+            pipe.expire(PROCESSES_KEY, PROCESS_LIFE)
+            await pipe.execute()
 
     async def leave(self) -> None:
         """Ends the counting of a process that stops: writes what is left, and removes its heartbeat."""

@@ -13,7 +13,7 @@ import msgspec
 
 from gateway.events.catalog import Time
 from gateway.ids import now_iso
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.telemetry.keys import requests_key, usage_key
 from gateway.telemetry.usage import Counts, LoggedRequest, Outcome, outcome_of
 
@@ -90,12 +90,11 @@ async def read_usage(
 
 
 async def _read_hashes(store: Store, account: str, period: Period, begins: Sequence[int]) -> list[dict[str, str]]:
-    with backbone():
-        async with store.client.pipeline(transaction=False) as pipe:
-            for begin in begins:
-                pipe.hgetall(usage_key(account, time.strftime(NAMES[period], time.gmtime(begin))))
-            hashes: list[dict[str, str]] = await pipe.execute()
-            return hashes
+    async with store.client.pipeline(transaction=False) as pipe:
+        for begin in begins:
+            pipe.hgetall(usage_key(account, time.strftime(NAMES[period], time.gmtime(begin))))
+        hashes: list[dict[str, str]] = await pipe.execute()
+        return hashes
 
 
 def _sum_up(start: str, counted: Mapping[str, str], group: Group) -> list[UsageRow]:
@@ -141,8 +140,7 @@ def _lines(rows: Iterable[Sequence[object]]) -> bytes:
 
 async def read_requests(store: Store, account: str, chosen: RequestFilter, limit: int) -> list[RequestRow]:
     """Newest first. Raises BackboneUnavailable."""
-    with backbone():
-        lines: list[str] = await store.client.lrange(requests_key(account), 0, -1)
+    lines: list[str] = await store.client.lrange(requests_key(account), 0, -1)
     logged: list[LoggedRequest] = []
     for n in range(0, len(lines), SLICE):
         decoded = map(_DECODER.decode, lines[n : n + SLICE])

@@ -19,7 +19,6 @@ from gateway.events.catalog import Time
 from gateway.http.authentication import ACCOUNT_DEPENDENCY, ACCOUNT_SECURITY, Caller, account_only
 from gateway.ids import now_iso
 from gateway.process import Injected
-from gateway.redis.client import backbone
 from gateway.telemetry.usage import LOGGED, Outcome
 from gateway.telemetry.usage_reports import (
     SECONDS,
@@ -66,8 +65,7 @@ async def show_usage(
     `Accept: text/csv` gets CSV. Without any parameter, the answer is a list of the last 24 hours, with requests and
     tokens alone; the last entry is the current hour.
     """
-    with backbone():
-        now: int = (await gateway.store.client.time())[0]
+    now: int = (await gateway.store.client.time())[0]
     wants_csv = "text/csv" in request.headers.get("accept", "")
     if not wants_csv and (since, until, by, group) == (None, None, None, None):
         usage = read_usage(gateway.store, account.id, "hour", "none", start=now - SPANS["hour"], end=now, now=now)

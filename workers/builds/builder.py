@@ -35,7 +35,8 @@ from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import Phase
 from gateway.inference.availability import Availability
 from gateway.inference.provider.pool import Provider
-from gateway.redis.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.redis.client import ATTEMPT, Store, until_redis_answers
+from gateway.redis.errors import backbone
 from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from gateway.telemetry import tracing
@@ -241,9 +242,8 @@ class Builder:
         await self._change_state(deploy, ("failed",), lambda: self._deploys.fail_abandoned(deploy))
 
     async def _acknowledge(self, entry: Entry) -> None:
-        with backbone():
-            await self._store.client.xack(self._consumer.key(entry.tag), GROUP, entry.id)
-            await self._store.client.xdel(self._consumer.key(entry.tag), entry.id)
+        await self._store.client.xack(self._consumer.key(entry.tag), GROUP, entry.id)
+        await self._store.client.xdel(self._consumer.key(entry.tag), entry.id)
 
     # -- positions -------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import asyncio
 import structlog
 
 from gateway.deploys.keys import BUILDER_KEY
-from gateway.redis.client import Store, backbone, until_redis_answers
+from gateway.redis.client import Store, until_redis_answers
 
 logger = structlog.get_logger()
 
@@ -50,8 +50,7 @@ class BuilderLock:
 
     async def _extend(self) -> bool:
         """Writes or extends the record; returns False when it names another folder."""
-        with backbone():
-            owner = await self._store.client.set(BUILDER_KEY, self._folder_id, nx=True, get=True, ex=LIFETIME)
-            if owner == self._folder_id:
-                await self._store.client.expire(BUILDER_KEY, LIFETIME)
+        owner = await self._store.client.set(BUILDER_KEY, self._folder_id, nx=True, get=True, ex=LIFETIME)
+        if owner == self._folder_id:
+            await self._store.client.expire(BUILDER_KEY, LIFETIME)
         return owner in (None, self._folder_id)

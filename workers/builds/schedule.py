@@ -18,7 +18,7 @@ from gateway.deploys import scripts
 from gateway.deploys.keys import build_queue_keys, deploy_key
 from gateway.deploys.positions import Position
 from gateway.errors import BackboneUnavailable
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from workers.stream import Consumer, Entry
 
 LEASE = 15_000  # ms
@@ -75,11 +75,10 @@ class Schedule:
     async def _look_up(self) -> None:
         """Only a deploy that is queued for a build needs a slot. Raises BackboneUnavailable."""
         entries = self._new[:BATCH]
-        with backbone():
-            async with self._store.client.pipeline(transaction=False) as pipeline:
-                for entry in entries:
-                    pipeline.hmget(deploy_key(entry.fields["account"], entry.fields["id"]), "state", "release")
-                found = await pipeline.execute(raise_on_error=False)
+        async with self._store.client.pipeline(transaction=False) as pipeline:
+            for entry in entries:
+                pipeline.hmget(deploy_key(entry.fields["account"], entry.fields["id"]), "state", "release")
+            found = await pipeline.execute(raise_on_error=False)
         for entry, answer in zip(entries, found, strict=True):
             fields = entry.fields
             # A record that can't be read waits for no slot either: who processes it finds out.
@@ -107,9 +106,8 @@ class Schedule:
     async def positions(self) -> dict[str, Position]:
         """What each deploy of all builders waits for, about in the order of their turns. Raises BackboneUnavailable."""
         waiting_key, running_key, _ = build_queue_keys()
-        with backbone():
-            waiting = await self._store.client.hgetall(waiting_key)
-            running = await self._store.client.hgetall(running_key)
+        waiting = await self._store.client.hgetall(waiting_key)
+        running = await self._store.client.hgetall(running_key)
         busy = {msgspec.json.decode(text)["app"]: deploy for deploy, text in running.items()}
         found: dict[str, Position] = {}
         behind: dict[str, str] = {}

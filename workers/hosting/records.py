@@ -24,7 +24,7 @@ from gateway.deploys import scripts
 from gateway.deploys.addresses import address
 from gateway.deploys.keys import HOSTS_KEY, answers_key, served_apps_key, serving_key, tagged_serving_key
 from gateway.deploys.states import Deploy, StaleDeploy
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from workers.hosting.archives import Archive
 
@@ -76,8 +76,7 @@ class Records:
 
     async def read(self, account: str, app_id: str) -> dict[str, tuple[str, Wanted]]:
         """By address: the record as it stands, and what it says."""
-        with backbone():
-            found: dict[str, str] = await self._store.client.hgetall(serving_key(account, app_id))
+        found: dict[str, str] = await self._store.client.hgetall(serving_key(account, app_id))
         return {name: (text, msgspec.json.decode(text, type=Wanted)) for name, text in found.items()}
 
     async def write(self, deploy: Deploy, before: str, wanted: Wanted, state: str) -> None:
@@ -100,25 +99,22 @@ class Records:
 
     async def forget(self, deploy: Deploy, name: str) -> None:
         """For an address of the deploy's app that is no longer kept."""
-        with backbone():
-            await self._store.client.hdel(serving_key(deploy.account, deploy.appId), name)
+        await self._store.client.hdel(serving_key(deploy.account, deploy.appId), name)
 
     async def changes(self, seen: dict[str, float]) -> AsyncIterator[list[Wanted]]:
         """What changed in any partition since `seen`, which it updates: versions by the partitions' tags."""
         tags = PARTITION_TAGS
-        with backbone():
-            async with self._store.client.pipeline(transaction=False) as pipeline:
-                for tag in tags:
-                    pipeline.zrangebyscore(served_apps_key(tag), f"({seen.get(tag, 0):.0f}", "+inf", withscores=True)
-                changed = await pipeline.execute()
+        async with self._store.client.pipeline(transaction=False) as pipeline:
+            for tag in tags:
+                pipeline.zrangebyscore(served_apps_key(tag), f"({seen.get(tag, 0):.0f}", "+inf", withscores=True)
+            changed = await pipeline.execute()
         for tag, apps in zip(tags, changed, strict=True):
             for first in range(0, len(apps), BATCH):
                 batch = apps[first : first + BATCH]
-                with backbone():
-                    async with self._store.client.pipeline(transaction=False) as pipeline:
-                        for app_id, _ in batch:
-                            pipeline.hvals(tagged_serving_key(tag, app_id))
-                        found = await pipeline.execute()
+                async with self._store.client.pipeline(transaction=False) as pipeline:
+                    for app_id, _ in batch:
+                        pipeline.hvals(tagged_serving_key(tag, app_id))
+                    found = await pipeline.execute()
                 yield [wanted for texts in found for text in texts if (wanted := _read_wanted(text)) is not None]
                 seen[tag] = float(batch[-1][1])
 
@@ -129,21 +125,18 @@ class Records:
 
     async def leave(self, host: str) -> None:
         """The others need not wait for a host that is stopped."""
-        with backbone():
-            await self._store.client.zrem(HOSTS_KEY, host)
+        await self._store.client.zrem(HOSTS_KEY, host)
 
     async def answer(self, wanted: Wanted, host: str, answer: Answer) -> None:
         key = answers_key(wanted.account, wanted.deploy)
-        with backbone():
-            async with self._store.client.pipeline(transaction=False) as pipeline:
-                pipeline.hset(key, host, msgspec.json.encode(answer))
-                pipeline.expire(key, ANSWER_SECONDS)
-                await pipeline.execute()
+        async with self._store.client.pipeline(transaction=False) as pipeline:
+            pipeline.hset(key, host, msgspec.json.encode(answer))
+            pipeline.expire(key, ANSWER_SECONDS)
+            await pipeline.execute()
 
     async def answers(self, wanted: Wanted) -> dict[str, Answer]:
         """Of the hosts that have answered this step."""
-        with backbone():
-            found = await self._store.client.hgetall(answers_key(wanted.account, wanted.deploy))
+        found = await self._store.client.hgetall(answers_key(wanted.account, wanted.deploy))
         answers = {host: msgspec.json.decode(text, type=Answer) for host, text in found.items()}
         return {host: answer for host, answer in answers.items() if answer.token == wanted.token}
 

@@ -27,7 +27,6 @@ from gateway.events.catalog import DomainExpiring
 from gateway.ids import new_id, now_iso
 from gateway.monitors.keys import certificate_ends_key, certificate_key, certificates_key
 from gateway.outbound.addresses import CallFailed, resolve
-from gateway.redis.client import backbone
 from gateway.redis.faults import code_of
 from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
@@ -84,14 +83,13 @@ class Certificates:
             while True:
                 end_if_cancelled()
                 try:
-                    with backbone():
-                        seconds, micros = await client.time()
-                        at = seconds * 1000 + micros // 1000 + soon
-                        key = certificates_key(tag)
-                        later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH)
-                        if not later:
-                            break
-                        await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
+                    seconds, micros = await client.time()
+                    at = seconds * 1000 + micros // 1000 + soon
+                    key = certificates_key(tag)
+                    later = await client.zrangebyscore(key, f"({at}", "+inf", start=0, num=BATCH)
+                    if not later:
+                        break
+                    await client.zadd(key, dict.fromkeys(later, at), xx=True, lt=True)
                 except BackboneUnavailable as error:
                     if not waiting:
                         logger.warning("certificates.waiting", partition=tag, error=code_of(error.__cause__))

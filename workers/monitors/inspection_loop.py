@@ -29,7 +29,6 @@ from gateway.events.catalog import Event, queued_event
 from gateway.ids import new_id
 from gateway.monitors import scripts
 from gateway.monitors.keys import monitored_keys
-from gateway.redis.client import backbone
 from gateway.redis.faults import code_of
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 
@@ -92,8 +91,7 @@ class Rounds:
                     while len(self._running) >= self._at_a_time:
                         await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
                     try:
-                        with backbone():
-                            claimed += await self._claim_due(tag, min(BATCH, self._at_a_time - len(self._running)))
+                        claimed += await self._claim_due(tag, min(BATCH, self._at_a_time - len(self._running)))
                     except BackboneUnavailable as error:  # the other partitions may be on another node
                         if not failing:  # one line per outage
                             logger.warning("round.postponed", due=self._due(tag), error=code_of(error.__cause__))
@@ -171,10 +169,9 @@ class Rounds:
 
     async def _inspect_and_observe(self, claim: Claim) -> None:
         try:
-            with backbone():
-                observation = await self._inspect(claim)
-                if time.monotonic() - claim.began < self._lease:  # later, another worker may have claimed it
-                    await self._observe(claim, observation)
+            observation = await self._inspect(claim)
+            if time.monotonic() - claim.began < self._lease:  # later, another worker may have claimed it
+                await self._observe(claim, observation)
         except BackboneUnavailable as error:
             logger.warning("look.lost", app=claim.app.id, error=code_of(error.__cause__))
         except Exception as error:

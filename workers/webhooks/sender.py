@@ -31,7 +31,8 @@ from gateway.events.records import Delivery, Ownership, QueuedEvent
 from gateway.events.webhooks import GROUP, STREAM, Receiver, sign_event
 from gateway.outbound.addresses import CallFailed
 from gateway.outbound.client import Client
-from gateway.redis.client import ATTEMPT, Store, backbone, until_redis_answers
+from gateway.redis.client import ATTEMPT, Store, until_redis_answers
+from gateway.redis.errors import backbone
 from gateway.redis.faults import code_of
 from gateway.settings import Settings
 from gateway.telemetry import tracing

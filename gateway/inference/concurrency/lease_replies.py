@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.inference.keys import permits_key, waiting_key
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
 
 
 class LeaseCall(msgspec.Struct, frozen=True):
@@ -104,9 +104,8 @@ class Share(msgspec.Struct, frozen=True):
 
 async def read_share(store: Store) -> Share:
     """For the operators' page. Raises BackboneUnavailable."""
-    with backbone():
-        permits: dict[str, str] = await store.client.hgetall(permits_key())
-        waiting: dict[str, str] = await store.client.hgetall(waiting_key())
+    permits: dict[str, str] = await store.client.hgetall(permits_key())
+    waiting: dict[str, str] = await store.client.hgetall(waiting_key())
     counts = [[int(field) for field in text.split()[:7]] for text in permits.values()]
     return Share(
         held=sum(granted - returned for _, _, granted, returned, *_ in counts),

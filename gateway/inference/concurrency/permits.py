@@ -37,7 +37,8 @@ from gateway.inference.concurrency.lease import SPARE, Lease
 from gateway.inference.concurrency.lease_replies import BudgetAnswer, BudgetCall, LeaseAnswer, LeaseCall
 from gateway.inference.concurrency.quota import WINDOW, Budget
 from gateway.inference.keys import PERMITS_CHANNEL, permits_channel
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
+from gateway.redis.errors import backbone
 from gateway.redis.faults import code_of
 from gateway.settings import ProviderRate
 
@@ -539,9 +540,8 @@ class Permits:
         while True:
             end_if_cancelled()
             try:
-                with backbone():
-                    async with self._store.subscription(PERMITS_CHANNEL, permits_channel(self.name)) as subscription:
-                        await self._listen(subscription)
+                async with self._store.subscription(PERMITS_CHANNEL, permits_channel(self.name)) as subscription:
+                    await self._listen(subscription)
             except BackboneUnavailable as error:
                 if self._listening:
                     logger.warning("permits.unsubscribed", error=code_of(error.__cause__))

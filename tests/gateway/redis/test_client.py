@@ -20,7 +20,8 @@ from gateway.inference.keys import spend_key
 from gateway.inference.spend import scripts
 from gateway.inference.spend.admission import Admission
 from gateway.redis import client as store_module
-from gateway.redis.client import LUA, Store, backbone
+from gateway.redis.client import LUA, Store
+from gateway.redis.errors import backbone
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag
 from gateway.redis.scripts import CHANGES_CHANNEL, compare_and_set
 from gateway.settings import Settings

@@ -18,7 +18,8 @@ from gateway.errors import BackboneUnavailable
 from gateway.events import scripts as events_scripts
 from gateway.events.keys import bodies_key, deliveries_key, outcomes_key
 from gateway.events.records import QueuedEvent
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
+from gateway.redis.errors import backbone
 from gateway.redis.partitions import PARTITION_TAGS, partition_tag, stream_key
 from gateway.redis.scripts import increment
 from tests.support.polling import wait_until

@@ -8,7 +8,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 from gateway.errors import BackboneUnavailable
-from gateway.redis.client import Store, backbone
+from gateway.redis.client import Store
+from gateway.redis.errors import backbone
 from gateway.redis.faults import advise, code_of, describe
 from gateway.redis.scripts import increment
 from tests.support.redis_servers import RedisServer, free_port
