@@ -1,10 +1,10 @@
-"""The model of capacity: what an installation needs for a load, from measured constants.
+"""Computes what an installation needs for a load, from measured constants.
 
     .venv/bin/python bench/capacity.py                       # prints the tables of docs/scaling.md
     .venv/bin/python bench/capacity.py 5000 800 60000 20     # streams, requests, tokens and events per second
 
-Each need is the load times its cost, divided by the share of a core that is meant to be used. The second table has the
-walls: where something else than money ends the growth.
+Each need is the load times its cost, divided by the share of a core to use. The second table lists the limits that more
+gateways do not raise.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from dataclasses import dataclass
 # -- measured: bench/README.md, and bench/ramp.py for Redis --------------------------------------------------
 
 REQUEST_US = 211  # gateway CPU per request with a known user
-NEW_USER_US = 242  # more, for the first request of a token: its signature is verified
+NEW_USER_US = 242  # extra for the first request of a token: its signature is verified
 TOKEN_US = 21.8  # per token that arrives alone; 10 when many arrive together
 STREAM_KIB = 14.1  # memory per open stream
-STREAM_US = 3.5  # gateway CPU per second of an open stream, also while nothing arrives
+STREAM_US = 3.5  # gateway CPU per second of an open stream, even when idle
 PROCESS_MIB = 100  # memory of a gateway process with 1,000 apps
 REDIS_US = 63  # CPU of Redis per request, without an append-only file
 RUNNING_BYTES = 290  # in Redis, per running request
-SETTLED_BYTES = 103  # in Redis, per request that was settled in the last SETTLED_SECONDS: its tombstone
-SETTLED_SECONDS = 1_320  # the rest of a lease, and 11 minutes
-USER_BYTES = 300  # in Redis, per user who was active in the last minute
+SETTLED_BYTES = 103  # in Redis, for the tombstone of each request settled in the last SETTLED_SECONDS
+SETTLED_SECONDS = 1_320  # the rest of a lease, plus 11 minutes
+USER_BYTES = 300  # in Redis, per user active in the last minute
 DELIVERIES = 4904  # per CPU second of a webhook worker
-DESCRIPTORS = 32_512  # client connections of a process
-PARTITIONS = 16  # Redis nodes that share the accounts
-PROVIDER_RATE = 600  # requests per minute and model, of the provider's usual quota
+DESCRIPTORS = 32_512  # client connections per process
+PARTITIONS = 16  # the most Redis nodes that can share the accounts
+PROVIDER_RATE = 600  # requests per minute and model: the provider's usual quota
 
 # -- assumed -------------------------------------------------------------------------------------------------
 
-NEW_USERS = 0.5  # of the requests bring a token that their process does not know: users come back to any process
-REQUESTS_PER_USER = 2  # in the minute in which a user is active
-USED = 0.6  # of a core of a gateway or a worker, on average: the rest is for peaks and the loss of a host
-REDIS_USED = 0.4  # of a core of a shard: accounts spread unevenly
-MIB_PER_CORE = 4096  # that a rented core comes with
-CORE_EUROS = 20.0  # per month, with that memory. An assumption: put in your own price
+NEW_USERS = 0.5  # share of requests with a token new to their process: users return to any process
+REQUESTS_PER_USER = 2  # in a minute in which the user is active
+USED = 0.6  # average share of a gateway's or worker's core: the rest is for peaks and the loss of a host
+REDIS_USED = 0.4  # average share of a shard's core: accounts spread unevenly
+MIB_PER_CORE = 4096  # memory that comes with a rented core
+CORE_EUROS = 20.0  # per month, with that memory. An assumption: use your own price
 COPIES = 2  # of each shard: a primary and a replica
 OUTPUT_NANO_EUROS = 600  # per token of the default model
 
@@ -56,7 +56,7 @@ class Needs:
     gateways: int  # processes, one core each
     gateway_mib: int  # memory of all of them
     shards: int
-    redis_mib: int  # of requests and active users; accounts, apps and deliveries come on top
+    redis_mib: int  # for requests and active users, without accounts, apps and deliveries
     webhook_workers: int
     euros: int  # per month
 
@@ -72,7 +72,7 @@ LOADS = [
 
 
 def gateway_cores(load: Load) -> float:
-    """Cores that are busy all the time."""
+    """Return the number of cores that the load keeps busy."""
     requests = load.requests * (REQUEST_US + NEW_USERS * NEW_USER_US)
     return (requests + load.tokens * TOKEN_US + load.streams * STREAM_US) / 1e6
 
@@ -90,14 +90,14 @@ def needs(load: Load) -> Needs:
 
 
 def provider_euros(load: Load) -> float:
-    """Per hour, for output alone."""
+    """Return the provider's price per hour, for output alone."""
     return load.tokens * OUTPUT_NANO_EUROS * 3600 / 1e9
 
 
 def table(loads: list[Load]) -> str:
     lines = [
         "| open streams | requests/s | tokens/s | events/s | gateway processes | their memory | Redis shards"
-        " | memory in Redis | webhook workers | EUR per month | the provider, EUR per hour |",
+        " | memory in Redis | webhook workers | EUR per month | provider, EUR per hour |",
         "| --- " * 11 + "|",
     ]
     for load in loads:
@@ -109,7 +109,7 @@ def table(loads: list[Load]) -> str:
 
 
 def walls() -> str:
-    """The nearest first."""
+    """Return the table of limits, the nearest first."""
     largest = LOADS[-1]
     per_account = 1e6 * REDIS_USED / REDIS_US
     rows = [
@@ -121,10 +121,10 @@ def walls() -> str:
         ("the provider's quota of 100 concurrent requests", "100 open streams", "ask the provider for more"),
         ("one gateway process", f"{USED * 1e6 / TOKEN_US:,.0f} tokens/s", "more processes"),
         ("one Redis server", f"{per_account:,.0f} requests/s", "Redis Cluster"),
-        ("one account: its cap is kept on one shard", f"{per_account:,.0f} requests/s of it", "none"),
+        ("one account: its cap is kept on one shard", f"{per_account:,.0f} requests/s for that account", "none"),
         ("sixteen shards", f"{PARTITIONS * per_account:,.0f} requests/s", "none: accounts have sixteen partitions"),
     ]
-    lines = ["| wall | stands at | what moves it |", "| --- | --- | --- |"]
+    lines = ["| limit | reached at | remedy |", "| --- | --- | --- |"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
     share = largest.tokens * TOKEN_US / 1e6 / gateway_cores(largest)
     lines += ["", f"Of the gateways' CPU time, {100 * share:.0f} % goes to tokens, the rest to requests."]

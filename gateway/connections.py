@@ -14,7 +14,7 @@ import resource
 from collections.abc import Callable
 from typing import Protocol
 
-LOOK_SECONDS = 1.0  # between two looks for connections that exceed a limit
+SWEEP_SECONDS = 1.0  # between two looks for connections that exceed a limit
 DESCRIPTORS = 65_536  # at most, of one process; more gains nothing on one core
 RESERVED_DESCRIPTORS = 512  # for Redis, key sets, files; a quarter of them all if that is less
 
@@ -84,7 +84,7 @@ async def sweep_connections(count: Callable[[str, int], None] | None = None) -> 
     """Runs for the life of the process. `count` receives why connections were ended, and how many."""
     loop = asyncio.get_running_loop()
     while True:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(SWEEP_SECONDS)
         now = loop.time()
         ending = [c for c in CONNECTIONS if c.is_overdue(now) or c.is_idle(now)]
         for number, connection in enumerate(ending):

@@ -1,4 +1,4 @@
-"""Logging, one line per event: JSON for machines, colours for a terminal. Never log content, a token or a key.
+"""Logging, one line per event: JSON for machines, colors for a terminal. Never log content, a token or a key.
 
 A file is written to at once. Into a pipe or a terminal a thread writes, because a write to a standard output that
 nobody reads blocks. The queue before it is bounded: beyond it lines are dropped and counted, and where they are missing
@@ -176,7 +176,7 @@ class RequestLine(msgspec.Struct, kw_only=True, gc=False):
 
     request_id: str
     app: str
-    format: str = msgspec.field(name="door")  # "native" or "openai"; empty before it is known
+    format: str  # "native" or "openai"; empty before it is known
     model: str
     status: int
     code: str

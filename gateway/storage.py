@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import StorageUnavailable
 from gateway.settings import Settings
 
@@ -134,7 +134,7 @@ async def until_storage_answers(attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             return await attempt()
         except StorageUnavailable:
-            end_if_cancelled()
+            end_if_canceled()
             if asyncio.get_running_loop().time() > ends:
                 raise
             await asyncio.sleep(pause)

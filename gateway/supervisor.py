@@ -62,7 +62,7 @@ class Child:
         self._soon_ended = 0  # processes in a row
         self._start_at = 0.0  # of the next process, on the monotonic clock
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Starts a process if there is none, kills one that hangs, and notices the end of one."""
         if self.process is None:
             if now >= self._start_at:
@@ -137,7 +137,7 @@ class Supervisor:
                 self._has_served |= child.serves
                 if not self._has_served and child.process is not None and (child.process.exitcode or 0) > 0:
                     exit_code, self._stopping = CANNOT_START, True
-                child.look(time.monotonic())
+                child.check(time.monotonic())
             time.sleep(TICK)
         self._end_all()
         return exit_code

@@ -14,7 +14,7 @@ import structlog
 import uvloop
 
 from gateway import log
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.memory import freeze_heap
 from gateway.operations.redis_health import RedisHealth
@@ -75,7 +75,7 @@ async def wait_for_redis(settings: Settings) -> None:
             with contextlib.suppress(BackboneUnavailable):
                 await health.check()
                 return
-            end_if_cancelled()
+            end_if_canceled()
             await asyncio.sleep(INTERVAL)
     finally:
         await store.close()

@@ -13,7 +13,7 @@ import contextlib
 import secrets
 import socket
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.operations.keys import HEARTBEAT_SECONDS, WORKERS_KEY, worker_key
 from gateway.redis.client import Store
@@ -42,5 +42,5 @@ async def keep_heartbeat(store: Store, group: str) -> None:
                 await store.client.expire(key, HEARTBEAT_SECONDS)
             await store.client.sadd(WORKERS_KEY, f"{group}:{worker_name(number)}")
             await store.client.expire(WORKERS_KEY, LISTED_SECONDS)
-        end_if_cancelled()
+        end_if_canceled()
         await asyncio.sleep(INTERVAL)

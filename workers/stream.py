@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import structlog
 from redis.exceptions import ResponseError
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.events import scripts
 from gateway.events.records import QueuedEvent
@@ -96,7 +96,7 @@ class Consumer:
     # -- lifecycle -------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Runs until it is cancelled. The handler then finishes or drops what it has in memory, and calls `release`."""
+        """Runs until it is canceled. The handler then finishes or drops what it has in memory, and calls `release`."""
         try:
             await self._until_done(self._make_groups)
             await self._until_done(self._reserve_name)
@@ -113,7 +113,7 @@ class Consumer:
     async def release(self) -> None:
         """Lets other workers claim the unfinished entries at once. Call it after a drain."""
         for tag in PARTITION_TAGS:
-            # Not only the entries in memory: a cancelled read may already have been answered.
+            # Not only the entries in memory: a canceled read may already have been answered.
             pending = await self._store.client.xpending_range(self.key(tag), self.group, "-", "+", PENDING, self.name)
             await self._set_idle(tag, [entry["message_id"] for entry in pending], self._idle * 10)
         if time.monotonic() < self._name_valid_until:
@@ -143,7 +143,7 @@ class Consumer:
         """Repeats the work until it returns True. A failure of Redis costs a growing pause, never the worker."""
         pause = FIRST_PAUSE
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             try:
                 if await work(*args):
                     return
@@ -164,10 +164,10 @@ class Consumer:
 
     async def _repeat(self, seconds: float, work: Callable[..., Coroutine[Any, Any, None]], *args: str) -> None:
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             try:
                 await work(*args)
-                end_if_cancelled()
+                end_if_canceled()
                 await asyncio.sleep(seconds)
             except BackboneUnavailable as error:
                 await self._make_lost_groups(error.__cause__)
@@ -299,10 +299,10 @@ class Consumer:
         """Runs until Redis fails. It starts with a pause: if Redis was away, entries that living workers hold look as
         idle as those of dead ones, until their workers have renewed them."""
         await self._remove_idle_consumers(tag)
-        end_if_cancelled()
+        end_if_canceled()
         await asyncio.sleep(self._idle / 3000)
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             cursor = ""
             while cursor != "0-0":  # one step scans a thousand entries, all of which living workers may hold
                 await self._wait_for_space()

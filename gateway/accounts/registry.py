@@ -24,7 +24,7 @@ from gateway.accounts.api_keys import FIRST, ApiKeys
 from gateway.accounts.keys import account_apps_key, account_key, accounts_key, alias_key, app_key, apps_key, domain_key
 from gateway.accounts.records import SLUG, Account, App, AppLimits, read_app
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable, NotFound, RegistrationsClosed, RequestMalformed
 from gateway.ids import new_id, now_iso
 from gateway.monitors.keys import certificate_ends_key, certificates_key, monitored_keys, probes_key, unhealthy_key
@@ -381,7 +381,7 @@ class Registry:
     async def _follow_repeatedly(self) -> None:
         pause = 0.05
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             try:
                 async with self.store.subscription(CHANGES_CHANNEL) as subscription:
                     await self._follow(subscription)
@@ -429,7 +429,7 @@ class Registry:
 
     async def _reload_repeatedly(self) -> None:
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             try:
                 async with asyncio.timeout(REREAD):
                     await self._reload_wanted.wait()

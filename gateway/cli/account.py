@@ -15,7 +15,7 @@ from gateway.cli.show import (
     Row,
     age_of,
     as_json,
-    colour_state,
+    color_state,
     duration_of,
     format_euro,
     format_size,
@@ -293,7 +293,7 @@ def _print_message(title: str, message: Row) -> None:
 
 
 def _outcome(row: Row) -> Cell:
-    outcome = colour_state(row.get("outcome"))
+    outcome = color_state(row.get("outcome"))
     reason = f"{text_of('error')(row)} {text_of('status')(row)}".strip()
     return outcome.append(f" ({strip_controls(reason)})") if reason and outcome.plain != "delivered" else outcome
 

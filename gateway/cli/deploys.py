@@ -20,7 +20,7 @@ from gateway.cli.show import (
     Row,
     age_of,
     as_json,
-    colour_state,
+    color_state,
     console,
     duration_of,
     format_size,
@@ -37,7 +37,7 @@ POLL = 1.0  # seconds between two requests while following
 RETRIES = 15  # requests in a row that may fail
 FOLLOW_TIMEOUT = 1800  # seconds
 FINAL_STATES = ("live", "failed", "canceled")
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
 timeout_option = click.option(
@@ -125,7 +125,7 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> N
         {
             "deploy": text_of("id")(deploy),
             "app": text_of("app")(deploy),
-            "state": colour_state(deploy.get("state")),
+            "state": color_state(deploy.get("state")),
             "current": "yes, the app serves it" if deploy.get("current") else "",
             "kind": text_of("kind")(deploy),
             "by": text_of("trigger")(deploy),
@@ -329,17 +329,17 @@ def _fetch_deploy(service: Service, deploy_id: str) -> dict[str, Any]:
 
 
 def _log_lines(deploy: Row) -> list[str]:
-    """The log as a terminal would show it: with its colours if they are enabled, without other control sequences."""
-    colours_enabled = console().color_system is not None
+    """The log as a terminal would show it: with its colors if they are enabled, without other control sequences."""
+    colors_enabled = console().color_system is not None
     lines = []
     for line in text_of("log")(deploy).split("\n"):
         line = line.rstrip("\r").rpartition("\r")[2]  # a progress line overwrites itself
-        codes = COLOUR.findall(line)
-        if colours_enabled and codes:
-            parts = zip(COLOUR.split(line), [*codes, "\x1b[0m"], strict=True)
+        codes = COLOR.findall(line)
+        if colors_enabled and codes:
+            parts = zip(COLOR.split(line), [*codes, "\x1b[0m"], strict=True)
             lines.append("".join(strip_controls(part) + code for part, code in parts))
         else:
-            lines.append(strip_controls(COLOUR.sub("", line)))
+            lines.append(strip_controls(COLOR.sub("", line)))
     while lines and not lines[-1]:
         lines.pop()
     return lines

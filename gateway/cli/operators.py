@@ -19,7 +19,7 @@ from gateway.cli.show import (
     Row,
     age_of,
     as_json,
-    colour_state,
+    color_state,
     format_euro,
     print_note,
     show_fields,
@@ -99,7 +99,7 @@ def _all_pages(path: str, name: str, cursor: str, search: str | None) -> list[Ro
 
 
 def _health(row: Row) -> Cell:
-    return "" if row.get("health") == "unknown" else colour_state(row.get("health"))
+    return "" if row.get("health") == "unknown" else color_state(row.get("health"))
 
 
 def _findings(row: Row) -> Cell:
@@ -310,7 +310,7 @@ def inference(action: str, as_json: bool) -> None:
     show_fields(
         {
             "managed inference": _either(record, "managedInference", "available", "unavailable"),
-            "status": colour_state(record.get("managedInferenceStatus")),
+            "status": color_state(record.get("managedInferenceStatus")),
             "switch": _either(record, "enabled", "on", "off"),
             "approval": _either(record, "approved", "given", "missing"),
             "emergency file": _either(record, "emergencyOff", "present: inference is off", "none"),

@@ -1,6 +1,6 @@
 """How the command line prints: tables for people, JSON for programs, single lines for everything else.
 
-Output into a pipe has no colours and no folded lines. Ids and addresses are never folded or cut, so that they can be
+Output into a pipe has no colors and no folded lines. Ids and addresses are never folded or cut, so that they can be
 copied.
 """
 
@@ -48,8 +48,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print the servic
 
 def console() -> Console:
     # With NO_COLOR, rich alone would still print bold and dim as escape sequences.
-    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(color_system=colours, highlight=False, markup=False, emoji=False)
+    colors: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
+    return Console(color_system=colors, highlight=False, markup=False, emoji=False)
 
 
 def print_note(sentence: str) -> None:
@@ -115,7 +115,7 @@ def _text(value: Cell | None) -> Text:
     return value if isinstance(value, Text) else Text(strip_controls(value or ""))
 
 
-def colour_state(value: Any) -> Text:
+def color_state(value: Any) -> Text:
     return Text.assemble((strip_controls(str(value or "")), STYLES.get(str(value), "")))
 
 
@@ -127,7 +127,7 @@ def text_of(name: str) -> Callable[[Row], str]:
 
 
 def state_of(name: str) -> Callable[[Row], Text]:
-    return lambda row: colour_state(row.get(name))
+    return lambda row: color_state(row.get(name))
 
 
 def age_of(name: str, missing: str = "") -> Callable[[Row], str]:

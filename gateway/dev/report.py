@@ -1,4 +1,4 @@
-"""What `capsule dev` prints. rich omits colours outside of a terminal and with NO_COLOR."""
+"""What `capsule dev` prints. rich omits colors outside of a terminal and with NO_COLOR."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def run_lock(layout: Layout) -> Iterator[None]:
 
 
 async def run(layout: Layout) -> None:
-    """Runs until cancelled. Raises StartFailed if a part cannot start, or ends."""
+    """Runs until canceled. Raises StartFailed if a part cannot start, or ends."""
     for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:

@@ -5,7 +5,7 @@ origin, token, the app's rate, the user's rate, the reservation, the body. The s
 so the body is read before admission, but its fault is reported last.
 
 Failure policy: if a check cannot be completed, the request is refused. Money is settled once, however the request ends
-(see `_owed`).
+(see `_charge_for`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from gateway.inference.availability import Availability
 from gateway.inference.backlog import ANSWER, Backlog, Backlogs
 from gateway.inference.concurrency.permits import Permit, Permits
 from gateway.inference.formats import native, openai
-from gateway.inference.formats.completion import Ask, Format, Whole
+from gateway.inference.formats.completion import CompletionRequest, Format, FullAnswer
 from gateway.inference.provider.connection import ClientGone, Interrupted, Stream
 from gateway.inference.provider.errors import ProviderSignal
 from gateway.inference.provider.pool import Provider
-from gateway.inference.request import REPEATED, Call
+from gateway.inference.request import DUPLICATE, InferenceRequest
 from gateway.inference.spend.admission import Admission, Reservation
-from gateway.inference.spend.prices import NOTHING, PRICES, Owed, most_tokens, owed_for_usage, worst_case
+from gateway.inference.spend.prices import NOTHING, PRICES, Charge, charge_for_usage, most_tokens, worst_case
 from gateway.inference.traces import SETTLE, RequestTraces
 from gateway.inference.unknown_paths import explain_missing
 from gateway.log import RequestLine, request_line
@@ -86,200 +86,213 @@ class Inference:
         self._traces = None if tracer is None else RequestTraces(tracer, settings, METHODS)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        call = Call(scope, receive, send)
+        request = InferenceRequest(scope, receive, send)
         if self._traces is not None:
-            call.trace = self._traces.begin(call, scope["headers"])
+            request.trace = self._traces.begin(request, scope["headers"])
         try:
-            await self._handle(call)
+            await self._handle(request)
         except ServiceError as error:
-            await call.refuse(error)
+            await request.refuse(error)
         except ClientGone:
-            call.code = "CLIENT_GONE"
+            request.code = "CLIENT_GONE"
         except Exception as error:
-            logger.error("request.crashed", request_id=call.request_id, error=_origin_of(error))
-            if call.status:
-                if call.trace is not None:
-                    call.trace.fail("INTERNAL")
+            logger.error("request.crashed", request_id=request.request_id, error=_origin_of(error))
+            if request.status:
+                if request.trace is not None:
+                    request.trace.fail("INTERNAL")
                 raise RuntimeError("the stream broke") from None  # the server closes the connection
-            await call.refuse(ServiceError())
+            await request.refuse(ServiceError())
         finally:
-            self._report(call)
+            self._report(request)
 
-    async def _handle(self, call: Call) -> None:
+    async def _handle(self, request: InferenceRequest) -> None:
         """Checks what comes before the token: the route, availability, the app and its origin."""
-        name, _, route = call.path.removeprefix("/capsule/").partition("/")
+        name, _, route = request.path.removeprefix("/capsule/").partition("/")
         if route not in METHODS:
-            return await self._not_found(call, name, route)
-        available, app = await self._find_app(call, name)
-        if call.method == "OPTIONS" and call.origin is not None:
-            return await self._preflight(call, app, call.origin, METHODS[route])
+            return await self._not_found(request, name, route)
+        available, app = await self._find_app(request, name)
+        if request.method == "OPTIONS" and request.origin is not None:
+            return await self._preflight(request, app, request.origin, METHODS[route])
         if app is not None and route not in MODELS:
-            call.account = app.account
+            request.account = app.account
         if not available:
             raise InferenceDisabled
         if app is None:
             raise AppNotFound
-        if not call.origin_allowed:
+        if not request.origin_allowed:
             raise OriginNotAllowed
-        if call.method.encode() != METHODS[route]:
+        if request.method.encode() != METHODS[route]:
             raise MethodNotAllowed(METHODS[route].decode(), "OPTIONS")
 
-        if call.trace is not None:
-            call.trace.enter("verify")
+        if request.trace is not None:
+            request.trace.enter("verify")
         if route in MODELS:
-            await self._users.verify(app, _bearer_token(call.authorization))
-            return await call.answer(MODELS[route])
-        await self._complete(call, app, "native" if route == "ai" else "openai")
+            await self._users.verify(app, _bearer_token(request.authorization))
+            return await request.answer(MODELS[route])
+        await self._complete(request, app, "native" if route == "ai" else "openai")
 
-    async def _complete(self, call: Call, app: App, format_name: str) -> None:
+    async def _complete(self, request: InferenceRequest, app: App, format_name: str) -> None:
         """Verifies the token, admits the request, relays its answer and settles its cost."""
-        user = await self._users.verify(app, _bearer_token(call.authorization))
-        call.authorization = None
-        call.format = format_name
-        if call.trace is not None:
-            call.trace.leave()
-        ask = await _read_ask(call)
+        user = await self._users.verify(app, _bearer_token(request.authorization))
+        request.authorization = None
+        request.format = format_name
+        if request.trace is not None:
+            request.trace.leave()
+        completion = await _read_completion_request(request)
         account = await self._registry.account_of(app)
         if account is None:
             raise AppNotFound
         # A faulty request reserves nothing, but counts against the rates.
-        bound = worst_case(ask.model, ask.text_bytes, ask.max_tokens) if isinstance(ask, Ask) else 0
-        if isinstance(ask, Ask):
-            call.model = ask.model
-        if call.trace is not None:
-            call.trace.enter("admit")
+        bound = (
+            worst_case(completion.model, completion.text_bytes, completion.max_tokens)
+            if isinstance(completion, CompletionRequest)
+            else 0
+        )
+        if isinstance(completion, CompletionRequest):
+            request.model = completion.model
+        if request.trace is not None:
+            request.trace.enter("admit")
         admitted = await self._admission.admit(app, account, user, bound)
-        call.headers += admitted.headers
-        if call.trace is not None:
-            call.trace.leave()
-        if isinstance(ask, ServiceError):
-            raise ask  # after admission, because a fault of the body must not mask a refusal
+        request.headers += admitted.headers
+        if request.trace is not None:
+            request.trace.leave()
+        if isinstance(completion, ServiceError):
+            raise completion  # after admission, because a fault of the body must not mask a refusal
         assert admitted.reservation is not None
-        call.admitted = True
+        request.admitted = True
         backlog = Backlog(self._backlogs, account.id)
         try:
-            await self._relay(call, ask, admitted.reservation, account, backlog)
+            await self._relay(request, completion, admitted.reservation, account, backlog)
         finally:
             backlog.clear()
 
     # -- before the token ------------------------------------------------------------------------------------
 
-    async def _find_app(self, call: Call, name: str) -> tuple[bool, App | None]:
+    async def _find_app(self, request: InferenceRequest, name: str) -> tuple[bool, App | None]:
         """Whether inference is available, and the app. While it is off, only the CORS headers need the app."""
         available = self._availability.status().available
         app = None
         try:
             if SLUG.fullmatch(name):
                 app = await self._registry.app(name)
-                call.app = name if app is not None else ""
+                request.app = name if app is not None else ""
         except ServiceError:
             if available:
                 raise
-        if call.origin is None:
-            call.origin_allowed = True
-        elif app is not None and cors.is_allowed(self._settings, app, call.origin):
-            call.origin_allowed = True
-            call.headers += cors.response_headers(call.origin)
+        if request.origin is None:
+            request.origin_allowed = True
+        elif app is not None and cors.is_allowed(self._settings, app, request.origin):
+            request.origin_allowed = True
+            request.headers += cors.response_headers(request.origin)
         else:
-            call.headers.append(cors.VARY)
+            request.headers.append(cors.VARY)
         return available, app
 
-    async def _preflight(self, call: Call, app: App | None, origin: bytes, methods: bytes) -> None:
+    async def _preflight(self, request: InferenceRequest, app: App | None, origin: bytes, methods: bytes) -> None:
         if app is None:
             raise AppNotFound
-        if not call.origin_allowed:
+        if not request.origin_allowed:
             raise OriginNotAllowed
-        call.headers = [call.headers[0], *cors.preflight_headers(origin, call.preflight_headers, methods)]
-        await call.start(204, [])
-        await call.send_body(b"")
+        request.headers = [request.headers[0], *cors.preflight_headers(origin, request.preflight_headers, methods)]
+        await request.start(204, [])
+        await request.send_body(b"")
 
-    async def _not_found(self, call: Call, name: str, route: str) -> None:
+    async def _not_found(self, request: InferenceRequest, name: str, route: str) -> None:
         app = None
         with contextlib.suppress(ServiceError):
-            _, app = await self._find_app(call, name)
+            _, app = await self._find_app(request, name)
         if route.startswith("ai/"):
-            if call.method == "OPTIONS" and call.origin is not None:  # so that the page can read the hint
-                return await self._preflight(call, app, call.origin, b"GET, POST")
+            if request.method == "OPTIONS" and request.origin is not None:  # so that the page can read the hint
+                return await self._preflight(request, app, request.origin, b"GET, POST")
             raise NotFound(explain_missing(route.removeprefix("ai/")))
-        call.code = "NOT_FOUND"
-        await call.start(404, NOT_FOUND_HEADERS)
-        await call.send_body(NOT_FOUND)
+        request.code = "NOT_FOUND"
+        await request.start(404, NOT_FOUND_HEADERS)
+        await request.send_body(NOT_FOUND)
 
     # -- from admission to settlement ------------------------------------------------------------------------
 
-    async def _relay(self, call: Call, ask: Ask, reservation: Reservation, account: Account, backlog: Backlog) -> None:
+    async def _relay(
+        self,
+        request: InferenceRequest,
+        completion: CompletionRequest,
+        reservation: Reservation,
+        account: Account,
+        backlog: Backlog,
+    ) -> None:
         """Relays the answer, and settles the reservation on every way out.
 
         The permit is held until the answer has been read; what a slow client has not taken by then is sent afterwards.
         """
         format: Format = native.NATIVE
-        if call.format == "openai":
-            format = openai.OpenAI(call.request_id, ask.model, ask.with_usage)
+        if request.format == "openai":
+            format = openai.OpenAI(request.request_id, completion.model, completion.with_usage)
         permit: Permit | None = None
         stream: Stream | None = None
         failure: ServiceError | None = None
-        whole, held = Whole("", "", []), b""
+        full, held = FullAnswer("", "", []), b""
         try:
-            tokens = most_tokens(ask.text_bytes, ask.max_tokens)
+            tokens = most_tokens(completion.text_bytes, completion.max_tokens)
             permit = self._permits.take_now(account.id, tokens)
             if permit is None:
-                permit = await self._wait_for_permit(call, account, ask, tokens, format)
-            if call.trace is not None and self._traces is not None:
-                self._traces.enter_exchange(call.trace, ask)
-            stream = call.stream = await self._post(ask)
+                permit = await self._wait_for_permit(request, account, completion, tokens, format)
+            if request.trace is not None and self._traces is not None:
+                self._traces.enter_exchange(request.trace, completion)
+            stream = request.stream = await self._post(completion)
             self._permits.mark_sent(permit)
-            call.watch(stream.fail, stream.nudge)
-            if ask.stream:
-                held = await _relay_stream(call, ask, format, stream, backlog)
+            request.watch(stream.fail, stream.nudge)
+            if completion.stream:
+                held = await _relay_stream(request, completion, format, stream, backlog)
             else:
-                whole = await _collect(stream)
+                full = await _collect(stream)
         except ServiceError as error:
             failure = error
         finally:
             if stream is not None:
-                call.unwatch()
+                request.unwatch()
                 self._provider.close_stream(stream)
-            owed = _owed(ask, reservation, stream, failure)
+            charge = _charge_for(completion, reservation, stream, failure)
             if permit is not None:
-                self._permits.release(permit, served=stream is not None, tokens=owed.tokens)
+                self._permits.release(permit, served=stream is not None, tokens=charge.tokens)
             self._note_signal(stream, failure)
-            if owed.anomaly is not None:
-                self._metrics.anomalies.labels(owed.anomaly).inc()
-            call.nano_euro = owed.cost
-            if call.trace is not None:
-                call.trace.enter(SETTLE)
+            if charge.anomaly is not None:
+                self._metrics.anomalies.labels(charge.anomaly).inc()
+            request.nano_euro = charge.cost
+            if request.trace is not None:
+                request.trace.enter(SETTLE)
             # Settled before the end is sent, so that a client who has the whole answer can read its cost.
-            await self._admission.settle(reservation, owed.cost)
-            if call.trace is not None:
-                call.trace.leave()
+            await self._admission.settle(reservation, charge.cost)
+            if request.trace is not None:
+                request.trace.leave()
         if failure is not None:
-            return await self._end_with_failure(call, format, failure)
+            return await self._end_with_failure(request, format, failure)
         assert stream is not None
         answer = stream.answer
-        model = _answering_model(ask, stream)
-        if not ask.stream:
-            return await call.answer(format.whole(whole, model, answer.finish, answer.usage), backlog)
-        if held and call.first_token is None:
-            call.first_token = time.perf_counter()
+        model = _answering_model(completion, stream)
+        if not completion.stream:
+            return await request.answer(format.full(full, model, answer.finish, answer.usage), backlog)
+        if held and request.first_token is None:
+            request.first_token = time.perf_counter()
         while backlog:
-            await call.stream_body(backlog.next_piece())
-        await call.stream_body(held + format.end(model, answer.finish, answer.usage), last=True)
+            await request.stream_body(backlog.next_piece())
+        await request.stream_body(held + format.end(model, answer.finish, answer.usage), last=True)
 
-    async def _wait_for_permit(self, call: Call, account: Account, ask: Ask, tokens: int, format: Format) -> Permit:
+    async def _wait_for_permit(
+        self, request: InferenceRequest, account: Account, completion: CompletionRequest, tokens: int, format: Format
+    ) -> Permit:
         """Waits for the account's turn at the provider. Raises ProviderQuotaExhausted, or ClientGone.
 
         A stream begins with a keep-alive if that takes longer than one may be due.
         """
-        if call.trace is not None:
-            call.trace.enter("wait")
-        turn = self._permits.join(account.id, call.app, self._settings.provider_weights[account.plan], tokens)
-        call.watch(turn.leave)
+        if request.trace is not None:
+            request.trace.enter("wait")
+        turn = self._permits.join(account.id, request.app, self._settings.provider_weights[account.plan], tokens)
+        request.watch(turn.leave)
         try:
-            if not ask.stream:
+            if not completion.stream:
                 return await turn.permit()
-            return await turn.permit(self._settings.keep_alive, lambda: call.keep_alive(format.keep_alive))
+            return await turn.permit(self._settings.keep_alive, lambda: request.keep_alive(format.keep_alive))
         finally:
-            call.unwatch()
+            request.unwatch()
 
     async def end_vain_waits(self) -> None:
         """Runs for the life of the process. Ends the waiting of requests that can no longer be served."""
@@ -298,13 +311,13 @@ class Inference:
                     if await self._registry.app(name) is None:
                         self._permits.fail_waiting(AppNotFound(), app=name)
 
-    async def _post(self, ask: Ask) -> Stream:
+    async def _post(self, completion: CompletionRequest) -> Stream:
         connection = await self._provider.connect()
         # Checked again because reading the body and verifying the token took time, and the file acts at once.
         if self._availability.emergency_off():
             self._provider.keep(connection)
             raise InferenceDisabled
-        payload, ask.payload = ask.payload, b""  # an open stream does not keep its prompt
+        payload, completion.payload = completion.payload, b""  # an open stream does not keep its prompt
         return self._provider.post(connection, payload)
 
     def _note_signal(self, stream: Stream | None, failure: ServiceError | None) -> None:
@@ -319,46 +332,46 @@ class Inference:
         elif isinstance(failure, ProviderFailed) and stream.status in (401, 403):
             self._availability.check_credential()
 
-    async def _end_with_failure(self, call: Call, format: Format, failure: ServiceError) -> None:
+    async def _end_with_failure(self, request: InferenceRequest, format: Format, failure: ServiceError) -> None:
         """As an event if the answer has begun, else as a response with the failure's own status."""
         if failure.code in PROVIDER_FAULT_CODES:
-            self._metrics.provider_errors.labels(failure.code, call.model).inc()
-        if not call.status:
+            self._metrics.provider_errors.labels(failure.code, request.model).inc()
+        if not request.status:
             raise failure
-        call.code = failure.code
-        await call.stream_body(format.error(failure), last=True)
+        request.code = failure.code
+        await request.stream_body(format.error(failure), last=True)
 
-    def _report(self, call: Call) -> None:
+    def _report(self, request: InferenceRequest) -> None:
         """Counts the request and writes its log line, without content."""
         now = time.perf_counter()
-        usage = call.stream.answer.usage if call.stream is not None else None
-        ttft = None if call.first_token is None else call.first_token - call.began  # seconds
+        usage = request.stream.answer.usage if request.stream is not None else None
+        ttft = None if request.first_token is None else request.first_token - request.began  # seconds
         line = RequestLine(
-            request_id=call.request_id,
-            app=call.app,
-            format=call.format,
-            model=call.model,
-            status=call.status,
-            code=call.code,
+            request_id=request.request_id,
+            app=request.app,
+            format=request.format,
+            model=request.model,
+            status=request.status,
+            code=request.code,
             input_tokens=usage.input if usage else None,
             output_tokens=usage.output if usage else None,
-            nano_euro=call.nano_euro,
+            nano_euro=request.nano_euro,
             ttft_ms=None if ttft is None else round(ttft * 1000, 1),
-            duration_ms=round((now - call.began) * 1000, 1),
-            provider_status=(call.stream.status or None) if call.stream is not None else None,
+            duration_ms=round((now - request.began) * 1000, 1),
+            provider_status=(request.stream.status or None) if request.stream is not None else None,
         )
-        self._metrics.ended(line, admitted=call.admitted)
-        if call.account or call.code:  # neither a preflight nor the list of models
-            self._counters.request(call.account, line, admitted=call.admitted)
+        self._metrics.ended(line, admitted=request.admitted)
+        if request.account or request.code:  # neither a preflight nor the list of models
+            self._counters.request(request.account, line, admitted=request.admitted)
         request_line(line)
-        if call.trace is not None and self._traces is not None:
-            self._traces.finish(call, call.trace)
+        if request.trace is not None and self._traces is not None:
+            self._traces.finish(request, request.trace)
 
 
 def _bearer_token(authorization: bytes | None) -> bytes:
     if authorization is None:
         raise TokenMissing
-    if authorization == REPEATED:
+    if authorization == DUPLICATE:
         raise TokenInvalid
     scheme, _, token = authorization.partition(b" ")
     if scheme.lower() != b"bearer" or not (token := token.strip()):
@@ -366,16 +379,20 @@ def _bearer_token(authorization: bytes | None) -> bytes:
     return token
 
 
-async def _read_ask(call: Call) -> Ask | ServiceError:
+async def _read_completion_request(request: InferenceRequest) -> CompletionRequest | ServiceError:
     """What the body asks for, or its fault. Raises ClientGone."""
-    read_ask = native.read_ask if call.format == "native" else openai.read_ask
+    read_completion_request = (
+        native.read_completion_request if request.format == "native" else openai.read_completion_request
+    )
     try:
-        return read_ask(await call.read_body(), call.wants_stream)
+        return read_completion_request(await request.read_body(), request.wants_stream)
     except ServiceError as fault:
         return fault
 
 
-def _owed(ask: Ask, reservation: Reservation, stream: Stream | None, failure: ServiceError | None) -> Owed:
+def _charge_for(
+    completion: CompletionRequest, reservation: Reservation, stream: Stream | None, failure: ServiceError | None
+) -> Charge:
     """What a request owes that ended, on whatever way:
 
     - nothing, if it was not sent;
@@ -388,53 +405,55 @@ def _owed(ask: Ask, reservation: Reservation, stream: Stream | None, failure: Se
         return NOTHING
     usage = stream.answer.usage
     if usage is not None:
-        return owed_for_usage(_answering_model(ask, stream), usage, reservation.bound)
+        return charge_for_usage(_answering_model(completion, stream), usage, reservation.bound)
     if failure is not None and not stream.answer.produced and not isinstance(failure, Interrupted):
         return NOTHING
     if isinstance(stream.answer.failure, ClientGone | Interrupted):
-        return Owed(reservation.bound)  # nobody waited for the usage
-    return Owed(reservation.bound, "no usage")
+        return Charge(reservation.bound)  # nobody waited for the usage
+    return Charge(reservation.bound, "no usage")
 
 
-def _answering_model(ask: Ask, stream: Stream) -> str:
+def _answering_model(completion: CompletionRequest, stream: Stream) -> str:
     """The model that the answer names and is charged for: the provider's word counts if the model has a price."""
     model = stream.answer.model
-    return model if model is not None and model in PRICES else ask.model
+    return model if model is not None and model in PRICES else completion.model
 
 
-async def _relay_stream(call: Call, ask: Ask, format: Format, stream: Stream, backlog: Backlog) -> bytes:
+async def _relay_stream(
+    request: InferenceRequest, completion: CompletionRequest, format: Format, stream: Stream, backlog: Backlog
+) -> bytes:
     """Sends what `read` returns, but returns the chunks that came in the same read as the end, to be sent with it.
 
     While this waits in `read`, what arrives after the first token is sent past ASGI's coroutines. While the client does
     not read, it goes to the backlog; a client whose account has no room there is disconnected.
     """
     stream.format = format
-    forward = None if call.connection is None else call.connection.write_chunk
+    forward = None if request.connection is None else request.connection.write_chunk
     named = False
     while (deltas := await stream.read()) is not None:
         if deltas and not named:
             named = True
-            format.name_model(_answering_model(ask, stream))
+            format.name_model(_answering_model(completion, stream))
         out = format.chunks(deltas)
         if stream.answer.complete:
             return out
-        if call.first_token is None and out:
-            call.first_token = time.perf_counter()
+        if request.first_token is None and out:
+            request.first_token = time.perf_counter()
         stream.forward = None
-        if backlog or call.stalled:
+        if backlog or request.stalled:
             if not backlog.add(out):
-                call.disconnect()
-            while backlog and (not call.stalled or len(backlog) > ANSWER):
-                await call.stream_body(backlog.next_piece())
+                request.disconnect()
+            while backlog and (not request.stalled or len(backlog) > ANSWER):
+                await request.stream_body(backlog.next_piece())
         elif out or not deltas:
-            await call.stream_body(out or format.keep_alive)
+            await request.stream_body(out or format.keep_alive)
             stream.unsent = 0.0
-        if call.first_token is not None and not backlog:
+        if request.first_token is not None and not backlog:
             stream.forward = forward
     return b""
 
 
-async def _collect(stream: Stream) -> Whole:
+async def _collect(stream: Stream) -> FullAnswer:
     text, reasoning, calls = [], [], []
     while (deltas := await stream.read()) is not None:
         if stream.answer.produced > WHOLE_LIMIT:
@@ -446,7 +465,7 @@ async def _collect(stream: Stream) -> Whole:
                 reasoning.append(thought)
             if delta.tool_calls:
                 calls += delta.tool_calls
-    return Whole("".join(text), "".join(reasoning), calls)
+    return FullAnswer("".join(text), "".join(reasoning), calls)
 
 
 def _origin_of(error: BaseException) -> str:

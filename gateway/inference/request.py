@@ -30,10 +30,10 @@ STREAM_HEADERS: Headers = [
     (b"x-accel-buffering", b"no"),
 ]
 SINGLETONS = (b"authorization", b"origin", b"content-type", b"content-length")  # headers that may come once
-REPEATED = b"several"  # for one that came more than once: no copy of it can be trusted
+DUPLICATE = b"several"  # for one that came more than once: no copy of it can be trusted
 
 
-class Call:
+class InferenceRequest:
     """One request, and what its answer and its log line need."""
 
     __slots__ = (
@@ -216,13 +216,13 @@ class Call:
 
 
 def _combine(headers: Headers) -> dict[bytes, bytes]:
-    """Each header's value: its lines joined with commas, or REPEATED if it may come only once."""
+    """Each header's value: its lines joined with commas, or DUPLICATE if it may come only once."""
     found: dict[bytes, bytes] = {}
     for name, value in headers:
         if name not in found:
             found[name] = value
         elif name in SINGLETONS:
-            found[name] = REPEATED
+            found[name] = DUPLICATE
         else:
             found[name] += b", " + value
     return found

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.errors import Headers
-from gateway.inference.formats.completion import Ask, finish_reason
+from gateway.inference.formats.completion import CompletionRequest, finish_reason
 from gateway.inference.formats.tools import TOOL_CALLS
 from gateway.inference.provider.connection import Stream
-from gateway.inference.request import Call
+from gateway.inference.request import InferenceRequest
 from gateway.inference.spend.prices import PRICES
 from gateway.settings import Settings
 from gateway.telemetry.spans import Kind, Span, Trace, Tracer, Value
@@ -28,51 +28,51 @@ class RequestTraces:
         self._tracer, self._routes = tracer, routes
         self._provider = _describe_provider(settings.provider_url)
 
-    def begin(self, call: Call, headers: Headers) -> Trace | None:
+    def begin(self, request: InferenceRequest, headers: Headers) -> Trace | None:
         parents = [value for name, value in headers if name == b"traceparent"]
         parent = parents[0] if len(parents) == 1 else None
-        return self._tracer.begin(_method(call), Kind.SERVER, call.began, parent)
+        return self._tracer.begin(_method(request), Kind.SERVER, request.began, parent)
 
-    def enter_exchange(self, trace: Trace, ask: Ask) -> None:
-        span = trace.enter(f"chat {ask.model}", Kind.CLIENT)
+    def enter_exchange(self, trace: Trace, completion: CompletionRequest) -> None:
+        span = trace.enter(f"chat {completion.model}", Kind.CLIENT)
         span.attributes = {
             "gen_ai.operation.name": "chat",
-            "gen_ai.request.model": ask.model,
-            "gen_ai.request.max_tokens": ask.max_tokens,
+            "gen_ai.request.model": completion.model,
+            "gen_ai.request.max_tokens": completion.max_tokens,
             "gen_ai.request.stream": True,  # also for a caller who wants the answer as a whole
             **self._provider,
         }
 
-    def finish(self, call: Call, trace: Trace) -> None:
-        self._describe_request(call, trace.root)
-        if call.code:
+    def finish(self, request: InferenceRequest, trace: Trace) -> None:
+        self._describe_request(request, trace.root)
+        if request.code:
             # A refused or absent caller is no failure of the service.
-            failed = call.status >= 500 or (call.status == 200 and call.code != "CLIENT_GONE")
+            failed = request.status >= 500 or (request.status == 200 and request.code != "CLIENT_GONE")
             for span in (trace.root, *_failed_stage(trace)):
-                span.set_error(call.code, failed=failed)
+                span.set_error(request.code, failed=failed)
         for span in trace.stages:
-            if span.kind is Kind.CLIENT and call.stream is not None:
-                _describe_answer(span, call.stream, call.first_token)
+            if span.kind is Kind.CLIENT and request.stream is not None:
+                _describe_answer(span, request.stream, request.first_token)
             elif span.name == SETTLE:
-                span.attributes["capsule.nano_euro"] = call.nano_euro
+                span.attributes["capsule.nano_euro"] = request.nano_euro
         trace.finish()
 
-    def _describe_request(self, call: Call, root: Span) -> None:
-        route = call.path.removeprefix("/capsule/").partition("/")[2]
-        root.attributes = {"http.request.method": _method(call), "capsule.request_id": call.request_id}
+    def _describe_request(self, request: InferenceRequest, root: Span) -> None:
+        route = request.path.removeprefix("/capsule/").partition("/")[2]
+        root.attributes = {"http.request.method": _method(request), "capsule.request_id": request.request_id}
         if route in self._routes:
             root.attributes["http.route"] = f"/capsule/{{app}}/{route}"
             root.name = f"{root.name} /capsule/{{app}}/{route}"
-        if call.status:
-            root.attributes["http.response.status_code"] = call.status
-        if call.app:
-            root.attributes["capsule.app"] = call.app
-        if call.account:
-            root.attributes["capsule.account"] = call.account
+        if request.status:
+            root.attributes["http.response.status_code"] = request.status
+        if request.app:
+            root.attributes["capsule.app"] = request.app
+        if request.account:
+            root.attributes["capsule.account"] = request.account
 
 
-def _method(call: Call) -> str:
-    return call.method if call.method in METHODS else "_OTHER"
+def _method(request: InferenceRequest) -> str:
+    return request.method if request.method in METHODS else "_OTHER"
 
 
 def _describe_provider(url: str) -> dict[str, Value]:

@@ -146,6 +146,6 @@ class Findings:
         )
         if recorded and notify:
             logger.info(
-                "monitor.told", type=SecurityFinding.type, app=app.id, account=app.account, findings=len(notify)
+                "monitor.event_queued", type=SecurityFinding.type, app=app.id, account=app.account, findings=len(notify)
             )
         return recorded

@@ -223,7 +223,7 @@ def _grype(scan: _Grype) -> Scan:
 
 
 def _cve(ids: Iterator[str]) -> str:
-    """Prefers the CVE: scanners use the ids of different catalogues for the same vulnerability."""
+    """Prefers the CVE: scanners use the ids of different catalogs for the same vulnerability."""
     every = list(ids)
     return _cut("cve", next((each for each in every if each.startswith("CVE-")), every[0]))
 

@@ -125,7 +125,7 @@ def host_and_port(url: str) -> tuple[str, int]:
     return parsed.raw_host.decode("ascii"), parsed.port or (443 if parsed.scheme == "https" else 80)
 
 
-# getaddrinfo has no deadline and cannot be cancelled: a name whose servers do not answer holds its thread for half a
+# getaddrinfo has no deadline and cannot be canceled: a name whose servers do not answer holds its thread for half a
 # minute. Therefore a turn lasts as long as the thread, even when the caller has given up, and tenants share the turns,
 # so that names that hang hold up their own tenant only. The operator's own names have separate turns, which no
 # customer's name can take.

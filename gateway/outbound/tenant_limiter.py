@@ -75,7 +75,7 @@ class Turns:
             if not self._free:
                 break
             queue = self._waiting[tenant]
-            while queue and queue[0].done():  # cancelled, and its task has not run since
+            while queue and queue[0].done():  # canceled, and its task has not run since
                 queue.popleft()
             if queue and self._may_take(tenant):
                 self._grant(tenant)

@@ -15,7 +15,7 @@ import structlog
 from redis.asyncio.client import PubSub
 from redis.exceptions import NoScriptError, ResponseError
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneRefused, BackboneUnavailable, NotReplicated
 from gateway.ids import day_of
 from gateway.redis import servers
@@ -51,7 +51,7 @@ async def until_redis_answers(attempt: Callable[[], Awaitable[T]], *, waiting: s
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
         else:
-            end_if_cancelled()
+            end_if_canceled()
             return result
 
 
@@ -86,7 +86,7 @@ class Store:
         self._listeners: list[Callable[[], None]] = []
         self._clients: WeakSet[Any] = WeakSet()  # redis-py's, whose connections move with the primary
         self._primary: object = None  # as `_find_primary` told it last
-        self._watch = PrimaryWatch(self._look, self._sentinels.sentinels if self._sentinels else ())
+        self._watch = PrimaryWatch(self._check_primary, self._sentinels.sentinels if self._sentinels else ())
         # For scripts. In a cluster, other commands have connections of their own too: long answers delay no script.
         self._pipeline = self._make_pipeline()
         self._replicated = self._make_pipeline(replicas) if replicas else self._pipeline
@@ -132,7 +132,7 @@ class Store:
         with backbone():
             return await self._sentinels.discover_master(self._servers.service)
 
-    async def _look(self) -> None:
+    async def _check_primary(self) -> None:
         """Moves the connections that lead to another server than the primary."""
         try:
             primary = await self._find_primary()

@@ -105,7 +105,7 @@ class _Connection(asyncio.Protocol):
             reader.feed(data)
             while (reply := reader.gets()) is not False:
                 answer = pending.popleft()
-                if answer.done():  # the caller was cancelled
+                if answer.done():  # the caller was canceled
                     continue
                 if isinstance(reply, hiredis.ReplyError):
                     code = str(reply).partition(" ")[0]

@@ -68,9 +68,9 @@ class Sentinels(Sentinel):
 class PrimaryWatch:
     """Calls `look` each second, and soon after each doubt. The first doubt begins it."""
 
-    def __init__(self, look: Callable[[], Awaitable[None]], sentinels: Sequence[Any] = ()) -> None:
+    def __init__(self, check: Callable[[], Awaitable[None]], sentinels: Sequence[Any] = ()) -> None:
         """`sentinels`: redis-py's clients of them, whose messages are doubts too."""
-        self._look, self._sentinels = look, sentinels
+        self._check, self._sentinels = check, sentinels
         self._doubtful = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -89,7 +89,7 @@ class PrimaryWatch:
 
     async def _watch(self) -> None:
         while True:
-            await self._look()
+            await self._check()
             await asyncio.sleep(PAUSE)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(INTERVAL - PAUSE):

@@ -80,7 +80,7 @@ class ReplicatedPipeline(Pipeline):
 
 
 def _conclude(answer: asyncio.Future[Replicated], reply: Any, replicas: Any) -> None:
-    if answer.done():  # its caller was cancelled
+    if answer.done():  # its caller was canceled
         return
     fault = next((result for result in (reply, replicas) if isinstance(result, BaseException)), None)
     if fault is None:

@@ -40,7 +40,9 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._ended: list[tuple[RequestLine, bool]] = []  # requests to be counted, and whether they were admitted
         self._new_reserved = self._new_settled = 0  # nano-euro to be counted
-        self.requests = Counter("gateway_requests", "Inference requests", ["door", "status", "code"], registry=registry)
+        self.requests = Counter(
+            "gateway_requests", "Inference requests", ["format", "status", "code"], registry=registry
+        )
         self.open_streams = Gauge(
             "gateway_streams_open",
             "Exchanges with the provider under way",

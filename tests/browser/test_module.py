@@ -68,7 +68,7 @@ async def test_an_abort_cancels_the_request_at_the_provider(visitor: Visitor, pr
     assert answer.text is None
     assert answer.error
     assert (answer.error["name"], answer.error["known"]) == ("AbortError", False)
-    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
 
 
 async def test_an_abort_before_the_first_token(visitor: Visitor, provider: FakeProvider) -> None:
@@ -79,7 +79,7 @@ async def test_an_abort_before_the_first_token(visitor: Visitor, provider: FakeP
     answer = await asking
     assert answer.error
     assert answer.error["name"] == "AbortError"
-    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
 
 
 async def test_an_abort_before_the_start_asks_nobody(visitor: Visitor, provider: FakeProvider, site: Site) -> None:
@@ -111,7 +111,7 @@ async def test_an_abort_does_not_wait_for_a_slow_on_token(visitor: Visitor, prov
     answer = await asyncio.wait_for(asking, 5)
     assert answer.error
     assert answer.error["name"] == "TimeoutError"
-    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
 
 
 async def test_what_on_token_throws_ends_the_request(visitor: Visitor, provider: FakeProvider) -> None:
@@ -119,7 +119,7 @@ async def test_what_on_token_throws_ends_the_request(visitor: Visitor, provider:
     answer = await visitor.ask(prompt, "{ onToken: () => { throw new RangeError('mine') } }")
     assert answer.error
     assert (answer.error["name"], answer.error["message"]) == ("RangeError", "mine")
-    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 2)
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
 
 
 async def test_a_slow_on_token_gets_all_tokens_in_order(visitor: Visitor, provider: FakeProvider) -> None:

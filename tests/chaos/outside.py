@@ -126,7 +126,7 @@ async def listen(outside: Outside) -> None:
 
 async def main(port: int, records: Path, keys: Path) -> None:
     outside = Outside(records, json.loads(keys.read_text()), os.environ["PROVIDER_KEY"])
-    # A cancelled handler is how the provider learns that the gateway has left.
+    # A canceled handler is how the provider learns that the gateway has left.
     runner = web.AppRunner(outside.app(), access_log=None, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import aiohttp
 import redis
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.operations.keys import HEARTBEAT_SECONDS, worker_key
 from tests.chaos.nodes import Servers
 from tests.chaos.prompts import prompt
@@ -63,7 +63,7 @@ class Recovery:
 
     async def _watch_servers(self) -> None:
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             began = time.monotonic()
             ok = await self._servers.takes_writes()
             if ok != self.state.ok:
@@ -93,7 +93,7 @@ class Recovery:
     async def _watch_heartbeats(self) -> None:
         """A heartbeat's time to live tells when it was renewed."""
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             for group in GROUPS:
                 names = [f"{socket.gethostname()}-{number}" for number in range(1, NAMES + 1)]
                 renewed = []

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import redis
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from tests.chaos import planted
 from tests.chaos.books import Disturbance
 from tests.chaos.checker import Checker
@@ -271,7 +271,7 @@ class Run:
     async def _check(self, servers: Servers) -> None:
         turn = 0
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             await asyncio.sleep(1)
             turn += 1
             self.checker.read()

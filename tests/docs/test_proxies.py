@@ -161,7 +161,7 @@ async def a_client_that_leaves_ends_the_request(app: App) -> None:
     async with app.stream(prompt) as source:
         await anext(source.aiter_sse())
     (exchange,) = app.gateway.provider.asked(prompt)
-    await asyncio.wait_for(exchange.cancelled.wait(), 10)
+    await asyncio.wait_for(exchange.canceled.wait(), 10)
 
 
 @pytest.mark.parametrize("proxy", ["nginx", "caddy"])

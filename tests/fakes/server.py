@@ -63,8 +63,8 @@ class Exchange:
     connection: int
     writer: asyncio.StreamWriter
     at: float = field(default_factory=time.monotonic)
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-    cancelled_at: float | None = None
+    canceled: asyncio.Event = field(default_factory=asyncio.Event)
+    canceled_at: float | None = None
     finished: bool = False
     written: int = 0
     chunked: bool | None = None
@@ -226,8 +226,8 @@ class FakeServer:
             exchange.finished = True
         except OSError as end:
             if not isinstance(end, ConnectionAbortedError):
-                exchange.cancelled_at = time.monotonic()
-                exchange.cancelled.set()
+                exchange.canceled_at = time.monotonic()
+                exchange.canceled.set()
             raise
         finally:
             for task in (watch, play):

@@ -78,6 +78,6 @@ class Shop:
                     await socket.send_bytes(message.data)
                 else:
                     await socket.send_str(f"{message.data} {request.headers['Host']}")
-        finally:  # cancelled if the connection was lost
+        finally:  # canceled if the connection was lost
             self.closed_with.append(socket.close_code)
         return socket

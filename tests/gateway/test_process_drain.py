@@ -70,7 +70,7 @@ async def test_drain(launch: Launch, backend: FakeAppBackend, provider: FakeProv
         assert cut[-1] is None or cut[-1].event in ("message", "error")
         await asyncio.wait_for(asyncio.to_thread(gw.process.wait), 5)
         assert gw.process.returncode in (0, -signal.SIGTERM)
-        await asyncio.wait_for(provider.asked(second)[0].cancelled.wait(), 1)
+        await asyncio.wait_for(provider.asked(second)[0].canceled.wait(), 1)
         for app, expected in ((finishing, cost(3, 2)), (hanging, bound(second))):
             app.account.gateway = heir
             assert await app.account.settled() == expected

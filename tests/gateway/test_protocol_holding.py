@@ -30,7 +30,7 @@ async def port(site: Site) -> AsyncIterator[int]:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEAD_SECONDS", "LEFTOVER_SECONDS", "STALL_SECONDS"):
         monkeypatch.setattr(protocol, name, 0.2)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
 
 
 async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float = 0.05, most: float = 6) -> float:
@@ -49,7 +49,7 @@ async def held(writer: asyncio.StreamWriter, *, drip: bytes = b"", every: float 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("drip", [b"\r\n", b"\n", b"G"], ids=["crlf", "lf", "letter"])
 async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes) -> None:
-    """A lone line break cancelled the server's keep-alive timer, and nothing else ended the connection."""
+    """A lone line break canceled the server's keep-alive timer, and nothing else ended the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(GET)
     await reader.readuntil(b"ok")
@@ -59,7 +59,7 @@ async def test_bytes_that_are_no_request_after_an_answer(port: int, drip: bytes)
 @pytest.fixture
 def short_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "KEEP_ALIVE_SECONDS", 1.0)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("short_keep_alive")
@@ -111,7 +111,7 @@ async def test_one_line_break_after_an_answer(port: int) -> None:
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_body_that_ends_soon_after_its_answer(port: int) -> None:
-    """The rest of the body cancelled the keep-alive timer as well."""
+    """The rest of the body canceled the keep-alive timer as well."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\na")
     await reader.readuntil(b"ok")

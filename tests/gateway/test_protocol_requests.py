@@ -130,7 +130,7 @@ async def test_garbage_in_the_middle_of_a_stream(app: App, provider: FakeProvide
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
-    await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 1)
+    await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 1)
     assert await app.account.settled() == bound(prompt)
     assert await healthy(app)
 

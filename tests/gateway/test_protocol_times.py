@@ -49,7 +49,7 @@ async def serving() -> AsyncIterator[int]:
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "SWEEP_SECONDS", 0.05)
 
 
 async def ends(reader: asyncio.StreamReader) -> bytes:

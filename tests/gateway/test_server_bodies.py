@@ -19,7 +19,7 @@ CONSTANTS = {
     "gateway.server.BODY_SECONDS": 0.3,
     "gateway.protocol.UPLOAD_SECONDS": LONGEST,
     "gateway.protocol.LEFTOVER_SECONDS": 0.3,
-    "gateway.connections.LOOK_SECONDS": 0.1,
+    "gateway.connections.SWEEP_SECONDS": 0.1,
 }
 
 

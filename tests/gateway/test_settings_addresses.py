@@ -24,7 +24,7 @@ from tests.support.folders import as_ordinary_user, passable_folder
         ("rediss://localhost?ssl_ca_certs=/nowhere.pem", "ssl_ca_certs that does not exist"),
         (f"rediss://localhost?ssl_ca_certs={__file__}", "holds no certificates"),
         (f"rediss://localhost?ssl_certfile={__file__}", "no certificate with its key"),
-        ("redis://localhost?colour=red", "does not know: colour"),
+        ("redis://localhost?color=red", "does not know: color"),
         ("redis+cluster://", "must name a host"),
         ("redis+cluster://a,,b", "must name a host"),
         ("redis+cluster://a/3", "only one"),

@@ -24,7 +24,7 @@ from tests.support.redis_servers import RedisServer
 
 session = pytest.mark.asyncio(loop_scope="session")
 
-ANSWERED = r'gateway_requests_total\{code="",door="native",status="200"\}'
+ANSWERED = r'gateway_requests_total\{code="",format="native",status="200"\}'
 KINDS = ("counter", "histogram", "gauge_livesum", "gauge_livemin", "gauge_livemostrecent")
 FILES = {"lock", *(f"{kind}_{number}.db" for kind in KINDS for number in (0, 1))}
 STARTED = 25  # descriptors that a process has once it serves, and not before
@@ -212,12 +212,12 @@ def test_a_process_that_dies_at_its_start_is_not_replaced_at_once(tmp_path: Path
         child = Child(0, config, listener, tmp_path)
         starts, now = [], 0.0
         while now < 60:
-            child.look(now)
+            child.check(now)
             if child.process is not None:
                 starts.append(now)
                 child.process.kill()
                 child.process.join()
-                child.look(now)
+                child.check(now)
             now += TICK
     pauses = [later - earlier for earlier, later in itertools.pairwise(starts)]
     assert pauses[:5] == [0.5, 1, 2, 4, 8]

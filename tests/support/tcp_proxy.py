@@ -78,7 +78,7 @@ class Proxy:
         task = asyncio.create_task(self._serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was cancelled before it began
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it was canceled before it began
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.down:

@@ -24,7 +24,7 @@ class _Waiting(msgspec.Struct, eq=False):
     turn: asyncio.Future[None]
 
 
-class BuildTurns:
+class BuildQueue:
     def __init__(self, shared: int, spare: int = 1) -> None:
         self._shared, self._spare = shared, spare
         self._building: Counter[str] = Counter()  # builds in progress by account

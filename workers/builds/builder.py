@@ -27,7 +27,7 @@ import structlog
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_cancelled, finish_despite_cancellation
+from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.deploys.environment import Environments
 from gateway.deploys.positions import Position, write_positions
 from gateway.deploys.states import FINAL, GROUP, STREAM, Deploy, Deploys, StaleDeploy, State
@@ -41,12 +41,12 @@ from gateway.redis.partitions import partition_tag
 from gateway.settings import Settings
 from gateway.telemetry import tracing
 from gateway.telemetry.spans import Kind, Trace
-from workers.builds.build_queue import BuildTurns
+from workers.builds.build_queue import BuildQueue
 from workers.builds.engine import Engine, LocalEngine
 from workers.builds.lock import BuilderLock
 from workers.builds.log import DeployLog
 from workers.builds.schedule import Schedule
-from workers.builds.shared import SharedEngine
+from workers.builds.shared import MultiHostEngine
 from workers.hosting import sites
 from workers.hosting.archives import Archive
 from workers.hosting.serving import DeployError, Job, find_app
@@ -91,7 +91,7 @@ class Builder:
         asks = (self._find_app, self._find_ai_url, self._find_variables)
         self._schedule = Schedule(self._store, PARALLEL_BUILDS, self._start) if settings.storage_url else None
         self._engine: Engine = engine or (
-            SharedEngine(settings, self._store, *asks) if self._schedule else LocalEngine(settings, *asks)
+            MultiHostEngine(settings, self._store, *asks) if self._schedule else LocalEngine(settings, *asks)
         )
         self._consumer = Consumer(
             self._store, STREAM, GROUP, settings.webhook_claim_idle, self._accept, self._wait_for_space
@@ -100,12 +100,12 @@ class Builder:
         self._running: set[asyncio.Task[None]] = set()
         self._in_progress: set[str] = set()  # deploy ids
         self._current: dict[str, str] = {}  # app id → the deploy in progress
-        self._turns = BuildTurns(PARALLEL_BUILDS)
+        self._turns = BuildQueue(PARALLEL_BUILDS)
         self._entry_done = asyncio.Event()
         self._queue_changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Runs until it is cancelled. It then undoes the deploys in progress and queues them again."""
+        """Runs until it is canceled. It then undoes the deploys in progress and queues them again."""
         try:
             async with self._engine.open() as folder_id:
                 lock = None if self._schedule else BuilderLock(self._store, folder_id)
@@ -144,7 +144,7 @@ class Builder:
                 logger.warning("deploys.not_tidied", error=str(error))
             except Exception as error:  # what one tenant made must not stop the builder
                 logger.error("deploys.not_tidied", exc_info=error)
-            end_if_cancelled()
+            end_if_canceled()
             await asyncio.sleep(TIDY_INTERVAL)
 
     # -- entries of the stream -------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class Builder:
             with contextlib.suppress(BackboneUnavailable):
                 known = self._positions() if self._schedule is None else await self._schedule.positions()
                 await write_positions(self._store, known)
-            end_if_cancelled()
+            end_if_canceled()
             await asyncio.sleep(POSITIONS_PAUSE)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._queue_changed.wait(), POSITIONS_INTERVAL)
@@ -298,7 +298,7 @@ class Builder:
             if trace is not None:
                 trace.enter("wait")
             # A release that is reused needs no build, and waits for none.
-            async with self._take_turn(deploy):
+            async with self._acquire_slot(deploy):
                 self._queue_changed.set()
                 if trace is not None:
                     trace.enter(phase)
@@ -339,7 +339,7 @@ class Builder:
             await self._fail_phase(deploy, phase, error, log)
 
     @contextlib.asynccontextmanager
-    async def _take_turn(self, deploy: Deploy) -> AsyncIterator[None]:
+    async def _acquire_slot(self, deploy: Deploy) -> AsyncIterator[None]:
         if self._schedule is not None:  # which has started this deploy
             try:
                 yield
@@ -414,7 +414,7 @@ class Builder:
                         return now
                     raise
             else:
-                end_if_cancelled()
+                end_if_canceled()
                 return changed
 
     def _commit_recorder(self, deploy: Deploy) -> Callable[[str], Awaitable[None]]:

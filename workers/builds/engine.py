@@ -38,7 +38,7 @@ PRUNE_INTERVAL = 3_600.0  # seconds between two searches for archives of all app
 
 
 class Engine(Protocol):
-    """Every step raises `DeployError`, and every step may be cancelled."""
+    """Every step raises `DeployError`, and every step may be canceled."""
 
     def open(self) -> AbstractAsyncContextManager[str]:
         """Waits until no other worker uses the data folder; yields the folder's id."""

@@ -42,7 +42,7 @@ class BuilderLock:
             await asyncio.sleep(RETRY_INTERVAL)
 
     async def keep(self) -> None:
-        """Extends the record until it is cancelled. Raises RuntimeError when it names another folder."""
+        """Extends the record until it is canceled. Raises RuntimeError when it names another folder."""
         while True:
             if not await until_redis_answers(self._extend):
                 raise RuntimeError("another worker builds in a different data folder")

@@ -59,7 +59,7 @@ class Schedule:
         self._changed.set()
 
     async def run(self, consumer: Consumer) -> None:
-        """Runs until it is cancelled."""
+        """Runs until it is canceled."""
         while True:
             self._changed.clear()
             with contextlib.suppress(BackboneUnavailable):

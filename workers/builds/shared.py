@@ -41,7 +41,7 @@ TIME_BYTES = 64  # of the object that says since when an app is gone
 GONE = "gone"
 
 
-class SharedEngine(LocalEngine):
+class MultiHostEngine(LocalEngine):
     def __init__(
         self,
         settings: Settings,

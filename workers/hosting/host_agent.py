@@ -21,7 +21,7 @@ from gateway import storage
 from gateway.accounts.records import App
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_cancelled, finish_despite_cancellation
+from gateway.cancellation import end_if_canceled, finish_despite_cancellation
 from gateway.deploys.states import Deploy
 from gateway.errors import BackboneUnavailable, StorageUnavailable
 from gateway.events.catalog import Kind
@@ -65,13 +65,13 @@ class Agent:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._failed: set[str] = set()  # tokens of steps to try again
         self._seen: dict[str, float] = {}
-        self._looked = self._attended = time.monotonic()
+        self._checked = self._attended = time.monotonic()
         self._behind, self._synced, self._pauses = True, False, 0
         self._storage_failed = asyncio.Event()
 
     def is_current(self) -> bool:
         """False if this host may serve what others have replaced."""
-        return not self._behind and time.monotonic() - self._looked < PAUSED_SECONDS
+        return not self._behind and time.monotonic() - self._checked < PAUSED_SECONDS
 
     async def catch_up(self) -> None:
         """Fetches what should be served. Returns early when Redis or the storage is away."""
@@ -80,17 +80,17 @@ class Agent:
         with suppress(BackboneUnavailable):
             await self._sync()
             await self._until_applied()
-        self._looked, self._behind = time.monotonic(), False
+        self._checked, self._behind = time.monotonic(), False
 
     async def run(self) -> None:
-        """Runs until it is cancelled."""
+        """Runs until it is canceled."""
         resync, beat, failures = time.monotonic() + RESYNC_INTERVAL, 0.0, 0
         tidying = asyncio.create_task(self._tidy_regularly())
         try:
             while True:
-                end_if_cancelled()
-                self._look()
-                now, pauses = self._looked, self._pauses
+                end_if_canceled()
+                self._detect_pause()
+                now, pauses = self._checked, self._pauses
                 try:
                     if now >= resync:
                         resync, self._seen = now + RESYNC_INTERVAL, {}
@@ -103,7 +103,7 @@ class Agent:
                     failures = 0
                 except BackboneUnavailable:
                     failures, beat = failures + 1, 0.0
-                self._look()
+                self._detect_pause()
                 # After a pause, what was under way fails once although Redis is there.
                 if pauses == self._pauses and (failures == 0 or failures >= FAILURES):
                     self._behind = False
@@ -112,12 +112,12 @@ class Agent:
             tidying.cancel()
             await asyncio.gather(tidying, return_exceptions=True)
 
-    def _look(self) -> None:
+    def _detect_pause(self) -> None:
         now = time.monotonic()
-        if now - self._looked > PAUSED_SECONDS:
-            logger.warning("sites.was_paused", seconds=round(now - self._looked))
+        if now - self._checked > PAUSED_SECONDS:
+            logger.warning("sites.was_paused", seconds=round(now - self._checked))
             self._pauses, self._behind = self._pauses + 1, True
-        self._looked = now
+        self._checked = now
 
     async def aclose(self) -> None:
         for task in self._tasks.values():
@@ -163,7 +163,7 @@ class Agent:
                 if all(task.done() or self._is_in_canary(key) for key, task in self._tasks.items()):
                     return
                 await asyncio.wait([away], timeout=POLL_INTERVAL / 2)
-                self._look()
+                self._detect_pause()
         finally:
             away.cancel()
 

@@ -284,5 +284,5 @@ class Serving:
 
 
 async def run_in_thread(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Waits for the thread even when cancelled: a thread can't be cancelled, and the next step relies on its end."""
+    """Waits for the thread even when canceled: a thread can't be canceled, and the next step relies on its end."""
     return await finish_despite_cancellation(asyncio.to_thread(work, *args, **kwargs))

@@ -60,7 +60,7 @@ class Watchdog:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Runs until it is cancelled. The apps run on."""
+        """Runs until it is canceled. The apps run on."""
         await asyncio.to_thread(self._remove_leftovers)
         try:
             while True:
@@ -104,7 +104,7 @@ class Watchdog:
         """Waits for the end of the app, which may run already. Starts it otherwise. None: it was stopped on purpose."""
         try:
             if state.keeper == 0:
-                # In a thread, which ends although this is cancelled: a keeper that nobody knows must not be left.
+                # In a thread, which ends although this is canceled: a keeper that nobody knows must not be left.
                 state = await finish_despite_cancellation(asyncio.to_thread(self._start, release, state))
             await _until_ended(state)
             report = self._path(release, "ended").read_bytes()

@@ -106,7 +106,7 @@ class AppServer:
             self._in_use.discard(request.protocol)
 
     async def make_room(self, server: web.Server, limit: int) -> None:
-        """Closes the oldest connections without a request while there are too many. Runs until it is cancelled."""
+        """Closes the oldest connections without a request while there are too many. Runs until it is canceled."""
         while True:
             surplus = len(server.connections) - limit
             idle = (connection for connection in server.connections if connection not in self._in_use)

@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import DomainExpiring
 from gateway.ids import new_id, now_iso
@@ -30,7 +30,7 @@ from gateway.outbound.addresses import CallFailed, resolve
 from gateway.redis.faults import code_of
 from gateway.redis.partitions import PARTITION_TAGS
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import Claim, Observation, Rounds
+from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
 
 logger = structlog.get_logger()
 
@@ -57,7 +57,7 @@ class Certificates:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls.check_hostname = False
         self._tls.verify_mode = ssl.CERT_NONE
-        self._rounds = Rounds(
+        self._loop = InspectionLoop(
             registry,
             certificates_key,
             certificate_key,
@@ -70,7 +70,7 @@ class Certificates:
 
     async def run(self) -> None:
         await self._bring_forward()
-        await self._rounds.run()
+        await self._loop.run()
 
     async def _bring_forward(self) -> None:
         """Moves inspections that are due later to soon: certificates kept ageing while no worker ran.
@@ -81,7 +81,7 @@ class Certificates:
         client, waiting = self._store.client, False
         for tag in PARTITION_TAGS:
             while True:
-                end_if_cancelled()
+                end_if_canceled()
                 try:
                     seconds, micros = await client.time()
                     at = seconds * 1000 + micros // 1000 + soon

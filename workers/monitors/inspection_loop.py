@@ -23,7 +23,7 @@ import structlog
 
 from gateway.accounts.records import Account, App
 from gateway.accounts.registry import Registry
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable
 from gateway.events.catalog import Event, queued_event
 from gateway.ids import new_id
@@ -59,7 +59,7 @@ class Observation(NamedTuple):
     then: Callable[[], Awaitable[None]] | None = None  # called by the one worker that recorded this
 
 
-class Rounds:
+class InspectionLoop:
     """`due` names the sorted set of a partition, `key` the record of an app. `applies` decides by app, account and
     whether the app is live. `inspect` must end within `budget` seconds."""
 
@@ -85,7 +85,7 @@ class Rounds:
         first = random.randrange(len(tags))  # noqa: S311 -- workers start at different partitions
         try:
             while True:
-                end_if_cancelled()
+                end_if_canceled()
                 claimed, failing, postponed = 0, postponed, False
                 for tag in tags[first:] + tags[:first]:
                     while len(self._running) >= self._at_a_time:
@@ -138,7 +138,7 @@ class Rounds:
             return await self._registry.by_ids(app_ids), set()
         except msgspec.DecodeError as error:
             if len(app_ids) == 1:
-                logger.error("look.unreadable", app=app_ids[0], error=str(error))
+                logger.error("inspection.unreadable", app=app_ids[0], error=str(error))
                 return {}, set(app_ids)
         records: dict[str, tuple[App, Account]] = {}
         unreadable: set[str] = set()
@@ -173,10 +173,10 @@ class Rounds:
             if time.monotonic() - claim.began < self._lease:  # later, another worker may have claimed it
                 await self._observe(claim, observation)
         except BackboneUnavailable as error:
-            logger.warning("look.lost", app=claim.app.id, error=code_of(error.__cause__))
+            logger.warning("inspection.lost", app=claim.app.id, error=code_of(error.__cause__))
         except Exception as error:
             # An error of ours: the app is due again when the lease ends.
-            logger.error("look.crashed", app=claim.app.id, exc_info=error)
+            logger.error("inspection.crashed", app=claim.app.id, exc_info=error)
 
     async def _observe(self, claim: Claim, observation: Observation) -> None:
         app = claim.app
@@ -198,7 +198,7 @@ class Rounds:
             due_in=again,
         ):
             for event_id, event in observation.events:
-                logger.info("monitor.told", id=event_id, type=event.type, app=app.id, account=app.account)
+                logger.info("monitor.event_queued", id=event_id, type=event.type, app=app.id, account=app.account)
             if observation.then is not None:
                 await observation.then()
 

@@ -9,7 +9,7 @@ import asyncio
 
 import structlog
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneRefused, BackboneUnavailable
 from gateway.inference.spend import scripts
 from gateway.redis.client import Store
@@ -25,7 +25,7 @@ BATCH = 500  # reservations per partition and interval
 async def keep_settling_leases(store: Store) -> None:
     while True:
         await settle_overdue(store)
-        end_if_cancelled()
+        end_if_canceled()
         await asyncio.sleep(INTERVAL)
 
 

@@ -8,7 +8,7 @@ import structlog
 
 from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.deploys.states import Deploys
 from gateway.errors import BackboneUnavailable
 from gateway.redis.client import Store
@@ -48,5 +48,5 @@ async def keep_failing_unreported(deploys: Deploys) -> None:
             pass
         except Exception as error:  # a broken record must not end the other monitors
             logger.error("deploys.unreadable", exc_info=error)
-        end_if_cancelled()
+        end_if_canceled()
         await asyncio.sleep(ENGINE_INTERVAL)

@@ -26,7 +26,7 @@ from gateway.monitors.keys import health_key, probes_key, unhealthy_key
 from gateway.outbound.addresses import BlockedAddress, CallFailed
 from gateway.outbound.client import Client
 from gateway.settings import Settings
-from workers.monitors.inspection_loop import Claim, Observation, Rounds
+from workers.monitors.inspection_loop import Claim, InspectionLoop, Observation
 
 logger = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class Uptime:
         )
         self._network = Network(settings, self._http)
         self._today, self._seen = "", set[str]()  # ids of the apps whose record has a mark of this day
-        self._rounds = Rounds(
+        self._loop = InspectionLoop(
             registry,
             probes_key,
             health_key,
@@ -64,7 +64,7 @@ class Uptime:
 
     async def run(self) -> None:
         try:
-            await self._rounds.run()
+            await self._loop.run()
         finally:
             await self._http.close()
 

@@ -249,7 +249,7 @@ class Sandbox:
     ) -> Outcome:
         """Runs the command to its end and passes each line of output to `on_line`.
 
-        When this is cancelled, it kills everything that the command started before it returns.
+        When this is canceled, it kills everything that the command started before it returns.
         """
         async with self.start(command, uid, on_line, stdin=stdin) as ending:
             return await asyncio.shield(ending)

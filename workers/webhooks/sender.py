@@ -7,7 +7,7 @@ that is given up is logged as dropped, never lost silently.
 One delivery, from top to bottom: confirm ownership, read the receiver, drop what is too old, sign, POST within 5 s,
 then log and acknowledge in one step. A delivery that was answered is never repeated: its outcome is kept until Redis
 has accepted it. Only a worker that dies between the POST and the log causes a second attempt, with the same event id,
-so that receivers can recognise it. A delivery that fails by a fault of ours is repeated twice, then logged as failed.
+so that receivers can recognize it. A delivery that fails by a fault of ours is repeated twice, then logged as failed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Sender:
         )
 
     async def run(self) -> None:
-        """Runs until it is cancelled. Then deliveries under way end within their budget; the rest is given back."""
+        """Runs until it is canceled. Then deliveries under way end within their budget; the rest is given back."""
         try:
             await self._consumer.run()
         finally:

@@ -52,7 +52,7 @@ class AppBackend:
         finally:
             self._waiting -= 1
         try:
-            await work.take_turn()  # what came before may have used up the app's time
+            await work.acquire()  # what came before may have used up the app's time
             self._check_backoff()
             work.add(CALL)
             work.pause()

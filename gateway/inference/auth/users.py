@@ -123,7 +123,7 @@ class Users:
             keys = await key_set.fetch(parsed.kid, parsed.alg)
             self._forget_keys(key_set.account)
             digest = key_set.digest
-            await work.take_turn()
+            await work.acquire()
         for number, key in enumerate(keys):
             if number:
                 await work.take_another_turn()

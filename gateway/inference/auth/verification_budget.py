@@ -60,7 +60,7 @@ class VerificationLimits:
     async def begin(self, app: App) -> Work:
         """Waits for the account's turn. Raises AppRateLimited when the app or its account has no time left."""
         work = Work(self, app)
-        await work.take_turn()
+        await work.acquire()
         return work
 
     def budgets_of(self, app: App) -> tuple[Budget, Budget]:
@@ -102,7 +102,7 @@ class VerificationLimits:
         queue = self._waiting[account]
         while queue:
             turn = queue.popleft()
-            if not turn.done():  # else its request was cancelled
+            if not turn.done():  # else its request was canceled
                 turn.set_result(None)
                 asyncio.get_running_loop().call_soon(self._give_next_turn, account)
                 return
@@ -129,7 +129,7 @@ class Work:
         self._began: float | None = None
         self._spent = 0.0
 
-    async def take_turn(self) -> None:
+    async def acquire(self) -> None:
         """Raises AppRateLimited."""
         self.pause()
         self._check()

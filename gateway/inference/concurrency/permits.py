@@ -28,7 +28,7 @@ from typing import Any
 
 import structlog
 
-from gateway.cancellation import end_if_cancelled
+from gateway.cancellation import end_if_canceled
 from gateway.errors import BackboneUnavailable, ProviderQuotaExhausted, ProviderRefused, ServiceError
 from gateway.ids import request_id
 from gateway.inference.concurrency import scripts
@@ -345,7 +345,7 @@ class Permits:
         permit = self._use(turn.account, turn.tokens, now)
         if turn.grant(permit):
             self._observe_wait(now - turn.since)
-        else:  # it has just been cancelled
+        else:  # it has just been canceled
             permit.held = False
             if self._budget is not None:
                 self._settle(permit, False, 0)
@@ -418,7 +418,7 @@ class Permits:
 
     async def _keep_calling(self) -> None:
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, self._due - monotonic())):
                     await self._wanted.wait()
@@ -538,7 +538,7 @@ class Permits:
 
     async def _keep_listening(self) -> None:
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             try:
                 async with self._store.subscription(PERMITS_CHANNEL, permits_channel(self.name)) as subscription:
                     await self._listen(subscription)
@@ -553,7 +553,7 @@ class Permits:
         """Raises when the connection is lost or does not answer."""
         unanswered = 0
         while True:
-            end_if_cancelled()
+            end_if_canceled()
             message = await subscription.get_message(timeout=1.0)
             if message is None:
                 if unanswered == 2:

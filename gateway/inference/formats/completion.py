@@ -1,4 +1,4 @@
-"""What the two formats share. native.py and openai.py each read a body into an `Ask` and write answers as bytes."""
+"""Types that both formats share: native.py and openai.py read a body into a `CompletionRequest` and write its answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOCATION = re.compile(r"(.*) - at `\$\.?([\w.\[\]]*)`", re.DOTALL)
 INVALID_BODY = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-class Whole(msgspec.Struct, frozen=True):
+class FullAnswer(msgspec.Struct, frozen=True):
     """What an answer said that is not streamed."""
 
     text: str
@@ -25,7 +25,7 @@ class Whole(msgspec.Struct, frozen=True):
     calls: list[CallPart]
 
 
-class Ask(msgspec.Struct):
+class CompletionRequest(msgspec.Struct):
     """A request that may be sent to the provider."""
 
     model: str
@@ -54,7 +54,7 @@ class Format(Protocol):
 
     def error(self, error: ServiceError) -> bytes: ...
 
-    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
+    def full(self, answer: FullAnswer, model: str, finish: str | None, usage: Usage | None) -> bytes: ...
 
 
 def check_model(model: str) -> str:

@@ -10,8 +10,8 @@ import msgspec
 from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
 from gateway.inference.formats.completion import (
     INVALID_BODY,
-    Ask,
-    Whole,
+    CompletionRequest,
+    FullAnswer,
     check_model,
     encode,
     finish_reason,
@@ -34,13 +34,13 @@ _decode = msgspec.json.Decoder(Prompt).decode
 _MEDIA = re.compile(r"(input_?)?(images?|audios?|videos?|files?|attachments?|media)(_?(urls?|data|ids?))?", re.I)
 
 
-def read_ask(body: bytes, wants_stream: bool) -> Ask:
+def read_completion_request(body: bytes, wants_stream: bool) -> CompletionRequest:
     """Raises the body's fault. `wants_stream` decides if the body does not."""
     try:
         prompt = _decode(body)
     except INVALID_BODY as error:
         raise _fault(body, error) from None
-    return Ask(
+    return CompletionRequest(
         model=check_model(prompt.model),
         max_tokens=prompt.maxTokens,
         text_bytes=len(prompt.prompt.encode()),
@@ -95,7 +95,7 @@ class Native:
     def error(self, error: ServiceError) -> bytes:
         return b"event: error\ndata: %b\n\n" % encode({"error": error.event()})
 
-    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes:
+    def full(self, answer: FullAnswer, model: str, finish: str | None, usage: Usage | None) -> bytes:
         return encode(
             {
                 "text": answer.text,

@@ -11,8 +11,8 @@ import msgspec
 from gateway.errors import MultimodalUnsupported, RequestMalformed, ServiceError
 from gateway.inference.formats.completion import (
     INVALID_BODY,
-    Ask,
-    Whole,
+    CompletionRequest,
+    FullAnswer,
     check_model,
     encode,
     finish_reason,
@@ -74,7 +74,7 @@ _decode = msgspec.json.Decoder(Completion).decode
 TEXT_PARTS = ("text", "input_text")
 
 
-def read_ask(body: bytes, wants_stream: bool) -> Ask:
+def read_completion_request(body: bytes, wants_stream: bool) -> CompletionRequest:
     """Raises the body's fault. Here the body alone decides about streaming, as in OpenAI's API."""
     try:
         completion = _decode(body)
@@ -100,7 +100,7 @@ def read_ask(body: bytes, wants_stream: bool) -> Ask:
     # The provider may put any of these into the prompt, as it does with a schema, and bills it then.
     settings_bytes = sum(len(encode(value)) for value in settings.values() if type(value) not in (int, float))
     options = completion.stream_options
-    return Ask(
+    return CompletionRequest(
         model=model,
         max_tokens=max_tokens,
         text_bytes=text_bytes + MESSAGE_TOKENS * (len(messages) - 1) + settings_bytes,
@@ -224,7 +224,7 @@ class OpenAI:
     def error(self, error: ServiceError) -> bytes:
         return b"data: %b\n\n" % encode({"error": error.event()})
 
-    def whole(self, answer: Whole, model: str, finish: str | None, usage: Usage | None) -> bytes:
+    def full(self, answer: FullAnswer, model: str, finish: str | None, usage: Usage | None) -> bytes:
         self.name_model(model)
         message: dict[str, Any] = {"role": "assistant", "content": answer.text}
         if answer.reasoning:

@@ -1,7 +1,7 @@
 """Admission: may a request pass, and what may it cost at most. Settlement: what it did cost.
 
 Each is one script and one round trip. A settlement is idempotent by its reservation's id, so whatever makes it fail
-(Redis is away, the request was cancelled, an answer was lost) hands it to a queue that repeats it until it is written.
+(Redis is away, the request was canceled, an answer was lost) hands it to a queue that repeats it until it is written.
 One that is never written stays reserved at its bound until its lease ends; then the monitors worker settles it in full.
 A settlement carries the reservation's record, so that one that a failover lost is booked too. A former primary may
 confirm settlements for a while and lose them: when another server takes its place, the last ones are repeated.

@@ -34,7 +34,7 @@ class Usage(msgspec.Struct, frozen=True):
     output: int
 
 
-class Owed(msgspec.Struct, frozen=True):
+class Charge(msgspec.Struct, frozen=True):
     """What a request is settled at."""
 
     cost: int  # nano-euro, at most the reservation's bound
@@ -42,7 +42,7 @@ class Owed(msgspec.Struct, frozen=True):
     tokens: int | None = None  # None: as many as the request may use at most
 
 
-NOTHING = Owed(0, tokens=0)
+NOTHING = Charge(0, tokens=0)
 
 
 def most_tokens(text_bytes: int, max_tokens: int) -> int:
@@ -56,8 +56,8 @@ def worst_case(model: str, text_bytes: int, max_tokens: int) -> int:
     return (text_bytes + TEMPLATE_TOKENS) * price.input + max_tokens * price.output
 
 
-def owed_for_usage(model: str, usage: Usage, bound: int) -> Owed:
+def charge_for_usage(model: str, usage: Usage, bound: int) -> Charge:
     price = PRICES[model]
     cost = usage.input * price.input + usage.output * price.output
     tokens = usage.input + usage.output
-    return Owed(cost, tokens=tokens) if cost <= bound else Owed(bound, "above bound", tokens)
+    return Charge(cost, tokens=tokens) if cost <= bound else Charge(bound, "above bound", tokens)

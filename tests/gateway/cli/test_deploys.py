@@ -168,16 +168,16 @@ async def test_a_service_that_stays_away(tmp_path: Path) -> None:
     assert "answered 503" in run.err
 
 
-@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-async def test_a_log_in_a_terminal(tmp_path: Path, environment: dict[str, str], coloured: bool) -> None:
+@pytest.mark.parametrize(("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
+async def test_a_log_in_a_terminal(tmp_path: Path, environment: dict[str, str], colored: bool) -> None:
     log = f"\x1b[31mred\x1b[0m and \x1b[2Jplain\n{'https://example.com/' + 'x' * 200}\n"
     async with Slow(
         deploy("building", log), deploy("live", log, url="https://shop.example.com", durationMs=900)
     ) as service:
         capsule = Tool(service.address, "csk_key", tmp_path)
         seen = await asyncio.to_thread(run_in_terminal, capsule, "deploys", "show", "dep_1", "--follow", **environment)
-    assert ("\x1b[31mred\x1b[0m and [2Jplain" in seen) is coloured
-    assert ("red and [2Jplain" in seen) is not coloured
+    assert ("\x1b[31mred\x1b[0m and [2Jplain" in seen) is colored
+    assert ("red and [2Jplain" in seen) is not colored
     assert "\x1b[2J" not in seen
     assert "x" * 200 in seen
     assert "Live at https://shop.example.com after 900 ms." in seen

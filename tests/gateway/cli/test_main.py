@@ -244,7 +244,7 @@ async def test_every_command_has_its_help(capsule: Tool) -> None:
             assert (await capsule(name, "-h")).out.startswith(f"Usage: capsule {name}")
 
 
-async def test_a_pipe_gets_whole_lines_without_colours(capsule: Tool, app: App) -> None:
+async def test_a_pipe_gets_whole_lines_without_colors(capsule: Tool, app: App) -> None:
     run = await asyncio.to_thread(run_process, capsule, "apps", "list")
     assert "\x1b" not in run.stdout
     row = [app.name, "never-live", app.origin]

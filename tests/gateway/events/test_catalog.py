@@ -1,4 +1,4 @@
-"""The catalogue against the interface: names, fields and their kinds, written down here once more."""
+"""The catalog against the interface: names, fields and their kinds, written down here once more."""
 
 import json
 import re
@@ -23,7 +23,7 @@ FINDING = {
     "tier": TIER,
     "deadlineAt": (ISO, None),
 }
-CATALOGUE = {
+CATALOG = {
     "deploy.succeeded": {
         "deployId": NAME,
         "url": HTTPS,
@@ -45,17 +45,17 @@ def data(event: catalog.Event) -> dict[str, Any]:
     return json.loads(encode(event, "app_1", "shop"))
 
 
-def test_the_catalogue_is_whole() -> None:
-    assert SAMPLES.keys() == CATALOGUE.keys()
-    assert {kind.type for kind in catalog.Event.__subclasses__()} == CATALOGUE.keys()
+def test_the_catalog_is_whole() -> None:
+    assert SAMPLES.keys() == CATALOG.keys()
+    assert {kind.type for kind in catalog.Event.__subclasses__()} == CATALOG.keys()
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", CATALOG)
 def test_the_data_of_a_sample(name: str) -> None:
     sample = data(SAMPLES[name])
-    assert sample.keys() == {"appId", "appName", "sample", *CATALOGUE[name]}
+    assert sample.keys() == {"appId", "appName", "sample", *CATALOG[name]}
     assert (sample["appId"], sample["appName"], sample["sample"]) == ("app_1", "shop", True)
-    for field, kind in CATALOGUE[name].items():
+    for field, kind in CATALOG[name].items():
         if field != "findings":
             assert is_of(sample[field], kind), field
     for finding in sample.get("findings", []):
@@ -88,10 +88,10 @@ def is_of(value: Any, kind: Any) -> bool:
 
 def test_the_documents_list_the_same() -> None:
     rows = table(text("docs/webhooks.md"), "event")
-    assert rows.keys() == CATALOGUE.keys()
+    assert rows.keys() == CATALOG.keys()
     for name, (cell,) in rows.items():
         fields, _, parts = re.sub(r" \(.*?\)", "", cell).partition(": ")
-        assert set(re.findall(r"`(\w+)\??`", fields)) == CATALOGUE[name].keys()
+        assert set(re.findall(r"`(\w+)\??`", fields)) == CATALOG[name].keys()
         assert set(re.findall(r"`(\w+)`", parts)) == (FINDING.keys() if parts else set())
 
 

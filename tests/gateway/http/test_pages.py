@@ -1,4 +1,4 @@
-"""The pages' files: what a browser may do with them, what is served, and that their colours can be read."""
+"""The pages' files: what a browser may do with them, what is served, and that their colors can be read."""
 
 import re
 from itertools import product
@@ -86,7 +86,7 @@ async def test_the_dashboard_offers_every_event() -> None:
     assert re.findall(r'"(.+?)"', rest.partition("]")[0]) == list(SAMPLES)
 
 
-def colour(name: str, scheme: int) -> list[float]:
+def color(name: str, scheme: int) -> list[float]:
     values = re.search(rf"--{name}: light-dark\((#\w+), (#\w+)\)", STYLE)
     assert values, name
     digits = values[1 + scheme].removeprefix("#")
@@ -94,12 +94,12 @@ def colour(name: str, scheme: int) -> list[float]:
 
 
 def luminance(name: str, scheme: int) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour(name, scheme)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color(name, scheme)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-async def test_colours_stand_out_as_much_as_they_must(scheme: int) -> None:
+async def test_colors_stand_out_as_much_as_they_must(scheme: int) -> None:
     """WCAG AA: 4.5 to 1 for text, 3 to 1 for the edges of controls and for marks."""
     text, marks = ("ink", "quiet", "bad"), ("edge", "good", "warn", "busy", "accent")
     for ratio, names in ((4.5, text), (3.0, marks)):

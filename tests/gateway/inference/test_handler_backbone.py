@@ -60,13 +60,13 @@ async def test_redis_killed_and_back(provider: FakeProvider, backend: FakeAppBac
             await anext(other.aiter_sse())
             gw.redis.kill()
             await refuses_everything(gw, app, token, provider)
-            # A running stream continues and an abandoned one is cancelled. Neither can be settled yet.
+            # A running stream continues and an abandoned one is canceled. Neither can be settled yet.
             gate.set()
             heard += [e async for e in events]
             assert text_of(heard) == "Guten"
             assert heard[-1].event == "done"
             await stack.aclose()
-            await asyncio.wait_for(provider.asked(leaving)[0].cancelled.wait(), 1)
+            await asyncio.wait_for(provider.asked(leaving)[0].canceled.wait(), 1)
         gw.redis.start()
         await wait_until(lambda: gw.answers("/ready"), 5)
         assert await settles(app) == spent + cost(3, 2) + bound(leaving)

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.inference.handler import Inference
-from gateway.inference.request import Call
+from gateway.inference.request import InferenceRequest
 
 CONTENT = "Mandarine ardoise"
 
@@ -15,12 +15,12 @@ class Crashing(Inference):
     def __init__(self, after: int) -> None:
         self._traces, self._after = None, after
 
-    async def _handle(self, call: Call) -> None:
+    async def _handle(self, call: InferenceRequest) -> None:
         if self._after:
             call.status = self._after
         raise ValueError(f"invalid literal: {CONTENT!r}") from KeyError(CONTENT)
 
-    def _report(self, call: Call) -> None:
+    def _report(self, call: InferenceRequest) -> None:
         pass
 
 

@@ -37,10 +37,10 @@ async def arrived(provider: FakeProvider, prompt: str) -> Exchange:
     return (await wait_until(lambda: provider.asked(prompt)))[0]
 
 
-async def cancelled_within_a_second(asked: Exchange, since: float) -> None:
-    await asyncio.wait_for(asked.cancelled.wait(), 2)
-    assert asked.cancelled_at is not None
-    assert asked.cancelled_at - since < 1
+async def canceled_within_a_second(asked: Exchange, since: float) -> None:
+    await asyncio.wait_for(asked.canceled.wait(), 2)
+    assert asked.canceled_at is not None
+    assert asked.canceled_at - since < 1
 
 
 BEFORE_A_TOKEN: dict[str, Script] = {"nothing": [HANG], "head": [Head(), HANG], "role": [ROLE, HANG]}
@@ -56,7 +56,7 @@ async def test_gone_before_the_first_token(app: App, provider: FakeProvider, sen
     asked = await arrived(provider, prompt)
     since = time.monotonic()
     browser.close()
-    await cancelled_within_a_second(asked, since)
+    await canceled_within_a_second(asked, since)
     assert await app.account.settled() == bound(prompt)
 
 
@@ -71,7 +71,7 @@ async def test_gone_in_the_middle(app: App, provider: FakeProvider, stream: bool
     assert (await app.account.spend())["reserved"] == bound(prompt)
     since = time.monotonic()
     browser.close()
-    await cancelled_within_a_second(asked, since)
+    await canceled_within_a_second(asked, since)
     assert await app.account.settled() == bound(prompt)
 
 
@@ -102,7 +102,7 @@ async def test_gone_while_tokens_flow(app: App, provider: FakeProvider) -> None:
     async with app.stream(prompt) as source:
         await anext(source.aiter_sse())
         since = time.monotonic()
-    await cancelled_within_a_second(provider.asked(prompt)[0], since)
+    await canceled_within_a_second(provider.asked(prompt)[0], since)
     assert await app.account.settled() == bound(prompt)
 
 
@@ -114,7 +114,7 @@ async def test_gone_by_reset(app: App, provider: FakeProvider) -> None:
     browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     since = time.monotonic()
     browser.close()
-    await cancelled_within_a_second(asked, since)
+    await canceled_within_a_second(asked, since)
     assert await app.account.settled() == bound(prompt)
 
 
@@ -182,7 +182,7 @@ async def test_a_slow_reader_that_leaves(app: App, provider: FakeProvider) -> No
     await asyncio.sleep(0.3)
     since = time.monotonic()
     browser.close()
-    await cancelled_within_a_second(asked, since)
+    await canceled_within_a_second(asked, since)
     assert await app.account.settled() == bound(prompt)
 
 

@@ -202,7 +202,7 @@ async def test_where_only_the_status_counts_a_late_or_cut_body_does_not(serve: S
         assert (await client.send("GET", url, tenant="acc", budget=0.3, drain=100)).status == status
 
 
-async def test_calls_that_are_cancelled_leave_their_place(serve: Serve) -> None:
+async def test_calls_that_are_canceled_leave_their_place(serve: Serve) -> None:
     open_connections = 0
 
     async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

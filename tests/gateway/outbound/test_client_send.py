@@ -115,7 +115,7 @@ async def test_the_headers_decide(client: Client, receiver: FakeReceiver, body: 
 async def test_a_drip_is_hung_up_on(client: Client, receiver: FakeReceiver) -> None:
     receiver.plays("/s3cret", drip(pause=0.05))
     await failure(client, receiver.url("/s3cret"), budget=0.2)
-    await asyncio.wait_for(receiver.exchanges[0].cancelled.wait(), 2)
+    await asyncio.wait_for(receiver.exchanges[0].canceled.wait(), 2)
 
 
 async def test_a_huge_answer_is_cut_with_flat_memory(client: Client, receiver: FakeReceiver) -> None:
@@ -386,17 +386,17 @@ async def test_those_that_hang_leave_nothing_behind(client: Client, receiver: Fa
     for _ in range(3):
         calls = [failure(client, receiver.url("/s3cret"), budget=0.3) for _ in range(100)]
         assert set(await asyncio.gather(*calls)) == {"timeout"}
-    await wait_until(lambda: all(exchange.cancelled.is_set() for exchange in receiver.exchanges))
+    await wait_until(lambda: all(exchange.canceled.is_set() for exchange in receiver.exchanges))
     assert await post(client, receiver.url()) == 204
 
 
-async def test_a_call_that_is_cancelled_hangs_up(client: Client, receiver: FakeReceiver) -> None:
+async def test_a_call_that_is_canceled_hangs_up(client: Client, receiver: FakeReceiver) -> None:
     receiver.hangs("/events")
     call = asyncio.create_task(post(client, receiver.url()))
     exchange: Exchange = await wait_until(lambda: receiver.exchanges and receiver.exchanges[0])
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    await asyncio.wait_for(exchange.cancelled.wait(), 2)
+    await asyncio.wait_for(exchange.canceled.wait(), 2)
 
 
 async def test_headers_of_a_kind(client: Client, receiver: FakeReceiver) -> None:

@@ -96,7 +96,7 @@ async def test_bad_tls(serve: Serve, authority: Authority, monkeypatch: pytest.M
         assert (await failure(client, f"https://old.example.com:{plain}/s3cret", budget=1)).reason in ("tls", "timeout")
         hanging = await serve(silent)
         assert (await failure(client, f"https://old.example.com:{hanging}/s3cret", budget=0.3)).reason == "timeout"
-        await asyncio.wait_for(gone.wait(), 5)  # a cancelled handshake closes its socket
+        await asyncio.wait_for(gone.wait(), 5)  # a canceled handshake closes its socket
 
 
 async def test_tls_that_breaks_after_the_handshake(

@@ -69,7 +69,7 @@ async def test_turns_that_end_go_to_those_who_wait_in_rotation() -> None:
 
 
 async def test_nothing_is_lost_or_given_twice_whoever_gives_up() -> None:
-    """Tasks are cancelled at random: while they wait, in the moment they are served, and while they hold a turn."""
+    """Tasks are canceled at random: while they wait, in the moment they are served, and while they hold a turn."""
     turns, holding, dice = Turns(8), Counter[str](), random.Random(5)
     tasks: list[asyncio.Task[None]] = []
 

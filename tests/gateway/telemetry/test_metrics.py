@@ -63,8 +63,8 @@ def test_a_request_counts_once_and_at_the_next_scrape() -> None:
     for _ in range(2):
         scraped = metrics.render().decode()
         for expected in (
-            f'gateway_requests_total{{code="",door="native",status="200"}} {BATCH + 1}.0',
-            'gateway_requests_total{code="USER_RATE_LIMITED",door="native",status="429"} 1.0',
+            f'gateway_requests_total{{code="",format="native",status="200"}} {BATCH + 1}.0',
+            'gateway_requests_total{code="USER_RATE_LIMITED",format="native",status="429"} 1.0',
             f'gen_ai_server_time_to_first_token_seconds_bucket{{{labels},le="0.1"}} {0.0}',
             f'gen_ai_server_time_to_first_token_seconds_bucket{{{labels},le="0.2"}} {BATCH + 1}.0',
             f"gen_ai_server_request_duration_seconds_sum{{{labels}}} {(BATCH + 1) / 2}",

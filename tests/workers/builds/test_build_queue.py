@@ -3,14 +3,14 @@
 import asyncio
 from collections import Counter
 
-from workers.builds.build_queue import BuildTurns
+from workers.builds.build_queue import BuildQueue
 
 
 class Builds:
     """Builds that end when the test says so."""
 
     def __init__(self, shared: int = 2, spare: int = 1) -> None:
-        self.turns = BuildTurns(shared, spare)
+        self.turns = BuildQueue(shared, spare)
         self.started: list[str] = []
         self.running: dict[str, asyncio.Task[None]] = {}
         self.ends: dict[str, asyncio.Event] = {}

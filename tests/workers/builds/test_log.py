@@ -71,7 +71,7 @@ async def test_lines_wait_for_redis_in_order(stored: Stored, monkeypatch: pytest
         await wait_until(lambda: "".join(stored.texts) == "one\ntwo\n")
 
 
-async def test_a_cancelled_deploy_keeps_its_last_lines(stored: Stored) -> None:
+async def test_a_canceled_deploy_keeps_its_last_lines(stored: Stored) -> None:
     async def deploy() -> None:
         async with DeployLog(stored, DEPLOY) as lines:  # type: ignore[arg-type]
             await asyncio.sleep(0.05)

@@ -39,7 +39,7 @@ async def test_broken_records_end_no_round(tmp_path: Path) -> None:
         worker = await running.worker()
         await same.probed(3, 20)
         assert worker.process.poll() is None
-        lines = [line for line in worker.log.splitlines() if "look.unreadable" in line]
+        lines = [line for line in worker.log.splitlines() if "inspection.unreadable" in line]
         for app in poisoned:
             assert any(app.app.id in line for line in lines), "each is named"
             assert app.probes == 0

@@ -31,7 +31,7 @@ class Worker:
     def __init__(self, url: str) -> None:
         self.store = Store(url)
 
-    async def look(self) -> int:
+    async def sweep(self) -> int:
         return await leases.settle_overdue(self.store)
 
     async def reserve(self, account: str, bound: int, lease: int) -> str:
@@ -79,9 +79,9 @@ async def here(redis_url: str) -> AsyncIterator[Worker]:
 async def test_overdue_is_settled_at_its_bound_and_nothing_else_is_touched(here: Worker) -> None:
     await here.reserve("acc_1", 100, lease=-1)
     running = await here.reserve("acc_1", 30, lease=60_000)
-    assert await here.look() == 1
+    assert await here.sweep() == 1
     assert await here.spend("acc_1") == (100, 30)
-    assert await here.look() == 0
+    assert await here.sweep() == 0
     assert await here.spend("acc_1") == (100, 30)
     admission = Admission(Settings(), here.store, Metrics())
     await admission.settle(Reservation(running, "acc_1", 30), 0)
@@ -92,7 +92,7 @@ async def test_every_partition_is_looked_at(here: Worker) -> None:
     accounts = {partition_tag(f"acc_{n}"): f"acc_{n}" for n in range(300)}
     for partition in PARTITION_TAGS:
         await here.reserve(accounts[partition], 7, lease=-1)
-    assert await here.look() == 16
+    assert await here.sweep() == 16
     for account in accounts.values():
         assert await here.spend(account) in ((7, 0), (0, 0))
     assert not await here.store.client.keys("*:leases")
@@ -103,7 +103,7 @@ async def test_workers_share_the_work_without_doubling_it(redis_url: str) -> Non
         workers = [await stack.enter_async_context(worker(redis_url)) for _ in range(3)]
         for n in range(200):
             await workers[0].reserve("acc_1", n + 1, lease=-1)
-        ended = await asyncio.gather(*[each.look() for each in workers])
+        ended = await asyncio.gather(*[each.sweep() for each in workers])
         assert sum(ended) == 200
         assert await workers[0].spend("acc_1") == (sum(range(1, 201)), 0)
 
@@ -111,7 +111,7 @@ async def test_workers_share_the_work_without_doubling_it(redis_url: str) -> Non
 async def test_the_gateway_that_comes_back_after_its_lease_changes_nothing(here: Worker) -> None:
     late = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
     admission = Admission(Settings(), here.store, Metrics())
-    await asyncio.gather(here.look(), here.look())
+    await asyncio.gather(here.sweep(), here.sweep())
     for cost in (0, 5, 100):
         await admission.settle(late, cost)
     assert await here.spend("acc_1") == (100, 0)
@@ -123,7 +123,7 @@ async def test_the_gateway_that_ends_in_time_is_not_charged_the_bound(here: Work
         before = (await here.spend("acc_1"))[0]
         reservation = Reservation(await here.reserve("acc_1", 100, lease=-1), "acc_1", 100)
         # At the same instant: one of the two, never both.
-        await asyncio.gather(here.look(), admission.settle(reservation, 5))
+        await asyncio.gather(here.sweep(), admission.settle(reservation, 5))
         after, reserved = await here.spend("acc_1")
         assert (after - before, reserved) in {(100, 0), (5, 0)}
 
@@ -132,7 +132,7 @@ async def test_more_than_one_look_takes_are_left_for_the_next(here: Worker, monk
     monkeypatch.setattr(leases, "BATCH", 10)
     for _ in range(25):
         await here.reserve("acc_1", 1, lease=-1)
-    assert [await here.look() for _ in range(4)] == [10, 10, 5, 0]
+    assert [await here.sweep() for _ in range(4)] == [10, 10, 5, 0]
 
 
 async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker) -> None:
@@ -145,11 +145,11 @@ async def test_a_partition_that_refuses_does_not_hold_up_the_others(here: Worker
     await client.rename("{p09}:leases", "aside")
     await client.set("{p09}:leases", "no set", ex=60)
     try:
-        await asyncio.gather(here.look(), return_exceptions=True)
+        await asyncio.gather(here.sweep(), return_exceptions=True)
         assert await here.spend(last) == (7, 0)
     finally:
         await client.rename("aside", "{p09}:leases")
-        await here.look()
+        await here.sweep()
     assert await here.spend(first) == (7, 0)
 
 
@@ -161,10 +161,10 @@ async def test_a_broken_reservation_does_not_hold_up_the_others(here: Worker) ->
     reservations = reservation_keys(partition_tag("acc_1"))[0]
     whole = await here.store.client.hget(reservations, broken)
     await here.store.client.hset(reservations, broken, "no words of three")
-    assert await here.look() == 3
+    assert await here.sweep() == 3
     assert (await here.spend("acc_1"))[0] == 21
     await here.store.client.hset(reservations, broken, whole)
-    assert await here.look() == 1
+    assert await here.sweep() == 1
     assert await here.spend("acc_1") == (121, 0)
 
 

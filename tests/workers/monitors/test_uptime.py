@@ -249,7 +249,7 @@ async def test_two_workers_probe_no_app_twice(own: Fleet) -> None:
     await wait_until(lambda: all(app.probes >= first[app] + 4 for app in apps), 15)
     most = 1 + (time.monotonic() - began) / (0.4 * (1 - inspection_loop.JITTER))
     assert max(app.probes - first[app] for app in apps) <= most
-    assert not [log for worker in own.queue.workers if (log := worker.log).count("look.") > 0]
+    assert not [log for worker in own.queue.workers if (log := worker.log).count("inspection.") > 0]
 
 
 # A worker without a network

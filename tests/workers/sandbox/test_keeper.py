@@ -187,7 +187,7 @@ async def test_what_it_leaves_behind_is_killed(each_room: Room) -> None:
     assert time.monotonic() - began < 5
 
 
-async def test_cancelled_all_of_it_is_dead_before_the_return(each_room: Room) -> None:
+async def test_canceled_all_of_it_is_dead_before_the_return(each_room: Room) -> None:
     running = asyncio.create_task(each_room.run(f"trap '' TERM; {LEFT_BEHIND} echo there; sleep $MARK"))
     await wait_until(lambda: each_room.lines == ["there"], 20)
     running.cancel()
@@ -196,7 +196,7 @@ async def test_cancelled_all_of_it_is_dead_before_the_return(each_room: Room) ->
     assert each_room.alive() == []
 
 
-async def test_cancelled_at_any_instant_nothing_is_left(room: Room) -> None:
+async def test_canceled_at_any_instant_nothing_is_left(room: Room) -> None:
     descriptors = len(os.listdir("/proc/self/fd"))
     for delay in (0, 0.01, 0.03, 0.05, 0.08):
         running = asyncio.create_task(room.run("sleep $MARK"))

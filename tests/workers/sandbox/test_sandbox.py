@@ -20,7 +20,7 @@ from workers.sandbox.output import LINE
 from workers.sandbox.sandbox import BUILD_USERS, Command, Limits, Sandbox
 
 # What control groups have a part in; all else is the same with and without them.
-GROUPED = "not measured and (control or processor or cancelled or stop or dies)"
+GROUPED = "not measured and (control or processor or canceled or stop or dies)"
 
 
 @pytest.mark.parametrize("delegated", [True, False], ids=["with control groups", "measured"])

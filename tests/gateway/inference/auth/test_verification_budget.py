@@ -112,7 +112,7 @@ async def test_each_further_key_waits_for_a_turn(limits: VerificationLimits, clo
     assert limits._waiting == {}
 
 
-async def test_turns_survive_requests_that_are_cancelled(limits: VerificationLimits, clock: Clock) -> None:
+async def test_turns_survive_requests_that_are_canceled(limits: VerificationLimits, clock: Clock) -> None:
     tasks = [asyncio.create_task(verify(limits, an_app(), clock, 0)) for _ in range(20)]
     await asyncio.sleep(0)
     for task in tasks[::2]:

@@ -221,7 +221,7 @@ async def test_retry_after_knows_what_is_still_under_way(cluster: Cluster, monke
 # -- leaving ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["cancelled", "left", "failed"])
+@pytest.mark.parametrize("way", ["canceled", "left", "failed"])
 async def test_a_request_that_leaves_loses_no_permit(cluster: Cluster, way: str) -> None:
     one, two = cluster.start(bound=3), cluster.start(bound=3)
     for _ in range(30):
@@ -235,7 +235,7 @@ async def test_a_request_that_leaves_loses_no_permit(cluster: Cluster, way: str)
         if way == "failed":
             two.fail_waiting(InferenceDisabled())
         for task, turn in zip(waiting, turns, strict=True):
-            if way == "cancelled":
+            if way == "canceled":
                 task.cancel()
             elif way == "left":
                 turn.leave(ConnectionError())
@@ -246,7 +246,7 @@ async def test_a_request_that_leaves_loses_no_permit(cluster: Cluster, way: str)
     assert len(await take(two, 3)) == 3
 
 
-async def test_a_mass_of_cancelled_requests_ends_well(cluster: Cluster) -> None:
+async def test_a_mass_of_canceled_requests_ends_well(cluster: Cluster) -> None:
     permits = cluster.start(bound=2)
     held = await take(permits, 2)
     waiting = [asyncio.create_task(permits.wait(f"acc{n}", "app", 1)) for n in range(5000)]

@@ -225,7 +225,7 @@ async def test_a_provider_that_dies_never_says_done(app: App, provider: FakeProv
     assert await app.account.settled() == 4 * bound(prompt)
 
 
-async def test_an_aborted_stream_is_cancelled(app: App, provider: FakeProvider) -> None:
+async def test_an_aborted_stream_is_canceled(app: App, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("a"), HANG)
     async with sdk(app) as client:
         stream = await client.chat.completions.create(model=MODEL, messages=user(prompt), stream=True)
@@ -234,7 +234,7 @@ async def test_an_aborted_stream_is_cancelled(app: App, provider: FakeProvider) 
                 break
         await stream.close()
         (asked,) = await wait_until(lambda: provider.asked(prompt))
-        await asyncio.wait_for(asked.cancelled.wait(), 1)
+        await asyncio.wait_for(asked.canceled.wait(), 1)
     assert await app.account.settled() == bound(prompt)
 
 

@@ -198,7 +198,7 @@ async def test_leaving_within_a_call_cancels_it_and_costs_the_bound(app: App, pr
                 break
         await stream.close()
         (asked,) = await wait_until(lambda: provider.asked(prompt))
-        await wait_until(asked.cancelled.is_set)
+        await wait_until(asked.canceled.is_set)
     assert await app.account.settled() == bound(prompt + "x" * json_bytes([TOOL]))
 
 

@@ -132,7 +132,7 @@ async def test_no_more_than_one_event_is_held(app: App, provider: FakeProvider) 
 
 
 async def test_chunks_of_one_request_do_not_meet_anothers(app: App, provider: FakeProvider) -> None:
-    """The rest of a cancelled answer never reaches another request."""
+    """The rest of a canceled answer never reaches another request."""
     for _ in range(5):
         slow = provider.plays(ROLE, chunk("old"), 0.02, chunk("old"), chunk(finish="stop"), DONE)
         async with app.stream(slow) as source:

@@ -73,7 +73,7 @@ async def test_a_trusted_authority(
         left = secure.plays(ROLE, chunk("a"), HANG)
         async with app.stream(left) as source:
             await anext(source.aiter_sse())
-        await wait_until(lambda: secure.asked(left)[0].cancelled.is_set(), 1)
+        await wait_until(lambda: secure.asked(left)[0].canceled.is_set(), 1)
 
 
 async def test_an_authority_nobody_trusts(launch: Launch, secure: FakeProvider, backend: FakeAppBackend) -> None:

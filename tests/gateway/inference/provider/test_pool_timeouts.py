@@ -80,7 +80,7 @@ async def test_no_token_in_time(hasty: Gateway, backend: FakeAppBackend, provide
         started = time.monotonic()
         refused(await app.ask(prompt, stream=stream), 504, "PROVIDER_TIMEOUT")
         assert 0.4 < time.monotonic() - started < 2.4
-        await asyncio.wait_for(provider.asked(prompt)[0].cancelled.wait(), 1)
+        await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 1)
 
     heads: list[list] = [[], [Head()], [ROLE]]
     await asyncio.gather(*(too_late(head, stream) for head in heads for stream in (True, False)))
@@ -95,7 +95,7 @@ async def test_silence_in_the_middle(hasty: Gateway, backend: FakeAppBackend, pr
     assert await app.account.settled() == bound(prompt)
     refused(await app.ask(prompt), 504, "PROVIDER_TIMEOUT")
     for asked in provider.asked(prompt):
-        await asyncio.wait_for(asked.cancelled.wait(), 1)
+        await asyncio.wait_for(asked.canceled.wait(), 1)
 
 
 async def test_a_drip_outlives_no_deadline(hasty: Gateway, backend: FakeAppBackend, provider: FakeProvider) -> None:

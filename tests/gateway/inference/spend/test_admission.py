@@ -1,4 +1,4 @@
-"""Admission and settlement as the gateway calls them: what a network, a cancelled request or a Redis that is away
+"""Admission and settlement as the gateway calls them: what a network, a canceled request or a Redis that is away
 may do to them. The scripts' own rules are tested in `tests/lua`.
 """
 

@@ -82,7 +82,7 @@ async def test_an_admission_that_arrives_late_holds_no_money(
 
 
 @pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis"])
-async def test_cancelled_during_admission(proxy: Proxy, remote: Desk, books: Books, moment: str) -> None:
+async def test_canceled_during_admission(proxy: Proxy, remote: Desk, books: Books, moment: str) -> None:
     await remote.admit(0)
     if moment == "before Redis":
         proxy.hold_requests = EVALSHA
@@ -123,7 +123,7 @@ async def test_a_settlement_whose_answer_is_lost_counts_once(proxy: Proxy, remot
 
 
 @pytest.mark.parametrize("moment", ["at once", "before Redis", "after Redis", "while connecting"])
-async def test_cancelled_during_settlement(proxy: Proxy, remote: Desk, books: Books, moment: str) -> None:
+async def test_canceled_during_settlement(proxy: Proxy, remote: Desk, books: Books, moment: str) -> None:
     reservation = await remote.reserve(1000)
     match moment:
         case "before Redis":
@@ -236,7 +236,7 @@ async def test_forgotten_scripts_are_sent_again(here: Desk, books: Books) -> Non
 async def test_a_bad_network_neither_loses_nor_doubles_money(
     proxy: Proxy, remote: Desk, books: Books, seed: int
 ) -> None:
-    """Connections die at any moment and requests are cancelled; sums agree to the nano-euro in the end."""
+    """Connections die at any moment and requests are canceled; sums agree to the nano-euro in the end."""
     chance = random.Random(seed)
     admitted: set[str] = set()
     ended: dict[str, int] = {}
@@ -278,7 +278,7 @@ async def test_a_bad_network_neither_loses_nor_doubles_money(
     proxy.down, proxy.lose_answer = False, None
     assert all(each is None or isinstance(each, asyncio.CancelledError) for each in outcomes)
     await wait_until(lambda: not remote.admission._unwritten)
-    # What was cancelled between its admission and its settlement is still open, and nothing else.
+    # What was canceled between its admission and its settlement is still open, and nothing else.
     left = admitted - ended.keys()
     assert set(await books.open()) == left
     assert await books.spend() == (sum(ended.values()), 1000 * len(left))
