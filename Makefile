@@ -1,4 +1,4 @@
-# Each target first creates what it needs: a virtual environment in .venv, with the versions in requirements.lock.
+# Each target first creates the virtual environment it needs in .venv, with the versions in requirements.lock.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,7 @@ UV := VIRTUAL_ENV=$(VENV) UV_SYSTEM_CERTS=1 UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1
 run: $(VENV)/run.stamp
 	@$(BIN)/capsule dev $(ARGS)
 
-# Four processes, because some tests wait. `test` leaves out what tests/conftest.py calls long, `test-all` nothing.
+# Four processes, because some tests wait. `test` skips the tests that tests/conftest.py marks as long; `test-all` runs all.
 test: SELECTED := -m "not long"
 test test-all: $(VENV)/dev.stamp
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(SELECTED) $(ARGS)
@@ -20,7 +20,7 @@ check: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Everything, in a quarter of an hour; with ARGS, only what bench.py is asked for.
+# Runs everything in a quarter of an hour; with ARGS, passes them to bench.py and runs nothing else.
 bench: $(VENV)/dev.stamp
 	$(BIN)/python bench/bench.py $(ARGS)
 ifeq ($(ARGS),)
@@ -28,33 +28,33 @@ ifeq ($(ARGS),)
 	$(BIN)/python bench/ramp.py -n 1
 endif
 
-# An hour under a steady load; `make soak ARGS=5` for five minutes.
+# Runs an hour of steady load; `make soak ARGS=5` runs five minutes.
 soak: $(VENV)/dev.stamp
 	$(BIN)/python bench/soak.py $(ARGS)
 
-# For instance ARGS="--minutes 60 --seed 7"; docs/chaos.md says what it does.
+# For example ARGS="--minutes 60 --seed 7"; see docs/chaos.md.
 chaos: $(VENV)/dev.stamp
 	$(BIN)/python -m tests.chaos $(ARGS)
 
-# Writes docs/img; look at the images before you commit them.
+# Writes docs/img. Check the images before you commit them.
 screenshots: $(VENV)/dev.stamp
 	$(BIN)/python -m docs.screenshots
 
-# An environment without its Python is incomplete: remove it with its stamps, which would mark it as complete.
+# An environment without Python is incomplete. Remove it together with its stamps, which would mark it as complete.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "This needs Python 3.11 or newer. Name one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	@rm -rf $(VENV); $(PYTHON) -m venv $(VENV) \
 		|| { rm -rf $(VENV); echo "This needs Python's venv module. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
-# uv takes half of pip's time, but does not read pip's settings: with another index in them, or if uv fails, pip installs.
+# uv takes half of pip's time but ignores pip's settings. If these name another index, or if uv fails, pip installs.
 $(VENV)/run.stamp: pyproject.toml requirements.lock | $(BIN)/python
 	@echo "Installing packages into $(VENV) ..."
 	@{ ! $(BIN)/python -m pip config list | grep -q '\.index-url=' && $(PIP) install uv && \
 		$(UV) install -q -c requirements.lock -e '.[dev]'; } || $(PIP) install -c requirements.lock -e '.[dev]'
 	@touch $@
 
-# pip reads dependency groups since 25.1.
+# pip supports dependency groups since 25.1.
 $(VENV)/dev.stamp: $(VENV)/run.stamp
 	@echo "Installing test and development tools ..."
 	@$(PIP) install 'pip>=25.1'

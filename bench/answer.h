@@ -1,6 +1,6 @@
-/* One HTTP/1.1 answer, read as it arrives: head, chunks, and the lines of an event stream.
+/* Parses one HTTP/1.1 answer as it arrives: head, chunks, and the lines of an event stream.
  *
- * An event is a line that starts with "data:", one that carries the end marker excepted. */
+ * An event is a line that starts with "data:", except a line with the end marker. */
 #include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,19 +14,19 @@ enum { HEAD_SIZE = 16384 };
 enum ChunkState { SIZE, EXTENSION, DATA, DATA_END, LAST };
 
 typedef struct {
-    const char *end_mark; /* within a data line, or, beginning "event:", the start of a line; "" for none */
+    const char *end_mark; /* part of a data line, or a line's start if it begins with "event:"; "" for none */
     int status;
     long events;
-    uint64_t first_at; /* when the first event came, or 0 */
-    bool done;         /* the end marker was seen */
+    uint64_t first_at; /* when the first event arrived, or 0 */
+    bool done;         /* whether the end marker has arrived */
     bool head_seen, chunked, close_after;
     int head_len;
-    long left; /* of a body with a length; -1 without one */
+    long left; /* bytes missing of a body with a length; -1 without a length */
     enum ChunkState chunk_state;
     long chunk_left;
     int line_len;
-    char line[64];        /* the start of the present line */
-    char head[HEAD_SIZE]; /* last, so that expect_answer() need not clear it */
+    char line[64];        /* the start of the current line */
+    char head[HEAD_SIZE]; /* the last field, so that expect_answer() need not clear it */
 } Answer;
 
 static uint64_t now(void) {
@@ -71,7 +71,7 @@ static void read_body(Answer *a, const char *p, long n) {
     }
 }
 
-/* Where the body starts within the n bytes, n while the head goes on, or -1 for one too long. */
+/* Returns the offset of the body within the n bytes; n if the head is incomplete; -1 if it is too long. */
 static int read_head(Answer *a, const char *b, int n) {
     int before = a->head_len, room = HEAD_SIZE - 1 - before, kept = n < room ? n : room;
     memcpy(a->head + before, b, kept);
@@ -119,7 +119,7 @@ static bool read_chunks(Answer *a, const char *b, int n) {
     return false;
 }
 
-/* 1 when the answer is complete, 0 when more must come, -1 when it can't be read. */
+/* Returns 1 if the answer is complete, 0 if more bytes must follow, -1 if it is invalid. */
 static int read_answer(Answer *a, const char *b, int n) {
     int at = 0;
     if (!a->head_seen) {

@@ -1,8 +1,8 @@
-"""Measures what a relayed token, a request and an open stream cost the gateway, compared with nginx as a plain proxy.
+"""Measures the cost of a relayed token, a request and an open stream, compared with nginx as a plain proxy.
 
-Every workload runs against nginx and the gateway in turn, `--runs` times; the table shows medians. With `--together`
-they run at the same moment, so that whatever disturbs the machine disturbs both. The exit code is 1 if an answer was
-wrong or the settled money is not what it should be, but never because of a measurement.
+Every workload runs `--runs` times, alternating between nginx and the gateway; the table shows medians. With
+`--together` they run simultaneously, so that a disturbance of the machine affects both. The exit code is 1 if an answer
+or the settled money was wrong, but never because of a measurement.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from rig import PROMPT, SCRATCH, Rig, Target
 from workloads import WORKLOADS, Load, Workload
 
 INPUT_PRICE, OUTPUT_PRICE = 150, 600  # nano-euro per token of the default model
-REPORTED_INPUT = 12  # tokens, as reported by the stand-in
-QUIET = 10  # % of a core that other processes may use of the two cores
-ATTEMPTS = 3  # until other processes are quiet
-NGINX_REQUEST = 46  # µs per request of C, on the machine on which the limits in µs were set
+REPORTED_INPUT = 12  # tokens, as reported by the simulated provider
+QUIET = 10  # % of one core that other processes may use in a quiet run
+ATTEMPTS = 3  # at a quiet run
+NGINX_REQUEST = 46  # µs per request of C, on the machine where the limits in µs were set
 
 
 TARGETS = {
@@ -43,7 +43,7 @@ DEFAULT = "A32,A256,B500,B50,C,C-cold,mem"
 
 @dataclass
 class Ledger:
-    """Counts what the gateway must settle: the usage of complete answers, the bound for streams that were cut."""
+    """The money that the gateway must settle: the usage of complete answers, and the bound of cut streams."""
 
     settled: int = 0
     day: str = field(default_factory=lambda: _today())
@@ -101,7 +101,7 @@ class Bench:
                             self.money_agrees &= self.ledgers[target.name].check(self.rig, target)
 
     def warm(self, target: Target) -> None:
-        """Sends one request of every caller, so that apps, keys and tokens are cached."""
+        """Send one request per caller, so that apps, keys and tokens are cached."""
         self._send(target, Load(8, 8, 30, 0), limit=APPS, most=2 * APPS)
 
     def measure_all(self, name: str, targets: Sequence[Target]) -> None:
@@ -114,7 +114,7 @@ class Bench:
                 self.measure(name, target)
 
     def measure(self, name: str, target: Target, start: threading.Barrier | None = None) -> None:
-        """`start`: where those meet that are measured at the same moment."""
+        """Run the workload and keep the best attempt. `start` is a barrier that simultaneous measurements wait at."""
         workload, done = WORKLOADS[name], self.results.setdefault((name, target.name), [])
         load = workload.load
         most = int(1.3 * max(run["sent"] for run in done)) + load.streams if done else workload.most
@@ -194,19 +194,19 @@ class Bench:
                 yield f"{name} {TARGETS[other]}: {_spread(costs)} {unit}, {ratio:.2f} times as much as usual; {quiet}"
 
     def _counted(self, name: str, target: str) -> list[dict[str, Any]]:
-        """The quiet runs, or all if none was quiet: contention changes every figure. All, if it changed all alike."""
+        """Return the quiet runs, because contention changes figures; all runs if simultaneous or if none was quiet."""
         results = self.results[name, target]
         return results if self._simultaneous(name) else list(filter(_quiet, results)) or results
 
     def _ratio(self, name: str, target: str, other: str) -> float:
-        """Of runs at the same moment the median of their ratios, else the ratio of the medians."""
+        """Return the median of the ratios for simultaneous runs, otherwise the ratio of the medians."""
         costs, others = self._counted(name, target), self._counted(name, other)
         if self._simultaneous(name):
             return float(median(run["cost"] / beside["cost"] for run, beside in zip(costs, others, strict=True)))
         return _median(costs, "cost") / _median(others, "cost")
 
     def _simultaneous(self, name: str) -> bool:
-        """Whether the targets run at the same moment. Memory is measured in turn, each in a new process."""
+        """Whether the targets run simultaneously. Memory is always measured one target at a time, in new processes."""
         return self.together and WORKLOADS[name].unit != "stream"
 
     def errors(self) -> int:
@@ -214,7 +214,7 @@ class Bench:
 
 
 def _cost(workload: Workload, target: Target, result: dict[str, Any]) -> float:
-    """µs per token or request, KiB per stream."""
+    """Return µs per token or request, or KiB per stream."""
     if workload.unit == "stream":
         return float(result["rssmax_kb"] - result["rss0_kb"]) / max(1, result["maxinfl"])
     if workload.unit == "request":
@@ -270,10 +270,10 @@ def main() -> int:
     parser.add_argument("-w", "--workloads", default=DEFAULT, help=f"comma-separated, from {', '.join(WORKLOADS)}")
     parser.add_argument("-n", "--runs", type=int, default=3, help="runs per workload")
     parser.add_argument("--gateway", metavar="COMMAND", help="command that starts another gateway, with {port} in it")
-    parser.add_argument("--cluster", action="store_true", help="measure the gateway on Redis Cluster too, in turn")
-    parser.add_argument("--traces", action="store_true", help="measure it with traces of all and of 1 %% too, in turn")
-    parser.add_argument("--against", metavar="COMMIT", help="measure another commit's gateway too, in turn")
-    parser.add_argument("--together", action="store_true", help="measure all at the same moment instead of in turn")
+    parser.add_argument("--cluster", action="store_true", help="also measure the gateway on Redis Cluster, alternating")
+    parser.add_argument("--traces", action="store_true", help="also measure traces of all and of 1 %%, alternating")
+    parser.add_argument("--against", metavar="COMMIT", help="also measure another commit's gateway, alternating")
+    parser.add_argument("--together", action="store_true", help="measure simultaneously instead of alternating")
     options = parser.parse_args()
     names = options.workloads.split(",")
     if unknown := set(names) - set(WORKLOADS):

@@ -1,7 +1,7 @@
-"""The callers: 250 accounts and 1,000 apps, each with one user and a backend (an ES256 key, served as JWKS).
+"""The callers: 250 accounts and 1,000 apps. Each app has one user and a backend with an ES256 key, served as JWKS.
 
-The default rate limits apply. A user may send 20 requests in any minute, so all users may send 20,000; `Pace` delays a
-run until its requests fit into the minute.
+The default rate limits apply. A user may send 20 requests in any minute, so all users together may send 20,000. `Pace`
+delays a run until its requests fit into the minute.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AUDIENCE = "bench"
 class Callers:
     def __init__(self, folder: Path, operator_token: str) -> None:
         self.apps = [f"bench-{n:04d}" for n in range(APPS)]
-        self.api_keys: dict[str, list[str]] = {}  # of the accounts, by target
+        self.api_keys: dict[str, list[str]] = {}  # of all accounts, by target
         self._operator = {"authorization": f"Bearer {operator_token}"}
         self._keys = {app: ec.generate_private_key(ec.SECP256R1()) for app in self.apps}
         self._strangers: Counter[str] = Counter()  # by target
@@ -40,7 +40,7 @@ class Callers:
         self._folder = folder
 
     def fresh_rotation(self, target: str, count: int) -> Path:
-        """Creates new users, whose tokens the target cannot have cached."""
+        """Create new users, whose tokens the target cannot have cached."""
         first = self._strangers[target]
         self._strangers[target] += count
         lines = (self._line(self.apps[n % APPS], f"stranger-{n}") for n in range(first, first + count))
@@ -56,7 +56,7 @@ class Callers:
 
     @contextmanager
     def backends(self) -> Iterator[str]:
-        """Serves every app's keys under `<address>/<app>`."""
+        """Serve every app's keys under `<address>/<app>`."""
         documents = {f"/{app}": _jwks(app, key) for app, key in self._keys.items()}
 
         class Handler(BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ class Callers:
         self.api_keys[target] = asyncio.run(self._register(gateway, backends))
 
     async def _register(self, gateway: str, backends: str) -> list[str]:
-        """Returns the accounts' keys."""
+        """Return the accounts' keys."""
         async with _client(gateway) as client:
 
             async def account(n: int) -> tuple[str, str]:
@@ -109,7 +109,7 @@ class Callers:
             return [key for _, key in accounts]
 
     def spend(self, target: str, gateway: str) -> tuple[int, int] | None:
-        """Nano-euro settled and reserved today by all accounts; None if the gateway has no account API."""
+        """Return the nano-euro settled and reserved today by all accounts; None if the gateway has no account API."""
         return asyncio.run(self._spend(self.api_keys[target], gateway))
 
     async def _spend(self, api_keys: list[str], gateway: str) -> tuple[int, int] | None:
@@ -124,7 +124,7 @@ class Callers:
 
 
 class Pace:
-    """Limits the requests per user in any minute."""
+    """A limiter of the requests per user in any minute."""
 
     def __init__(self) -> None:
         self._sent: deque[tuple[float, int]] = deque()

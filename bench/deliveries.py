@@ -1,6 +1,6 @@
-"""Measures what a webhook delivery costs the worker, and the delay of a healthy receiver next to one that hangs.
+"""Measures the cost of a webhook delivery, and the delay of a healthy receiver next to a hanging one.
 
-The worker has core 1 to itself; Redis, the receivers and this script share core 0. The exit code is 1 if an event was
+The worker runs alone on core 1. Redis, the receivers and this script share core 0. The exit code is 1 if an event was
 lost or sent twice, but never because of a measurement.
 """
 
@@ -24,20 +24,20 @@ from rig import SCRATCH, free_port, redis_command
 
 from gateway.accounts.vault import Vault
 from gateway.events import scripts
-from gateway.events.catalog import SAMPLES, queued_event
+from gateway.events.catalog import SAMPLES, prepare_event
 from gateway.events.webhooks import Webhooks
 from gateway.ids import new_id
 from gateway.redis.client import Store
 
 ACCOUNTS = 64
 EVENTS = 200  # per account
-HANGING = 1_000  # events queued for the receiver that hangs
+HANGING = 1_000  # events queued for the hanging receiver
 HEALTHY = 500  # events queued meanwhile for healthy receivers, one every 20 ms
 KEY = "bench-encryption-key-of-no-value-0123456789"
 
 
 class Receiver:
-    """Answers at once or never, and records when each delivery arrived."""
+    """A receiver that answers at once or never, and records when each delivery arrived."""
 
     def __init__(self) -> None:
         self.arrivals: dict[str, list[float]] = {}
@@ -63,9 +63,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def emit(store: Store, account: str, event_type: str) -> str:
-    """Queues a sample. `Webhooks.test` allows an account too few of them."""
-    event = queued_event(SAMPLES[event_type], new_id("evt"), account, "app_sample", "sample")
-    await scripts.emit(store, event)
+    """Queue a sample event. `Webhooks.test` would allow an account too few of them."""
+    event = prepare_event(SAMPLES[event_type], new_id("evt"), account, "app_sample", "sample")
+    await scripts.emit_event(store, event)
     return event.id
 
 
@@ -77,8 +77,8 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
     webhooks = Webhooks(store, Vault(KEY), allow_private=True)
     accounts = [f"acc_{n}" for n in range(ACCOUNTS)]
     for account in accounts:
-        await webhooks.set(account, f"{address}/fine")
-    await webhooks.set("acc_hang", f"{address}/hang")
+        await webhooks.set_receiver(account, f"{address}/fine")
+    await webhooks.set_receiver("acc_hang", f"{address}/hang")
     sent = [await emit(store, account, "deploy.succeeded") for _ in range(EVENTS) for account in accounts]
 
     log = (SCRATCH / "worker.log").open("wb")
@@ -122,7 +122,7 @@ async def measure(redis_url: str, start_worker: list[str], environment: dict[str
 def main() -> int:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise SystemExit("bench: this needs two cores, one of them for the worker alone")
+        raise SystemExit("bench: needs two cores, one of them only for the worker")
     SCRATCH.mkdir(parents=True, exist_ok=True)
     os.sched_setaffinity(0, {cores[0]})
     port = free_port()

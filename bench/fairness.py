@@ -1,7 +1,7 @@
-"""Shows the fair share of the provider: one account that asks without end, beside twenty that ask once a second.
+"""Measures the fair share of the provider: one account sends requests continuously, twenty send one per second.
 
 Eight gateway processes share a provider that serves 100 requests at once and answers 429 to every further one. The
-exit code is 1 if the provider ever had to answer 429, or if a quiet account waited too long; see `main`.
+exit code is 1 if the provider ever answered 429, or if a quiet account waited too long or had a failed request.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import jwt
 import uvloop
 from rig import OPERATOR_TOKEN, SCRATCH, free_port, redis_command
 
-BOUND = 100  # requests at once
+BOUND = 100  # concurrent requests at the provider
 GATEWAYS = 8
 CROWD = 2_000  # clients of one account, each with one request at a time
-QUIET = 20  # accounts with one request a second
+QUIET = 20  # accounts with one request per second
 DURATION = 1.0  # seconds of a request
 SECONDS = 20.0
 SECRET = "bench-secret-of-no-value-0123456789abcdef"
@@ -36,11 +36,11 @@ LAST = (
 
 
 class Provider:
-    """Streams one token, and ends the answer DURATION later."""
+    """A provider that streams one token and ends the answer after DURATION."""
 
     def __init__(self) -> None:
         self.now = self.most = self.refused = 0
-        self.busy = self.since = 0.0  # request seconds so far, and when they were last added up
+        self.busy = self.since = 0.0  # request seconds so far, and the time of the last update
 
     def count(self, change: int) -> None:
         clock = time.monotonic()
@@ -75,7 +75,7 @@ class Provider:
 
 @asynccontextmanager
 async def running(provider_port: int) -> AsyncIterator[list[str]]:
-    """The addresses of the gateways."""
+    """Run Redis and the gateways, and yield the gateways' addresses."""
     with ExitStack() as stack:
         SCRATCH.mkdir(parents=True, exist_ok=True)
         redis, ports = free_port(), [free_port() for _ in range(GATEWAYS)]
@@ -121,7 +121,7 @@ async def _until_ready(session: aiohttp.ClientSession, address: str) -> None:
 
 
 async def create_app(session: aiohttp.ClientSession, address: str, name: str) -> str:
-    """Creates an account with one app; returns a token of the app's user."""
+    """Create an account with one app, and return a token of the app's user."""
     headers = {"authorization": f"Bearer {OPERATOR_TOKEN}"}
     async with session.post(
         f"{address}/platform/accounts", json={"name": name, "plan": "max"}, headers=headers
@@ -134,7 +134,7 @@ async def create_app(session: aiohttp.ClientSession, address: str, name: str) ->
 
 
 async def ask(session: aiohttp.ClientSession, address: str, app: str, token: str) -> tuple[float, int | None]:
-    """The seconds until the answer's first byte, and the Retry-After of a refusal."""
+    """Return the seconds until the answer's first byte, and the Retry-After of a refusal."""
     began = time.monotonic()
     async with session.post(
         f"{address}/capsule/{app}/ai",
@@ -147,7 +147,7 @@ async def ask(session: aiohttp.ClientSession, address: str, app: str, token: str
 
 
 async def measure(provider: Provider, addresses: list[str]) -> tuple[list[float], float, int]:
-    """The waits of the quiet accounts, the share of the permits in use, and how many of their requests failed."""
+    """Return the waits of the quiet accounts, the share of permits in use, and the number of their failed requests."""
     waits: list[float] = []
     failed = 0
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3)) as session:
@@ -161,7 +161,7 @@ async def measure(provider: Provider, addresses: list[str]) -> tuple[list[float]
                 _, retry_after = await ask(session, addresses[n % GATEWAYS], "crowd", crowd)
                 if retry_after is None:
                     pause = 1.0
-                else:  # as the SDKs do: after Retry-After or a growing pause, whichever is longer
+                else:  # like the SDKs: wait for Retry-After or a growing pause, whichever is longer
                     await asyncio.sleep(min(max(retry_after, pause * random.uniform(0.5, 1.5)), end - time.monotonic()))
                     pause = min(2 * pause, 16.0)
 

@@ -1,7 +1,7 @@
 /* A streaming load generator: closed loop, keep-alive HTTP/1.1, one thread, epoll.
  *
- * Reports latencies, and the CPU (utime + stime) and resident memory that the target's process tree used
- * between warm-up and end, as /proc tells it. All options stand in usage() below. */
+ * Reports latencies, and the CPU time (utime + stime) and resident memory of the target's process tree
+ * between warm-up and end. usage() below lists all options. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -30,22 +30,22 @@ static void usage(void) {
           "  -m METHOD     POST\n"
           "  -P PATH       /v1/chat/completions\n"
           "  -H LINE       a header; may be given several times\n"
-          "  -R FILE       lines PATH<TAB>HEADER[<TAB>HEADER ...], one caller each, taken in turn; replaces "
-          "-P\n"
+          "  -R FILE       lines PATH<TAB>HEADER[<TAB>HEADER ...], one for each caller, used in order\n"
+          "                instead of -P\n"
           "  -b TEXT       the body; -f FILE reads it\n"
           "  -c N          connections, each with one request at a time (32)\n"
-          "  -r MS         over which the connections are opened (0)\n"
-          "  -w S          before anything is recorded (1)\n"
-          "  -d S          recorded (5)\n"
-          "  -n N          answers that end the recording early\n"
-          "  -D            lets the requests under way at the end finish, instead of cutting them\n"
+          "  -r MS         time in which the connections are opened (0)\n"
+          "  -w S          warm-up before the recording (1)\n"
+          "  -d S          length of the recording (5)\n"
+          "  -n N          ends the recording early after this many answers\n"
+          "  -D            waits for open requests at the end instead of cutting them\n"
           "  -E MARK       end marker within a data line ([DONE]), or the start of an event line\n"
           "                ('event: done'); '' for none\n"
-          "  -e N          fewest events of a good answer\n"
-          "  -x            answers are no event streams\n"
+          "  -e N          minimum number of events in a valid answer\n"
+          "  -x            answers are not event streams\n"
           "  -T S          timeout of one request (30)\n"
-          "  -i PID[,PID]  process trees of the target to measure\n"
-          "  -k PID,CORE.. reports what processes outside this tree took of these cores\n"
+          "  -i PID[,PID]  process trees to measure\n"
+          "  -k PID,CORE.. reports the share of these cores used by processes outside this tree\n"
           "  -C N          the core to run on\n"
           "  -j            JSON instead of text\n"
           "  -L TEXT       label of the report\n",
@@ -99,7 +99,7 @@ static Conn *conns;
 static int poller;
 static bool recording, stopping;
 static long ok_count, error_count, event_count; /* while recording */
-static long sent, good, bad, stale;             /* over the whole life of the generator */
+static long sent, good, bad, stale;             /* of the whole run */
 static char first_error[200];
 static double *first_ms, *total_ms;
 static long sample_count;
@@ -168,7 +168,7 @@ static void failed(Conn *c, const char *why) {
     error_count += recording;
     if (first_error[0])
         return;
-    c->answer.line[c->answer.line_len] = 0; /* of an error answer: how its body starts */
+    c->answer.line[c->answer.line_len] = 0; /* the beginning of an error's body */
     snprintf(first_error, sizeof first_error, "%s (status %d) %s", why, c->answer.status, c->answer.line);
     for (char *p = first_error; *p; p++)
         if (*p == '"' || *p == '\\' || (unsigned char)*p < ' ')
@@ -185,7 +185,7 @@ static void connect_again(Conn *c) {
     setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(opt.port)};
     inet_pton(AF_INET, opt.host, &a.sin_addr);
-    connect(c->fd, (struct sockaddr *)&a, sizeof a); /* its outcome is an event */
+    connect(c->fd, (struct sockaddr *)&a, sizeof a); /* epoll reports the outcome */
     struct epoll_event e = {.events = EPOLLIN | EPOLLOUT, .data.ptr = c};
     epoll_ctl(poller, EPOLL_CTL_ADD, c->fd, &e);
 }
@@ -269,7 +269,7 @@ static void on_readable(Conn *c) {
         bool by_close = n <= 0 && c->answer.head_seen && !c->answer.chunked && c->answer.left < 0;
         bool unanswered = n <= 0 && c->answer.head_len == 0;
         if (unanswered && good + bad > 0)
-            stale++; /* the target may end a kept-alive connection at any time */
+            stale++; /* the target may close a kept-alive connection at any time */
         else
             finish(c, by_close);
     }
@@ -304,7 +304,7 @@ typedef struct {
     double seconds, others; /* s */
 } Result;
 
-/* Seconds since boot that processes outside our tree had of our cores. */
+/* Returns the seconds since boot that processes outside our tree used on our cores. */
 static double others(void) {
     if (opt.ours_count < 2)
         return 0;

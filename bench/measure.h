@@ -1,5 +1,5 @@
-/* CPU (utime + stime) and resident memory of whole process trees, and the CPU that all processes together had
- * of some cores, as /proc tells them. */
+/* Reads from /proc the CPU time (utime + stime) and resident memory of whole process trees, and the busy time
+ * of cores. */
 #include <dirent.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ typedef struct {
     long rss_kb;
 } Usage;
 
-/* What follows the command's name in /proc/PID/stat, or NULL when the process is gone. */
+/* Returns the text after the command's name in /proc/PID/stat, or NULL if the process has ended. */
 static const char *read_stat(int pid, char *b, int size) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%d/stat", pid);
@@ -80,8 +80,9 @@ static Usage measure(const int *roots, int count) {
     return sum;
 }
 
-/* Seconds since boot that these cores were not idle: an interrupt's time is in its victim's figure too, and a
- * hypervisor that takes a core away disturbs like any process. */
+/* Returns the seconds since boot during which these cores were not idle. Interrupts count, because their time
+ * is also in the figure of the interrupted process. A hypervisor's time counts, because it disturbs like a
+ * process. */
 static double cores_busy(const int *cores, int count) {
     char line[256];
     double seconds = 0;

@@ -1,6 +1,6 @@
-"""Measures what the service's data takes in Redis, on a server of its own, through the service's own code.
+"""Measures how much memory the service's data takes in Redis, on a separate server, through the service's own code.
 
-Prints the bytes per thing that docs/operations.md names: `used_memory` after, less before, divided by their number.
+Prints the bytes per item that docs/redis.md lists: the growth of `used_memory`, divided by the number of items.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gateway.accounts.registry import Registry
 from gateway.accounts.vault import Vault
 from gateway.deploys import scripts as deploys_scripts
 from gateway.events import scripts as events_scripts
-from gateway.events.catalog import AppCrashed, Finding, SecurityFinding, queued_event
-from gateway.events.deliveries import SHARE
+from gateway.events.catalog import AppCrashed, Finding, SecurityFinding, prepare_event
+from gateway.events.deliveries import SHARE_BYTES
 from gateway.events.keys import stored_key
-from gateway.events.records import Delivery, QueuedEvent
+from gateway.events.records import DeliveryResult, QueuedEvent
 from gateway.ids import new_id, now_iso
 from gateway.inference.keys import app_spend_fields, spend_key
 from gateway.inference.spend import scripts as spend_scripts
@@ -35,7 +35,7 @@ from gateway.redis.client import Store
 from gateway.redis.partitions import partition_tag, stream_key
 
 KEY = "bench-encryption-key-of-no-value-0123456789"
-DAYS = 35  # that the spend of a day is kept
+DAYS = 35  # for which a day's spend is kept
 HEADERS = msgspec.json.encode(
     {"Content-Type": "application/json", "Content-Length": "15", "Date": "Sat, 21 Nov 2026 12:00:00 GMT", "Server": "x"}
 ).decode()
@@ -45,7 +45,7 @@ Fill = Callable[[Store, int], Awaitable[None]]
 
 
 async def fill_accounts(store: Store, count: int) -> None:
-    """An account with its API key."""
+    """Create accounts, each with an API key."""
     registry = Registry(store, Vault(KEY))
     for number in range(count):
         await registry.create_account(f"Account {number}", "free")
@@ -69,7 +69,7 @@ async def fill_days(store: Store, count: int) -> None:
 
 
 async def fill_windows(store: Store, count: int) -> None:
-    """A user of an app who sends a request, which is reserved and settled."""
+    """Reserve and settle one request for each user."""
     for number in range(count):
         account = f"acc_{number % 16}"
         decision = await admit(store, account, number)
@@ -90,7 +90,7 @@ async def admit(store: Store, account: str, number: int, user: str = "") -> str:
         user or f"user-{number}",
         app_limit=10**9,
         user_limit=10**9,
-        bound=1_000_000,
+        max_cost=1_000_000,
         cap=10**15,
         reservation=f"res_{number:020}",
         lease=360_000,
@@ -101,16 +101,16 @@ async def admit(store: Store, account: str, number: int, user: str = "") -> str:
 
 def crash(account: str) -> QueuedEvent:
     event = AppCrashed(reason="oom", exitCode=137, at="2026-07-02T10:00:00.000Z")
-    return queued_event(event, new_id("evt"), account, new_id("app"), "sample-app")
+    return prepare_event(event, new_id("evt"), account, new_id("app"), "sample-app")
 
 
 async def fill_waiting(store: Store, count: int) -> None:
     for number in range(count):
-        await events_scripts.emit(store, crash(f"acc_{number % 10}"))
+        await events_scripts.emit_event(store, crash(f"acc_{number % 10}"))
 
 
 async def deliver(store: Store, event: QueuedEvent, headers: str, body: str) -> None:
-    await events_scripts.emit(store, event)
+    await events_scripts.emit_event(store, event)
     tag = partition_tag(event.account)
     stream = stream_key(tag, "events")
     if not await store.client.exists(worker_key(GROUP, tag)):
@@ -118,25 +118,25 @@ async def deliver(store: Store, event: QueuedEvent, headers: str, body: str) -> 
         await store.client.xgroup_create(stream, GROUP, "0")
     ((_, ((entry, _),)),) = await store.client.xreadgroup(GROUP, "one", {stream: ">"})
     url = "https://hooks.example.com/capsule"
-    ended = Delivery("delivered", int(time.time() * 1000), 45, 200, "", url, headers, body)
+    ended = DeliveryResult("delivered", int(time.time() * 1000), 45, 200, "", url, headers, body)
     assert await events_scripts.record_delivery(store, tag, event, ended, group=GROUP, entry=entry)
 
 
 async def fill_deliveries(store: Store, count: int) -> None:
-    """Answered with four headers and a short body."""
+    """Record deliveries answered with four headers and a short body."""
     for number in range(count):
         await deliver(store, crash(f"acc_{number // 1000}"), HEADERS, '{"status":"ok"}')
 
 
 async def fill_long_deliveries(store: Store, count: int) -> None:
-    """Answered with as much as is kept."""
+    """Record deliveries with the longest answers that the log keeps."""
     for number in range(count):
         headers = msgspec.json.encode({f"X-{n}": "v" * 90 for n in range(10)}).decode()
         await deliver(store, crash(f"acc_{number // 1000}"), headers, "x" * 1024)
 
 
 async def fill_shares(store: Store, count: int) -> None:
-    """Accounts whose events are as large as they can be, until their shares are used up."""
+    """Fill accounts' stores, which have `SHARE_BYTES` each, with events of the largest size."""
     finding = Finding(
         cve="CVE-2026-0001", component="c" * 200, severity="critical", fixedIn="1", tier="red", deadlineAt=now_iso()
     )
@@ -144,13 +144,13 @@ async def fill_shares(store: Store, count: int) -> None:
         for _ in range(60):
             event = SecurityFinding(findings=[finding] * 600)
             account = f"acc_{number}"
-            await deliver(store, queued_event(event, new_id("evt"), account, "app", "app"), HEADERS, "x" * 1024)
+            await deliver(store, prepare_event(event, new_id("evt"), account, "app", "app"), HEADERS, "x" * 1024)
         used = await store.client.zscore(stored_key(partition_tag(account)), account)
-        assert SHARE * 0.9 < used <= SHARE, used
+        assert SHARE_BYTES * 0.9 < used <= SHARE_BYTES, used
 
 
 async def fill_deploys(store: Store, count: int) -> None:
-    """Finished deploys of an account; their logs are files."""
+    """Create finished deploys. Their logs are files, and not in Redis."""
     for number in range(count):
         account, deploy = f"acc_{number // 1000}", new_id("dep")
         record = {
@@ -176,13 +176,13 @@ async def fill_deploys(store: Store, count: int) -> None:
 THINGS: list[tuple[str, int, Fill]] = [
     ("account with an API key", 2_000, fill_accounts),
     ("app", 2_000, fill_apps),
-    ("account and day of use", 20_000, fill_days),
+    ("account, per day with requests", 20_000, fill_days),
     ("user of an app, active in the last minute", 20_000, fill_windows),
     ("running request", 5_000, fill_running),
-    ("event that waits", 10_000, fill_waiting),
-    ("delivery in the log, short answer", 5_000, fill_deliveries),
-    ("delivery in the log, longest answer", 3_000, fill_long_deliveries),
-    ("account whose share is used up", 4, fill_shares),
+    ("waiting event", 10_000, fill_waiting),
+    ("logged delivery, short answer", 5_000, fill_deliveries),
+    ("logged delivery, longest answer", 3_000, fill_long_deliveries),
+    ("account with a full store of events", 4, fill_shares),
     ("finished deploy", 3_000, fill_deploys),
 ]
 

@@ -1,4 +1,4 @@
-"""Profiles the gateway with py-spy: self and cumulative shares of CPU time under one workload.
+"""Profiles the gateway with py-spy, and prints self and cumulative shares of CPU time under one workload.
 
 py-spy is not a dependency of the project: run `.venv/bin/pip install py-spy` first.
 """
@@ -34,7 +34,7 @@ def main() -> None:
     with Rig(options.gateway) as rig, rig.gateway() as gateway:
         rig.load(gateway, Load(8, 8, 30, 0), limit=APPS)
         rotation = rig.callers.fresh_rotation(gateway.name, 2 * workload.most) if workload.strangers else None
-        limit = 15 * APPS  # with the warm-up, what the users' rate limits allow in the minute
+        limit = 15 * APPS  # together with the warm-up, this is what the users' rate limits allow per minute
         run = threading.Thread(target=lambda: print(rig.load(gateway, load, rotation, limit), file=sys.stderr))
         run.start()
         time.sleep(load.warmup + 0.2)

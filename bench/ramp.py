@@ -1,16 +1,15 @@
-"""Shows that the constants of `capacity.py` hold while the load and the number of processes grow.
+"""Checks that the constants of `capacity.py` hold while the load and the number of processes grow.
 
     .venv/bin/python bench/ramp.py              # about eight minutes
-    .venv/bin/python bench/ramp.py -n 1         # about three
+    .venv/bin/python bench/ramp.py -n 1         # about three minutes
 
-The cost of a token is measured from 32 to 2,000 open streams. All of them together always get 8,000 tokens per second,
-so that only the number of streams changes: more tokens per second would arrive together more often, and cost less. The
-cost of a token and of a request is also measured with one, two and four processes, each with the same load: with less
-of it, a process sends less to Redis at a time. All of it is CPU time, so the processes can share a core. Figures are
-medians.
+Measures the cost of a token from 32 to 2,000 open streams. All streams together always get 8,000 tokens per second, so
+that only their number changes: more tokens per second would arrive together more often and cost less. Also measures the
+cost of a token and a request with one, two and four processes. Each process gets the same load, because with less load
+it would send less to Redis at a time. All costs are CPU time, so the processes can share a core. Figures are medians.
 
-The exit code is 1 if an answer was wrong, or if `--strict` is given and a cost is not within 10 % of the mean of its
-row. A busy machine inflates CPU time: look at what other processes took.
+The exit code is 1 if an answer was wrong, or if `--strict` is given and a cost deviates more than 10 % from the mean of
+its row. A busy machine inflates CPU time, so check how much other processes took.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from rig import Rig, Target
 from workloads import Load
 
 TOKENS = 64
-RATE = 8_000  # tokens per second, of all streams together
+RATE = 8_000  # tokens per second of all streams together
 STREAMS = (32, 128, 500, 2000)
 PROCESSES = (1, 2, 4)
 RECORDED = 8.0  # seconds
@@ -39,7 +38,7 @@ Measure = Callable[[Rig, Target, Pace], dict[str, float]]
 
 
 def token_cost(streams: int, processes: int = 1) -> Measure:
-    """µs per token, while the tokens of a stream arrive one by one. `streams` and the rate are per process."""
+    """Return a measure of µs per token that arrives alone. `streams` and the rate are per process."""
 
     def measure(rig: Rig, gateway: Target, pace: Pace) -> dict[str, float]:
         lasts = TOKENS * streams / RATE
@@ -55,7 +54,7 @@ def token_cost(streams: int, processes: int = 1) -> Measure:
 
 
 def request_cost(processes: int) -> Measure:
-    """µs per request with one token, of the gateway and of Redis, with 32 connections per process."""
+    """Return a measure of µs per one-token request, in the gateway and in Redis, with 32 connections per process."""
 
     def measure(rig: Rig, gateway: Target, pace: Pace) -> dict[str, float]:
         server = int(redis.Redis(port=rig.redis_port).info("server")["process_id"])
@@ -89,7 +88,7 @@ class Ramp:
         self.cores = os.sched_getaffinity(0)
 
     def measure(self, processes: int, *measures: Measure) -> list[dict[str, float]]:
-        os.sched_setaffinity(0, self.cores)  # the rig of the last measurement took one
+        os.sched_setaffinity(0, self.cores)  # the last measurement's rig pinned this process to one core
         command = f"{sys.executable} -m gateway.cli serve --port {{port}} --workers {processes}"
         with Rig(command) as rig, rig.gateway() as gateway:
             pace = Pace()

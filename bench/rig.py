@@ -1,7 +1,7 @@
 """The setup of a measurement: scratch folder, C programs, servers pinned to cores, and the load generator.
 
-The target has core 1 to itself. The provider's stand-in, Redis, the apps' JWKS server (a thread of this process) and
-the load generator share core 0. So the measure is the target's CPU time; its wall time is noisy.
+The target runs alone on core 1. The simulated provider, Redis, the apps' JWKS server (a thread of this process) and the
+load generator share core 0. This makes wall time noisy, so the benchmark measures the target's CPU time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Target:
     name: str
     port: int
     pid: int
-    extra_events: int  # besides the tokens: role, finish and usage from nginx, the end from the gateway
+    extra_events: int  # in addition to tokens: role, finish and usage from nginx; the end from the gateway
 
     @property
     def is_gateway(self) -> bool:
@@ -58,10 +58,10 @@ class Rig:
     """The servers that every target shares."""
 
     def __init__(self, gateway_command: str | None, cluster: bool = False, against: str | None = None) -> None:
-        """`against` is a commit whose gateway is the target "against"."""
+        """Check that there are two cores. `against` is a commit whose gateway becomes the target "against"."""
         cores = sorted(os.sched_getaffinity(0))
         if len(cores) < 2:
-            raise SystemExit("bench: this needs two cores, one of them for the target alone")
+            raise SystemExit("bench: needs two cores, one of them only for the target")
         self._others, self._alone = cores[:2]
         self._gateway_command, self._with_cluster, self._against = gateway_command, cluster, against
         self._stack = ExitStack()
@@ -78,7 +78,7 @@ class Rig:
             self._stub, self.redis_port = free_port(), free_port()
             stack.enter_context(self._running("stub", [SCRATCH / "stub", str(self._stub)], self._stub))
             stack.enter_context(self._running("redis", redis_command(self.redis_port), self.redis_port))
-            # A database for each target, because all have apps of the same names.
+            # Each target gets its own database, because all have apps with the same names.
             databases = enumerate(("gateway", "traces", "traces-1%", "against"))
             self._redis_urls = {name: f"redis://127.0.0.1:{self.redis_port}/{n}" for n, name in databases}
             if self._with_cluster:
@@ -104,8 +104,8 @@ class Rig:
 
     @contextmanager
     def _cluster(self) -> Iterator[str]:
-        """Three primaries of Redis Cluster, which share the slots."""
-        ports = [free_port() % 20_000 + 20_000 for _ in range(3)]  # each node listens at its port + 10,000 too
+        """Run a Redis Cluster whose three primaries share the slots, and yield its URL."""
+        ports = [free_port() % 20_000 + 20_000 for _ in range(3)]  # each node also listens on its port + 10,000
         with ExitStack() as stack:
             for port in ports:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=SCRATCH)))
@@ -121,14 +121,14 @@ class Rig:
 
     @contextmanager
     def gateway(self, name: str = "gateway") -> Iterator[Target]:
-        """Also as "cluster", on Redis Cluster, as "traces" or "traces-1%", and as "against"."""
+        """Run the gateway: plain, or as "cluster" (on Redis Cluster), "traces", "traces-1%" or "against"."""
         port = free_port()
         command = self._commands.get(name) or self._gateway_command or _gateway_command()
         settings = {
             "GATEWAY_REDIS_URL": self._redis_urls[name],
             "GATEWAY_PROVIDER_URL": f"http://127.0.0.1:{self._stub}/v1",
             "GATEWAY_PROVIDER_KEY": "bench-provider-key",
-            "GATEWAY_PROVIDER_CONCURRENCY": "100000",  # a bound that no workload reaches
+            "GATEWAY_PROVIDER_CONCURRENCY": "100000",  # a limit that no workload reaches
             "GATEWAY_INFERENCE": "on",
             "GATEWAY_PROCESSING_APPROVED": "true",
             "GATEWAY_EMERGENCY_OFF_FILE": str(SCRATCH / "inference.off"),
@@ -149,7 +149,7 @@ class Rig:
             yield target
 
     def load(self, target: Target, load: Load, rotation: Path | None = None, limit: int = 0) -> dict[str, Any]:
-        """Runs the generator once. `limit` ends the recording early, after that many answers."""
+        """Run the load generator once. `limit` ends the recording early, after that many answers."""
         self._control(tokens=load.tokens, delay_us=load.delay_us, ttft_us=0, real=int(load.real))
         words: list[str | Path] = [SCRATCH / "loadgen", "-j", "-L", target.name, "-p", str(target.port)]
         words += ["-k", f"{os.getpid()},{self._others},{self._alone}"]
@@ -218,7 +218,7 @@ def _wait_until_serving(
         else:
             return
     tail = "\n".join(log_file.read_text(errors="replace").splitlines()[-20:])
-    raise SystemExit(f"bench: {name} did not start to serve on port {port}\n{tail}")
+    raise SystemExit(f"bench: {name} did not start serving on port {port}\n{tail}")
 
 
 def free_port() -> int:
@@ -229,7 +229,7 @@ def free_port() -> int:
 
 
 class _Collector(BaseHTTPRequestHandler):
-    """Takes traces, and forgets them."""
+    """A collector that accepts traces and discards them."""
 
     protocol_version = "HTTP/1.1"
 
@@ -273,7 +273,7 @@ def redis_command(port: int) -> Command:
 
 
 def _command_of(commit: str) -> str:
-    """What starts the gateway of another commit, which is installed in an environment of its own first."""
+    """Return the command that starts another commit's gateway, after installing it in a separate environment."""
     git = [_program("git"), "-C", HERE.parent]
     revision = subprocess.check_output([*git, "rev-parse", "--verify", f"{commit}^{{commit}}"], text=True).strip()
     folder = SCRATCH / revision

@@ -1,19 +1,19 @@
-"""Runs `capsule serve --workers N` under a steady load, and says whether it grows, errs or leaves something behind.
+"""Runs `capsule serve --workers N` under a steady load, and checks for growth, errors and leftovers.
 
     make soak                                    # an hour, 100 requests per second, two processes
     make soak ARGS="5 --kill-every 60"           # five minutes; kills a process every minute
 
-Each stream has ten tokens and takes one second, so as many connections as requests per second are always in use. Every
-ten seconds the memory (RSS) and the descriptors of each process are read, and /metrics is scraped.
+Each stream has ten tokens and takes one second, so the number of connections in use equals the requests per second.
+Every ten seconds, the script reads the memory (RSS) and descriptors of each process, and scrapes /metrics.
 
-A process has grown if its memory rose by more than 1 MiB over the second half of the run, by the Theil–Sen slope (the
-median of the slopes between all pairs of samples, which single peaks do not move). Its descriptors may rise by 64: a
-pool keeps the connections of its busiest moment, so on a busy machine both rise for a while. For Redis it is 2 MiB of
-`used_memory`, because it keeps an hour of counts for each minute and account. Processes that started after the middle
-are not judged. `--kill-every` kills the newest process, so the oldest one is.
+A process has grown if its memory rose by more than 1 MiB over the second half of the run, according to the Theil–Sen
+slope (the median of the slopes between all pairs of samples, which ignores single peaks). Its descriptors may rise by
+64: a pool keeps the connections of its busiest moment, so on a busy machine both rise for a while. The limit for Redis
+is 2 MiB of `used_memory`, because it keeps an hour of counts for each minute and account. Processes that started in the
+second half are not judged. `--kill-every` kills the newest process, so the oldest one is always judged.
 
-The exit code is 1 if something grew, if more answers were wrong than streams were cut by a kill, if the settled money
-is wrong, if a counter decreased, or if Redis has keys without an end that should have one.
+The exit code is 1 if something grew, if more answers were wrong than kills can explain, if the settled money is wrong,
+if a counter decreased, or if Redis holds keys without an expiry that should have one.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from tests.support.key_leaks import unexplained
 TOKENS = 10
 DELAY_US = 100_000
 SAMPLE = 10.0  # seconds between two samples
-GROWTH_KIB = 1024  # of a process, over the second half
+GROWTH_KIB = 1024  # allowed per process in the second half
 REDIS_GROWTH_KIB = 2048
 DESCRIPTORS = 64
-LEASE = 90.0  # seconds after which the monitors worker settles what a killed process reserved
+LEASE = 90.0  # seconds until the monitors worker settles a killed process's reservations
 TIMEOUTS = "connect=5,first=10,idle=10,total=15"
 
 
 @dataclass
 class Series:
-    """Samples of one process."""
+    """The samples of one process."""
 
     times: list[float] = field(default_factory=list)
     memory: list[float] = field(default_factory=list)  # KiB
@@ -69,7 +69,7 @@ class Series:
         self.descriptors.append(descriptors)
 
     def growth(self, values: Sequence[float], since: float) -> float:
-        """The slope times the length of the time since `since`."""
+        """Return the slope times the duration since `since`."""
         points = [(t, v) for t, v in zip(self.times, values, strict=True) if t >= since]
         slopes = [(v - u) / (t - s) for (s, u), (t, v) in itertools.combinations(points, 2)]
         return median(slopes) * (points[-1][0] - points[0][0])
@@ -121,7 +121,7 @@ class Soak:
             with urllib.request.urlopen(f"{self.gateway.address}/metrics", timeout=10) as answer:
                 text = answer.read().decode()
         except OSError as error:
-            if not self.kill_every:  # else it may have been the killed process that took the connection
+            if not self.kill_every:  # otherwise a killed process may have taken the connection
                 self.faults.append(f"/metrics: {error}")
             return
         requests = sum(float(value) for value in re.findall(r"^gateway_requests_total\{.*\} (\S+)$", text, re.M))
@@ -141,7 +141,7 @@ class Soak:
         if self.wrong > self.kills * self.rate:
             self.faults.append(f"{self.wrong} wrong answers; kills explain at most {self.kills * self.rate}")
         self._check_money()
-        give_up = time.monotonic() + 5  # the gauge is refreshed now and then
+        give_up = time.monotonic() + 5  # the gauge is refreshed periodically
         while (streams := self._open_streams()) and time.monotonic() < give_up:
             time.sleep(0.5)
         if streams:
@@ -150,7 +150,7 @@ class Soak:
             self.faults.append(f"{len(left)} keys in Redis without an end, such as {left[:3]}")
 
     def _check_money(self) -> None:
-        """Whole answers cost their usage. Those that a kill cut cost their bound, once their leases have ended."""
+        """Check that complete answers cost their usage, and answers cut by a kill at most their bound."""
         usage = REPORTED_INPUT * INPUT_PRICE + TOKENS * OUTPUT_PRICE
         bound = (len(PROMPT) + 256) * INPUT_PRICE + TOKENS * OUTPUT_PRICE
         give_up = time.monotonic() + (LEASE + 30 if self.kills else 15)
@@ -162,7 +162,7 @@ class Soak:
             self.faults.append(f"{settled:,} settled and {reserved:,} reserved, expected {least:,} to {most:,} and 0")
 
     def _spend(self) -> tuple[int, int]:
-        """Nano-euro settled and reserved by all accounts."""
+        """Return the nano-euro settled and reserved by all accounts."""
         days = [self.redis.hmget(key, "settled", "reserved") for key in self.redis.scan_iter("{p*}:spend:*", 1000)]
         return sum(int(settled or 0) for settled, _ in days), sum(int(reserved or 0) for _, reserved in days)
 
@@ -198,7 +198,7 @@ class Soak:
 
 
 def processes(root: int) -> list[int]:
-    """The process and its descendants, oldest first."""
+    """Return the process and its descendants, oldest first."""
     found, queue = [root], [root]
     while queue:
         parent = queue.pop()
@@ -221,7 +221,7 @@ def role(pid: int) -> str:
 
 
 def usage(pid: int) -> tuple[float, int]:
-    """KiB of memory (RSS), and open descriptors. Zeros if it has ended."""
+    """Return the KiB of memory (RSS) and the open descriptors; zeros if the process has ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         return float(re.findall(r"^Rss:\s+(\d+) kB", rollup, re.M)[0]), len(os.listdir(f"/proc/{pid}/fd"))
@@ -230,7 +230,7 @@ def usage(pid: int) -> tuple[float, int]:
 
 
 def monitors(rig: Rig) -> subprocess.Popen[bytes]:
-    """Settles what killed processes reserved."""
+    """Start a monitors worker, which settles the reservations of killed processes."""
     environment = {**os.environ, "GATEWAY_REDIS_URL": f"redis://127.0.0.1:{rig.redis_port}/0"}
     with (SCRATCH / "monitors.log").open("wb") as log:
         command = [sys.executable, "-m", "gateway.cli", "worker", "monitors"]
@@ -240,15 +240,13 @@ def monitors(rig: Rig) -> subprocess.Popen[bytes]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("minutes", nargs="?", type=float, default=60.0)
-    parser.add_argument(
-        "--rate", type=int, default=100, help="requests per second; 300 is the most for the rate limits"
-    )
+    parser.add_argument("--rate", type=int, default=100, help="requests per second; the rate limits allow at most 300")
     parser.add_argument("--workers", type=int, default=2, help="processes of the gateway; at least 2")
-    parser.add_argument("--kill-every", type=float, default=0.0, metavar="SECONDS", help="kill a process now and then")
+    parser.add_argument("--kill-every", type=float, default=0.0, metavar="SECONDS", help="kill a process every SECONDS")
     options = parser.parse_args()
     command = f"env GATEWAY_PROVIDER_TIMEOUTS={TIMEOUTS} {sys.executable} -m gateway.cli serve --port {{port}}"
     with Rig(f"{command} --workers {max(2, options.workers)}") as rig, rig.gateway() as gateway:
-        rig.load(gateway, Load(8, 8, 30, 0), limit=2 * APPS)  # warms the caches of all processes
+        rig.load(gateway, Load(8, 8, 30, 0), limit=2 * APPS)  # warm the caches of all processes
         print(f"soak: {options.minutes:g} minutes at {options.rate} requests per second", flush=True)
         soak = Soak(rig, gateway, options.rate, options.minutes * 60, options.kill_every)
         worker = monitors(rig)

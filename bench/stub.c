@@ -1,20 +1,20 @@
-/* The model provider's stand-in: OpenAI chat completions over HTTP/1.1, one thread, epoll.
+/* Simulates the model provider: OpenAI chat completions over HTTP/1.1, one thread, epoll.
  *
  *   stub PORT [tokens=128] [delay_us=0] [ttft_us=0]
  *
- * POST (any path)  a completion, streamed when the body says "stream": true; "max_tokens" below 4096 in the
- *                  body decides its length, else the default
+ * POST (any path)  a completion, streamed if the body has "stream": true; its length is "max_tokens" if that
+ *                  is below 4096, else the default
  * GET  /ctl?tokens=N&delay_us=N&ttft_us=N&real=0|1
- *                  changes the defaults of later requests, and answers them with the counts so far: requests
- *                  served whole, and streams that the caller cut
+ *                  changes the defaults of later requests, and returns them with the number of completed
+ *                  requests and of streams that the caller cut
  * GET  (any other) the list of models
  *
- * A stream is a role chunk, one chunk a token, finish, usage and [DONE]. Every event is an HTTP chunk of its
- * own and a write(2) of its own, round-robin over the connections, so that a relay sees separate reads unless
- * it falls behind. With real=1 the chunks carry prose (escapes, several scripts) and the fields a deployed
- * vLLM sends; the default is the short fixed chunk that all recorded figures were taken with.
+ * A stream is a role chunk, one chunk per token, finish, usage and [DONE]. Every event has its own HTTP chunk
+ * and its own write(2), round-robin over the connections, so that a relay sees separate reads unless it falls
+ * behind. With real=1 the chunks carry prose (escapes, several scripts) and the fields that a deployed vLLM
+ * sends. The default is a short fixed chunk, with which all recorded figures were measured.
  *
- * A stream without delay waits its turn in the run queue, a paced one in a heap ordered by its next due time.
+ * Streams without delay are in the run queue; paced streams are in a heap ordered by their next due time.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -38,14 +38,14 @@ enum { MAX_FD = 20000, IN_SIZE = 65536, BACKLOG = 8192, EVENTS = 1024 };
 typedef struct {
     int fd;
     bool open, streaming;
-    bool queued; /* in the run queue, maybe on behalf of a closed predecessor with the same fd */
-    int heap_at; /* place in the heap, or -1 */
+    bool queued; /* in the run queue, possibly because of a closed connection with the same fd */
+    int heap_at; /* position in the heap, or -1 */
     int step, tokens;
     bool real;
     uint64_t due;
     char *in;
     int in_len;
-    char *pending; /* bytes the kernel would not take yet */
+    char *pending; /* bytes that the kernel has not accepted yet */
     int pending_len, pending_off;
 } Conn;
 
@@ -123,7 +123,7 @@ static void close_conn(Conn *c) {
     cut += c->streaming;
     c->open = c->streaming = false;
     drop_pending(c);
-    /* A stale entry would step the next stream on this fd twice as fast. */
+    /* A stale entry would make the next stream on this fd twice as fast. */
     if (c->heap_at >= 0)
         heap_remove(c);
 }
@@ -167,7 +167,7 @@ static void flush_pending(Conn *c) {
     }
 }
 
-/* ---- what a stream says ---- */
+/* ---- events of a stream ---- */
 
 static const char *const WORDS[] = {
     "A",       " bridge", " carries", " a",   " road",    " over", " what",  " would", " stop",  " it",
@@ -314,7 +314,7 @@ static void answer(Conn *c, const char *body) {
         whole_answer(c);
 }
 
-/* The length of the request at the head of the input, or 0 while part of it is missing. */
+/* Returns the length of the first request in the input, or 0 while part of it is missing. */
 static int request_length(Conn *c, int *head_len) {
     char *end = strstr(c->in, "\r\n\r\n");
     if (!end)
@@ -380,7 +380,7 @@ static void receive(Conn *c) {
     int n = recv(c->fd, c->in + c->in_len, IN_SIZE - c->in_len, 0);
     if (n < 0 && errno == EAGAIN)
         return;
-    if (n <= 0) { /* gone, or a request larger than the buffer */
+    if (n <= 0) { /* closed by the client, or a request larger than the buffer */
         close_conn(c);
         return;
     }
@@ -409,7 +409,7 @@ static void run_unpaced(void) {
             process(c);
     }
     if (n && behind == n)
-        usleep(50); /* every reader is behind: leave it the core */
+        usleep(50); /* all readers are behind: leave them the core */
 }
 
 static void run_paced(void) {
@@ -422,7 +422,7 @@ static void run_paced(void) {
             process(c);
             continue;
         }
-        /* The first token follows the role at once; finish, usage and [DONE] follow the last token. */
+        /* The first token follows the role at once. So do finish, usage and [DONE] after the last token. */
         bool at_once = c->step == 1 || c->step > c->tokens + 1;
         c->due = at_once ? t : c->due + (delay_ns ? delay_ns : 1);
         heap_push(c);

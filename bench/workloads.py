@@ -1,4 +1,4 @@
-"""The workloads, and the limits for their cost."""
+"""The workloads, and the limits on their costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ IDLE_STREAMS = 2000
 
 @dataclass(frozen=True)
 class Load:
-    """`delay_us` is between tokens; `seconds` are recorded after `warmup`; all streams open within `ramp_ms`."""
+    """The load of one run: all streams open within `ramp_ms`, and recording takes `seconds` after `warmup`.
+
+    `delay_us` is the time between two tokens of a stream.
+    """
 
     tokens: int
     streams: int
@@ -24,7 +27,7 @@ class Load:
 @dataclass(frozen=True)
 class Workload:
     load: Load
-    most: int  # maximum requests of the first run; with a faster gateway the recording ends early
+    most: int  # maximum requests of the first run; a faster gateway ends the recording early
     unit: str = "token"
     must: float | None = None  # per token in multiples of nginx, per request in µs, per stream in KiB
     aim: float | None = None

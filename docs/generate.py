@@ -1,6 +1,6 @@
-"""Writes what the documentation says about the code from the code itself: `python -m docs.generate`.
+"""Generates parts of the documentation from the code: `python -m docs.generate`.
 
-These are the tables of keyspace.md, from the modules that build the keys, and modules.md, from the first line of each
+Writes the tables of keyspace.md from the modules that build the keys, and modules.md from the first line of each
 module.
 """
 
@@ -26,8 +26,8 @@ KEYS = {
 TABLES = re.compile(r"(<!-- tables -->\n).*(<!-- end of tables -->\n)", re.DOTALL)
 MODULES = """# Modules
 
-Every module of the service with its first line. `python -m docs.generate` writes this page, and a test compares it.
-[architecture.md](architecture.md) says how they work together.
+This page lists every module of the service with the first line of its docstring. `python -m docs.generate` writes it,
+and a test checks that it is up to date. [architecture.md](architecture.md) explains how the modules work together.
 """
 
 
@@ -49,7 +49,7 @@ def modules() -> str:
 
 
 def sections() -> Iterator[str]:
-    """One for each folder: a table of its modules."""
+    """Yield a section for each folder, with a table of its modules."""
     folders = {path.parent for top in ("gateway", "workers") for path in (ROOT / top).rglob("*.py")}
     for folder in sorted(folders):
         lines = [f"| `{path.name}` | {first_line(path)} |" for path in sorted(folder.glob("*.py")) if describe(path)]
@@ -58,7 +58,7 @@ def sections() -> Iterator[str]:
 
 
 def first_line(path: Path) -> str:
-    """The first line of its docstring, which is a sentence."""
+    """Return the first line of the module's docstring."""
     return describe(path).splitlines()[0].replace("|", "\\|")
 
 

@@ -1,7 +1,7 @@
-"""Makes the pictures in docs/img, and in docs/img/states every view in every state: `make screenshots`.
+"""Takes the screenshots in docs/img, and of every view in every state in docs/img/states: `make screenshots`.
 
-Everything in them is real: a gateway, a webhook worker and a database of their own, driven over HTTP. The provider,
-the receiver and the past day alone are played.
+The gateway, the webhook worker and the database are real, and driven over HTTP. Only the provider, the receiver and the
+past day are simulated.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ API = "https://api.example.com"
 FOLDER = Path(__file__).parent / "img"
 SCALE = 1.25
 DESKTOP, PHONE = {"width": 1180, "height": 820}, {"width": 390, "height": 820}
-VIEWS = ("", "usage", "requests", "deploys", "hooks", "notifications", "new-app", "apps/notes", "nothing-here")
+VIEWS = ("", "usage", "requests", "deploys", "hooks", "webhooks", "new-app", "apps/notes", "nothing-here")
 OPERATIONS = ("", "accounts", "apps", "deploys", "system", "audit", "nothing-here")
 LOG = """\
 Cloning https://git.example.com/ana/notes.git at main
@@ -58,7 +58,7 @@ dist/assets/index-C8f2hVqS.js  168.44 kB
 
 
 class Scene:
-    """An account in the middle of its day."""
+    """An account with a day of activity."""
 
     def __init__(self, gw: Gateway, account: Account, app: App) -> None:
         self.gw, self.account, self.app = gw, account, app
@@ -118,7 +118,7 @@ class Scene:
         await wait_until(logged)
 
     async def the_past(self) -> None:
-        """What a day would have left in the database."""
+        """Write the records that a day of use leaves in the database."""
         now = time.time()
         with self.gw.redis.client() as client:
             self.used_before(client, now)
@@ -134,13 +134,13 @@ class Scene:
             client.zadd(unhealthy_key(partition_tag(self.account.id)), {"shop": int((now - 700) * 1000)})
             certificate = {"version": 1, "domain": "notes.example.com", "expiresAt": int((now + 5_300_000) * 1000)}
             client.hset(certificate_key(partition_tag(self.account.id), "notes"), mapping=certificate)
-            days = {f"{day_of(int(now * 1000) - ago * history.DAY)}:down": 0 for ago in range(1, 71)}
-            began = int((now - 700) * 1000) - 20 * history.DAY
-            days |= history.outage(began, began + 1_560_000)
+            days = {f"{day_of(int(now * 1000) - ago * history.DAY_MS)}:down": 0 for ago in range(1, 71)}
+            began = int((now - 700) * 1000) - 20 * history.DAY_MS
+            days |= history.split_outage(began, began + 1_560_000)
             health_days = health_days_key(partition_tag(self.account.id), "shop")
             client.hset(health_days, mapping=days)
             client.expire(health_days, 3600)
-            # The newest is under way; the others were a while ago, and took their time.
+            # The newest deploy is running. The others ended a while ago, and took realistic times.
             deploys = client.zrevrange(deploys_key(self.account.id), 0, -1)
             for n, deploy in enumerate(deploys):
                 at = now - (40 if n < 3 else 3000 * n * n)
@@ -169,7 +169,7 @@ class Scene:
             )
 
     def used_before(self, client: Any, now: float) -> None:
-        """By hour and by day, for two apps and two models."""
+        """Write usage by hour and by day, for two apps and two models."""
         periods = [(3600 * ago, "%Y-%m-%dT%H", 1) for ago in range(1, 7 * 24)]
         periods += [(86_400 * ago, "%Y-%m-%d", 20) for ago in range(1, 60)]
         for before, name, times in periods:
@@ -197,7 +197,7 @@ class Scene:
             client.expire(key, 3600)
 
     def asked_before(self, client: Any, now: float) -> None:
-        """The requests of the last quarter of an hour."""
+        """Write the log of requests of the last quarter of an hour."""
         key = requests_key(self.account.id)
         for n in range(240):
             code, status, tokens = "", 200, (310, 180 + secrets.randbelow(400))
@@ -232,7 +232,7 @@ async def log_in(page: Page, scene: Scene) -> None:
 
 async def shoot(page: Page, name: str, whole: bool = True) -> None:
     (FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
-    await page.wait_for_timeout(300)  # fonts, and the last transition
+    await page.wait_for_timeout(300)  # for fonts and the last transition
     await page.screenshot(path=FOLDER / f"{name}.png", full_page=whole)
     print(f"docs/img/{name}.png", (FOLDER / f"{name}.png").stat().st_size // 1024, "KB")
 
@@ -251,15 +251,15 @@ async def take(browser: Browser, scene: Scene) -> None:
     await shoot(page, "usage")
     await open_view(page, "Requests", "Requests")
     await shoot(page, "requests", whole=False)
-    await open_view(page, "Notifications", "Notifications")
+    await open_view(page, "Webhooks", "Webhooks")
     await shoot(page, "notifications")
-    await open_view(page, "Hooks", "Deploy hooks")
+    await open_view(page, "Deploy hooks", "Deploy hooks")
     await page.get_by_label("App", exact=True).select_option("notes")
     await page.get_by_label("Name").fill("Editorial calendar")
     await page.get_by_role("button", name="Create").click()
     await page.get_by_role("heading", name="Editorial calendar").wait_for()
     await shoot(page, "hooks")
-    await page.context.close()  # the page would ask whether the URL is stored
+    await page.context.close()  # the page would ask whether the URL has been saved
 
     page = await visit(browser, scene, "light", DESKTOP)
     await log_in(page, scene)
@@ -285,13 +285,13 @@ async def take(browser: Browser, scene: Scene) -> None:
     await shoot(page, "overview-phone")
     await open_view(page, "Requests", "Requests")
     await shoot(page, "requests-phone", whole=False)
-    await open_view(page, "Notifications", "Notifications")
+    await open_view(page, "Webhooks", "Webhooks")
     await shoot(page, "notifications-phone", whole=False)
     await page.context.close()
 
 
 async def begin(browser: Browser, scene: Scene) -> None:
-    """What a new user sees."""
+    """Take screenshots of a new user's first steps."""
     page = await visit(browser, scene, "light", DESKTOP)
     await page.goto(f"{scene.gw.address}/#begin")
     await page.get_by_label("Your name").fill("Ben’s diary")
@@ -314,7 +314,7 @@ async def operate(browser: Browser, scene: Scene) -> None:
         await page.goto(f"{scene.gw.address}/ops")
         await page.get_by_label("Operator token").fill(OPERATOR)
         await page.keyboard.press("Enter")
-        await page.get_by_role("heading", name="Spend today").first.wait_for()
+        await page.get_by_role("heading", name="Spending today").first.wait_for()
         await shoot(page, name, whole=name == "ops")
         if name == "ops":
             await open_view(page, "Accounts", "Accounts")
@@ -334,11 +334,11 @@ async def shoot_views(page: Page, views: Sequence[str], name: str) -> None:
 
 
 async def show_states(browser: Browser, scene: Scene) -> None:
-    """Not for documents: to be looked at before a release."""
+    """Take screenshots of every state, to check before a release. The documentation does not use them."""
     made = await scene.gw.platform("POST", "accounts", {"name": "Nobody yet", "plan": "free"})
     nobody = Scene(scene.gw, Account(scene.gw, made.json()["id"], made.json()["apiKey"]), scene.app)
     failed = [f"deploys/{row['id']}" for row in await scene.rows("/account/deploys") if row["state"] == "failed"]
-    sent = [f"notifications/{row['id']}" for row in await scene.rows("/account/deliveries?limit=1")]
+    sent = [f"webhooks/{row['id']}" for row in await scene.rows("/account/deliveries?limit=1")]
     views = [*VIEWS, f"deploys/{scene.deploy}", *failed, *sent]
     for scheme, size, kind in (("light", DESKTOP, "desktop"), ("dark", PHONE, "phone")):
         for who, each in (("full", scene), ("empty", nobody)):
@@ -350,7 +350,7 @@ async def show_states(browser: Browser, scene: Scene) -> None:
         await page.goto(f"{scene.gw.address}/ops")
         await page.get_by_label("Operator token").fill(OPERATOR)
         await page.keyboard.press("Enter")
-        await page.get_by_role("heading", name="Spend today").first.wait_for()
+        await page.get_by_role("heading", name="Spending today").first.wait_for()
         await shoot_views(page, OPERATIONS, f"{kind}-ops")
         await page.goto(f"{scene.gw.address}/")
         await shoot(page, f"states/{kind}-public")

@@ -1,5 +1,5 @@
-// Shows a model's Markdown as elements. Text stays text: nothing here parses HTML, and links lead to web pages only.
-// While an answer grows, only the blocks that changed are drawn again.
+// Renders a model's Markdown as elements. Nothing here parses HTML, and links lead only to web pages.
+// While an answer grows, only the blocks that changed are redrawn.
 
 const FENCE = /^ {0,3}```/;
 const HEADING = /^(#{1,6}) +(.*)$/;
@@ -61,7 +61,7 @@ function draw(block) {
   if (FENCE.test(first)) {
     if (FENCE.test(rest.at(-1) ?? "")) rest.pop();
     const code = document.createElement("pre");
-    code.tabIndex = 0; // it may scroll
+    code.tabIndex = 0; // so that the keyboard can scroll it
     code.append(dress("code", [rest.join("\n")]));
     return code;
   }

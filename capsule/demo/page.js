@@ -28,7 +28,7 @@ const copy = find("#copy", HTMLButtonElement);
 /** @type {AbortController | undefined} */
 let running;
 let countdown = 0;
-let text = ""; // of the answer, as the model wrote it
+let text = ""; // the answer as the model wrote it
 
 /** @param {"asking" | "answering" | "done" | "stopped" | "failed"} state */
 function setState(state) {
@@ -70,12 +70,12 @@ async function run(prompt) {
       { signal, onDone: ({ finishReason }) => (cut = finishReason === "length") },
     );
     const summary = clock.summary();
-    if (cut) finish("done", "The answer was cut at its limit", `Cut at the limit of an answer’s length · ${summary}`);
+    if (cut) finish("done", "The answer was cut at the length limit", `Cut at the length limit · ${summary}`);
     else finish("done", "Answered", summary);
   } catch (error) {
-    // A newer question has taken over the page.
+    // A newer question has replaced this one.
     if (running?.signal !== signal) return;
-    if (signal.aborted) finish("stopped", "Stopped", `Stopped, charged as the longest answer · ${clock.summary()}`);
+    if (signal.aborted) finish("stopped", "Stopped", `Stopped, charged as a full-length answer · ${clock.summary()}`);
     else fail(error, clock.summary());
   }
 }
@@ -83,7 +83,7 @@ async function run(prompt) {
 let drawing = 0;
 
 /**
- * Draws once a frame, however many tokens arrive.
+ * Draws once per frame, however many tokens arrive.
  * @param {ReturnType<typeof stopwatch>} clock
  */
 function drawSoon(clock) {
@@ -113,7 +113,7 @@ function finish(state, label, summary) {
 /** @param {unknown} error @param {string} summary */
 function fail(error, summary) {
   if (!(error instanceof AiError)) console.error(error);
-  const known = error instanceof AiError ? error : new AiError("", "Something on this page failed.");
+  const known = error instanceof AiError ? error : new AiError("", "Something on this page went wrong.");
   const { heading, advice, retry } = explain(known);
   drawNow();
   setState("failed");
@@ -123,7 +123,7 @@ function fail(error, summary) {
   trouble.hidden = false;
   find("#trouble h2", HTMLElement).textContent = heading;
   adviceText.textContent = advice;
-  waitAnnouncement.textContent = known.retryAfter ? `You can ask again in ${duration(known.retryAfter)}.` : "";
+  waitAnnouncement.textContent = known.retryAfter ? `You can try again in ${duration(known.retryAfter)}.` : "";
   again.hidden = !retry;
   if (!text) question.value ||= promptHeading.textContent ?? "";
   if (known.retryAfter && retry) countDown(known.retryAfter);
@@ -137,7 +137,7 @@ function duration(seconds) {
 }
 
 /**
- * Counts down on the button, outside of the alert, so that a screen reader announces only the end.
+ * Counts down on the button, outside the alert, so that a screen reader announces only the end.
  * @param {number} seconds
  */
 function countDown(seconds) {
@@ -148,7 +148,7 @@ function countDown(seconds) {
     again.textContent = left > 0 ? `Try again in ${duration(left)}` : "Try again";
     if (left > 0) return;
     clearInterval(countdown);
-    adviceText.textContent = "You can ask again now.";
+    adviceText.textContent = "You can try again now.";
     waitAnnouncement.textContent = "";
   };
   countdown = setInterval(tick, 250);
@@ -175,7 +175,7 @@ function stopwatch() {
     count,
     summary() {
       const writing = (performance.now() - start - first) / 1000;
-      if (!tokens) return "no token yet";
+      if (!tokens) return "no tokens yet";
       const speed = tokens > 1 && writing > 0 ? ` · ${Math.round((tokens - 1) / writing)} per second` : "";
       return `${count()} · first after ${Math.round(first)} ms${speed}`;
     },
@@ -208,7 +208,7 @@ copy.addEventListener("click", async () => {
     setTimeout(() => (copy.textContent = "Copy"), 2000);
   } catch {
     getSelection()?.selectAllChildren(answer);
-    status.textContent = "Selected; copy it with your keyboard";
+    status.textContent = "Selected. Copy it with your keyboard.";
   }
 });
 again.addEventListener("click", () => {

@@ -6,11 +6,11 @@ export function complete(prompt: string): Promise<string>;
  *
  * `onToken` may return a promise; the next token waits for it. If `onToken` throws, the request ends and the
  * returned promise rejects with the same error. An abort rejects with the signal's reason, by default an
- * `AbortError`. All other failures are an {@link AiError}. An answer that breaks off rejects with code
- * `STREAM_CUT`; the promise never resolves to an incomplete answer.
+ * `AbortError`. All other failures reject with an {@link AiError}. If the answer is cut off, the promise rejects with
+ * code `STREAM_CUT`; it never resolves to an incomplete answer.
  *
- * `onDone` is called once, after the last token, with how the answer ended: `finishReason` is `length` if the limit of
- * output tokens cut it. If it throws, the returned promise rejects with the same error.
+ * `onDone` is called once, after the last token. `finishReason` is `length` if the answer was cut at the output token
+ * limit. If `onDone` throws, the returned promise rejects with the same error.
  */
 export function streamComplete(
   prompt: string,
@@ -29,11 +29,11 @@ export class AiError extends Error {
   constructor(code: AiErrorCode, message: string, details?: AiErrorDetails);
   readonly name: "AiError";
   readonly code: AiErrorCode;
-  /** The HTTP status. Undefined if there was no answer, or if a stream failed after it began. */
+  /** The HTTP status. Undefined if there was no response, or if a stream failed partway. */
   readonly status: number | undefined;
-  /** Seconds after which to try again. Undefined if waiting does not help, or the time is unknown. */
+  /** Seconds to wait before trying again. Undefined if waiting does not help, or if the time is unknown. */
   readonly retryAfter: number | undefined;
-  /** Identifies the request in the logs of the service. */
+  /** Identifies the request in the service's logs. */
   readonly requestId: string | undefined;
 }
 

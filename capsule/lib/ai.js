@@ -1,4 +1,4 @@
-// Asks the language model through the service, without a provider key, dependencies or a build step.
+// Calls the language model through the service, without a provider key, dependencies or a build step.
 // The address comes from the build (VITE_SERVICE_AI_URL), and the signed-in user's token from ./auth.js.
 import { getToken } from "./auth.js";
 
@@ -27,7 +27,7 @@ export class AiError extends Error {
 export async function complete(prompt) {
   const response = await ask({ prompt, stream: false }, "application/json");
   const body = await response.text().catch((cause) => {
-    throw new AiError("NETWORK_ERROR", "The connection broke before the answer was complete.", { cause });
+    throw new AiError("NETWORK_ERROR", "The connection was lost before the answer was complete.", { cause });
   });
   const answer = parseJson(body);
   if (typeof answer?.text !== "string") throw unexpectedAnswer(response);
@@ -57,7 +57,7 @@ export async function streamComplete(prompt, onToken, { signal, onDone } = {}) {
 
 /**
  * @param {{ prompt: string, stream: boolean }} question
- * @param {string} accept the media type the answer must have
+ * @param {string} accept the media type that the response must have
  * @param {AbortSignal} [signal]
  */
 async function ask(question, accept, signal) {
@@ -99,7 +99,7 @@ async function ask(question, accept, signal) {
 async function readRefusal(response, signal) {
   const body = await response.text().catch(() => "");
   signal?.throwIfAborted();
-  // A proxy in between answers with HTML or plain text. Then only the status is known.
+  // A proxy may respond with HTML or plain text. Then only the status is known.
   return serviceError(parseJson(body)?.error, response, response.status) ?? unexpectedAnswer(response);
 }
 
@@ -119,7 +119,7 @@ function serviceError(error, response, status) {
 
 /** @param {Response} response */
 function unexpectedAnswer(response) {
-  return new AiError("ANSWER_UNEXPECTED", `This is not an answer of the service (HTTP ${response.status}).`, {
+  return new AiError("ANSWER_UNEXPECTED", `This response is not from the service (HTTP ${response.status}).`, {
     status: response.status,
     retryAfter: seconds(response.headers.get("Retry-After")),
     requestId: response.headers.get("X-Request-Id") ?? undefined,
@@ -128,11 +128,11 @@ function unexpectedAnswer(response) {
 
 /** @param {unknown} [cause] */
 function streamCut(cause) {
-  return new AiError("STREAM_CUT", "The answer broke off before its end. Ask again.", { cause });
+  return new AiError("STREAM_CUT", "The answer was cut off. Try again.", { cause });
 }
 
 /**
- * Reads server-sent events as the HTML standard defines them. EventSource can neither POST nor send a token.
+ * Reads server-sent events as the HTML standard defines them. EventSource cannot POST or send a token.
  * @param {Response} response
  * @param {AbortSignal} [signal]
  * @returns {AsyncGenerator<{ type: string, data: string }, void, void>}
@@ -152,7 +152,7 @@ async function* events(response, signal) {
       if (done) return;
       let text = decoder.decode(value, { stream: true });
       if (!text) continue;
-      // A CR ends its line at once. Waiting for an LF in the next read would delay a token.
+      // A CR ends its line immediately. Waiting for an LF in the next read would delay a token.
       if (afterCr && text.startsWith("\n")) text = text.slice(1);
       afterCr = text.endsWith("\r");
       const lines = (rest + text).split(/\r\n|\r|\n/);
@@ -175,13 +175,13 @@ async function* events(response, signal) {
     signal?.throwIfAborted();
     throw streamCut(cause);
   } finally {
-    // However reading ended, the service must notice, or the model would continue at the account's cost.
+    // Cancel however reading ended: otherwise the model would continue at the account's expense.
     reader.cancel().catch(() => {});
   }
 }
 
 /**
- * Settles as `work` does, or rejects when the signal aborts, because getToken and onToken do not take a signal.
+ * Settles like `work`, or rejects when the signal aborts, because getToken and onToken do not take a signal.
  * @template T
  * @param {T | PromiseLike<T>} work
  * @param {AbortSignal} [signal]
@@ -213,7 +213,7 @@ function parseJson(json) {
   }
 }
 
-/** @param {string | null} retryAfter in seconds or as a date, the two forms of HTTP */
+/** @param {string | null} retryAfter in seconds or as an HTTP date */
 function seconds(retryAfter) {
   if (!retryAfter) return undefined;
   if (/^\d+$/.test(retryAfter)) return Number(retryAfter);

@@ -1,5 +1,5 @@
-/** The signed-in user's JWT. */
+/** Returns the signed-in user's JWT. */
 export function getToken(): Promise<string>;
 
-/** Sets where `getToken` gets the token from: the sign-in of your backend. Without it, that is the demo's `/session`. */
+/** Sets the function that `getToken` calls: your backend's sign-in. The default calls the demo's `/session`. */
 export function setTokenSource(source: () => string | PromiseLike<string>): void;

@@ -1,6 +1,6 @@
-// The app's sign-in. Replace it with that of your backend; lib/ai.js only needs getToken().
-// This one gets a token from the demo backend and renews it before it expires. An app that installed this as a package
-// sets its own with setTokenSource().
+// The app's sign-in. Replace it with your backend's; lib/ai.js needs only getToken().
+// This version gets a token from the demo backend and renews it before it expires. An app that installed the package
+// calls setTokenSource() instead.
 
 /** @type {Parameters<typeof import("./auth.d.ts").setTokenSource>[0]} */
 let source = demoToken;
@@ -29,7 +29,7 @@ async function demoToken() {
 
 async function renew() {
   const response = await fetch("/session", { method: "POST" });
-  if (!response.ok) throw new Error(`The sign-in failed: /session answered ${response.status}.`);
+  if (!response.ok) throw new Error(`The sign-in failed: /session returned ${response.status}.`);
   /** @type {{ token: string }} */
   const { token } = await response.json();
   session = { token, renewAt: Date.now() + 0.8 * lifetime(token) };
@@ -37,7 +37,7 @@ async function renew() {
 }
 
 /**
- * Returns milliseconds, from the token's own two times, so that a wrong local clock does not matter.
+ * Returns the token's lifetime in milliseconds, from its own two times, so that a wrong local clock does not matter.
  * @param {string} token
  */
 function lifetime(token) {

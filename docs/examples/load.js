@@ -1,4 +1,4 @@
-// Simulated users who stream answers, for k6: docs/load-testing.md says how to run it and how to read its figures.
+// Simulates users who stream answers, with k6. docs/load-testing.md explains how to run it and how to read its results.
 //
 // k6 run -e URL=https://api.example.com -e APP=notes -e SESSION_URL=https://… --vus 20 --duration 2m load.js
 
@@ -8,13 +8,13 @@ import { Counter, Trend } from "k6/metrics";
 
 const ADDRESS = `${__ENV.URL}/capsule/${__ENV.APP}/ai`;
 const BODY = JSON.stringify({ prompt: __ENV.PROMPT || "What is a capsule?", stream: true, maxTokens: 200 });
-const TOKEN_MS = 300_000; // the life of a user's token, with a margin
+const TOKEN_MS = 300_000; // the lifetime of a user's token, with a margin
 
-// Times are of answered requests only: refusals are quick, and would make the answers look quick, too.
+// Only answered requests are timed: refusals are fast and would make the answers look fast, too.
 const firstToken = new Trend("first_token", true);
 const timePerToken = new Trend("time_per_token", true);
 const answer = new Trend("answer", true);
-const tokens = new Counter("tokens"); // k6 prints the tokens per second behind it
+const tokens = new Counter("tokens"); // k6 also prints it per second
 const unfinished = new Counter("unfinished_answers");
 const refused = {
   APP_RATE_LIMITED: new Counter("refused_app_rate"),
@@ -24,14 +24,14 @@ const refused = {
 };
 const refusedElse = new Counter("refused_else");
 
-// Each virtual user of k6 has variables of its own, and so a token of its own.
+// Each virtual user has its own copy of these variables, and so its own token.
 let token;
 let signInAt = 0;
 
 // Change this to what your app's backend expects.
 function signIn() {
   const response = http.post(__ENV.SESSION_URL, null, { headers: { Accept: "text/plain" } });
-  if (response.status !== 200) throw new Error(`signing in failed with ${response.status}`);
+  if (response.status !== 200) throw new Error(`The sign-in failed with status ${response.status}.`);
   token = response.body;
   signInAt = Date.now() + TOKEN_MS;
 }
@@ -40,7 +40,7 @@ function errorCode(body) {
   try {
     return JSON.parse(body).error.code;
   } catch {
-    return "without a code"; // from a proxy, for instance
+    return "without a code"; // for example from a proxy
   }
 }
 
@@ -59,8 +59,9 @@ export default function () {
   sleep(1 + 2 * Math.random());
 }
 
-// k6 hands over the answer when it is complete. The gateway sends the status with the first token, or with a keep-alive
-// after 15 s, so k6's own times of the first byte and of the rest are those of the first token and of the others.
+// k6 returns a response when it is complete. The gateway sends the status with the first token, or with a keep-alive
+// after 15 s. So k6's time to the first byte is the time to the first token, and its time for the rest is that of the
+// others.
 function report(response) {
   const { waiting, receiving, duration } = response.timings;
   const count = (response.body.match(/^data: \{"token":/gm) || []).length;

@@ -1,4 +1,4 @@
-"""Simulated users who stream answers: docs/load-testing.md says how to run it and how to read its figures.
+"""Simulate users who stream answers. docs/load-testing.md explains how to run it and how to read its results.
 
 CAPSULE_APP=notes CAPSULE_SESSION_URL=https://… locust -f locustfile.py --host https://api.example.com
 """
@@ -12,14 +12,14 @@ from locust import HttpUser, between, events, task
 PATH = f"/capsule/{os.environ['CAPSULE_APP']}/ai"
 SESSION_URL = os.environ["CAPSULE_SESSION_URL"]
 BODY = {"prompt": os.environ.get("CAPSULE_PROMPT", "What is a capsule?"), "stream": True, "maxTokens": 200}
-TOKEN_SECONDS = 300  # the life of a user's token, with a margin
+TOKEN_SECONDS = 300  # the lifetime of a user's token, with a margin
 
 started = time.monotonic()
 tokens = 0
 
 
 class Reader(HttpUser):
-    """Each is a user of its own: it signs in, reads an answer to its end, and asks again."""
+    """A simulated user, who signs in, reads an answer to its end, and asks again."""
 
     wait_time = between(1, 3)
 
@@ -27,7 +27,7 @@ class Reader(HttpUser):
         self.sign_in()
 
     def sign_in(self) -> None:
-        """Change this to what your app's backend expects. It must give each simulated user a token of its own."""
+        """Sign in. Change this to what your app's backend expects; each simulated user needs a separate token."""
         response = self.client.post(SESSION_URL, headers={"Accept": "text/plain"}, name="sign in")
         response.raise_for_status()
         self.headers = {"Authorization": f"Bearer {response.text}"}
@@ -49,7 +49,7 @@ class Reader(HttpUser):
                 if end != "done":
                     response.failure(end)
             else:
-                # A row of its own: refusals are quick, and would make the answers look quick, too.
+                # A separate row: refusals are fast and would make the answers look fast, too.
                 response.request_meta["name"] = "refused"
                 wait = float(response.headers.get("Retry-After", 0))
                 response.failure(f"{response.status_code} {error_code(response.text)}")
@@ -57,7 +57,7 @@ class Reader(HttpUser):
 
 
 def read(response) -> tuple[list[float], str]:
-    """Returns when each token came, and how the stream ended: `done`, an error's code, or `cut off`."""
+    """Return the arrival time of each token and how the stream ended: `done`, an error's code, or `cut off`."""
     arrivals, event = [], ""
     for line in response.iter_lines():
         if line.startswith(b"event: "):
@@ -79,7 +79,7 @@ def report(asked: float, arrivals: list[float]) -> None:
 
 
 def fire(name: str, seconds: float) -> None:
-    """Adds a row to Locust's table."""
+    """Add a row to Locust's table."""
     row = {"request_type": "SSE", "name": name, "response_time": milliseconds(seconds), "response_length": 0}
     events.request.fire(**row, exception=None, context={})
 
@@ -92,7 +92,7 @@ def error_code(body: str | bytes) -> str:
     try:
         return json.loads(body)["error"]["code"]
     except (ValueError, KeyError, TypeError):
-        return "without a code"  # from a proxy, for instance
+        return "without a code"  # for example from a proxy
 
 
 @events.test_start.add_listener
@@ -103,4 +103,4 @@ def start(**_) -> None:
 
 @events.test_stop.add_listener
 def stop(**_) -> None:
-    print(f"{tokens / (time.monotonic() - started):.0f} tokens per second, of all answers together")
+    print(f"{tokens / (time.monotonic() - started):.0f} tokens per second, all answers together")

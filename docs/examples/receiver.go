@@ -1,4 +1,4 @@
-// A receiver of event webhooks; the standard library is enough.
+// A receiver for event webhooks. It needs only the standard library.
 //
 // SERVICE_WEBHOOK_SECRET=whsec_… go run receiver.go [port]
 package main
@@ -34,7 +34,7 @@ func genuine(secret []byte, headers http.Header, body []byte) bool {
 	}
 	mac := hmac.New(sha256.New, secret)
 	mac.Write([]byte(timestamp + "."))
-	mac.Write(body) // the bytes as they came: JSON written anew is other bytes
+	mac.Write(body) // the bytes as received; re-encoded JSON would differ
 	expected := "sha256=" + hex.EncodeToString(mac.Sum(nil))
 	if !hmac.Equal([]byte(headers.Get("X-Service-Signature")), []byte(expected)) { // in constant time
 		return false
@@ -64,7 +64,7 @@ func receive(secret []byte) http.HandlerFunc {
 			return
 		}
 		response.WriteHeader(http.StatusNoContent)
-		response.(http.Flusher).Flush() // at once: what takes longer than 5 s counts as failed
+		response.(http.Flusher).Flush() // respond immediately: after 5 s, the delivery fails
 		var event struct {
 			ID   string
 			Type string
@@ -74,7 +74,7 @@ func receive(secret []byte) http.HandlerFunc {
 			log.Print(err)
 			return
 		}
-		// The same id may come twice. What has to happen once, keep by its id.
+		// The same id can arrive twice. If an event must be processed only once, remember its id.
 		fmt.Println(event.ID, event.Type, string(event.Data))
 	}
 }

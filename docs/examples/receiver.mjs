@@ -1,4 +1,4 @@
-// A receiver of event webhooks; Node alone is enough.
+// A receiver for event webhooks. It needs only Node.
 //
 // SERVICE_WEBHOOK_SECRET=whsec_… node receiver.mjs [port]
 
@@ -14,7 +14,7 @@ function genuine(headers, body) {
   const timestamp = headers["x-service-timestamp"] ?? "";
   const signature = Buffer.from(headers["x-service-signature"] ?? "", "latin1");
   if (!/^\d{1,15}$/.test(timestamp)) return false;
-  // The bytes as they came: JSON written anew is other bytes.
+  // The bytes as received; re-encoded JSON would differ.
   const expected = Buffer.from(
     "sha256=" + createHmac("sha256", SECRET).update(`${timestamp}.`).update(body).digest("hex"),
   );
@@ -35,9 +35,9 @@ const server = createServer((request, response) => {
     const body = Buffer.concat(parts);
     if (request.method !== "POST") return response.writeHead(405).end();
     if (!genuine(request.headers, body)) return response.writeHead(401).end();
-    response.writeHead(204).end(); // at once: what takes longer than 5 s counts as failed
+    response.writeHead(204).end(); // respond immediately: after 5 s, the delivery fails
     const event = JSON.parse(body);
-    // The same id may come twice. What has to happen once, keep by its id.
+    // The same id can arrive twice. If an event must be processed only once, remember its id.
     console.log(event.id, event.type, event.data);
   });
 });

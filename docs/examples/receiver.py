@@ -1,4 +1,4 @@
-"""A receiver of event webhooks; the standard library is enough.
+"""A receiver for event webhooks. It needs only the standard library.
 
 SERVICE_WEBHOOK_SECRET=whsec_… python receiver.py [port]
 """
@@ -21,7 +21,7 @@ def genuine(headers, body: bytes) -> bool:
     signature = headers.get("X-Service-Signature", "").encode("latin-1")
     if not (timestamp.isascii() and timestamp.isdigit() and len(timestamp) < 16):
         return False
-    signed = timestamp.encode() + b"." + body  # the bytes as they came: JSON written anew is other bytes
+    signed = timestamp.encode() + b"." + body  # the bytes as received; re-encoded JSON would differ
     expected = b"sha256=" + hmac.new(SECRET, signed, hashlib.sha256).hexdigest().encode()
     if len(signature) != len(expected) or not hmac.compare_digest(signature, expected):
         return False
@@ -42,9 +42,9 @@ class Receiver(BaseHTTPRequestHandler):
         if not genuine(self.headers, body):
             self.reply(401)
             return
-        self.reply(204)  # at once: what takes longer than 5 s counts as failed
+        self.reply(204)  # respond immediately: after 5 s, the delivery fails
         event = json.loads(body)
-        # The same id may come twice. What has to happen once, keep by its id.
+        # The same id can arrive twice. If an event must be processed only once, remember its id.
         print(event["id"], event["type"], event["data"], flush=True)
 
     def reply(self, status: int) -> None:

@@ -14,7 +14,7 @@ __all__ = ["provider"]
 
 
 class DemoBackend(FakeAppBackend):
-    """Signs in whoever asks, as the demo's."""
+    """Signs in every caller, as the demo's backend does."""
 
     def script(self, exchange: Exchange) -> Script:
         if (exchange.method, exchange.path) == ("POST", "/session"):
@@ -30,8 +30,8 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 
 @session_fixture
 async def gateway(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """A limit of 0 says that a minute has to pass. Here it is a second."""
-    soon = {"gateway.inference.spend.admission.MINUTE": 1.0, "gateway.telemetry.counters.INTERVAL": 0.3}
+    """Run a gateway whose rate-limit window is a second long instead of a minute."""
+    soon = {"gateway.inference.spend.admission.WINDOW_SECONDS": 1.0, "gateway.telemetry.counters.FLUSH_SECONDS": 0.3}
     async with gateway_with_redis(provider, tmp_path_factory.mktemp("gateway"), soon) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""The examples of a page, taken from the page itself, section by section, and how each language is run."""
+"""Takes the examples of a page from the page itself, section by section, and runs each language."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
 
 class Section:
-    """The blocks of one heading, which a test has to take, all of them."""
+    """The code blocks under one heading. A test takes all of them."""
 
     def __init__(self, title: str, text: str) -> None:
         self.title = title
@@ -35,14 +35,14 @@ class Section:
         return len(self._blocks)
 
     def take(self, language: str) -> str:
-        """The next block of the language."""
+        """Return the next block in the language."""
         block = next(block for block in self._blocks if block[0] == language)
         self._blocks.remove(block)
         return block[1]
 
 
 def sections(name: str, addresses: Mapping[str, str]) -> dict[str, Section]:
-    """Those of a page that have examples, with the addresses of running servers in place of the page's."""
+    """Return the sections of a page that have examples, with the addresses of running servers instead of the page's."""
     text = (DOCS / name).read_text()
     for there, here in addresses.items():
         text = text.replace(there, here)
@@ -78,14 +78,14 @@ async def run_shell(block: str, folder: Path, **environment: str) -> Run:
 
 
 async def run_python(block: str, folder: Path, **environment: str) -> str:
-    """What it prints."""
+    """Return its standard output."""
     done = await run(sys.executable, "-c", block, folder=folder, **environment)
     assert done.code == 0, done.err
     return done.out
 
 
 async def run_node(script: str, folder: Path, **environment: str) -> str:
-    """What the module prints. It can import files of the folder."""
+    """Return the standard output of a module, which can import files of the folder."""
     done = await run("node", "--input-type=module", "-e", script, folder=folder, **environment)
     assert done.code == 0, done.err
     return done.out

@@ -1,4 +1,4 @@
-"""The tables of docs/scaling.md are what bench/capacity.py prints, from the figures of bench/README.md."""
+"""docs/scaling.md has the tables that bench/capacity.py prints, from the figures of bench/README.md."""
 
 import re
 import runpy

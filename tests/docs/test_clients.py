@@ -1,4 +1,4 @@
-"""Every example of docs/clients.md runs against a gateway, and each client treats refusals as the page says."""
+"""Every example of docs/clients.md runs against a gateway, and each client handles refusals as the page describes."""
 
 import asyncio
 import json
@@ -30,8 +30,8 @@ ANSWER = "".join(COMPLETIONS)
 TOO_LONG = {"error": {"message": "no", "type": "invalid_request_error", "code": "context_length_exceeded"}}
 EXPECTED = {
     "answered": [ANSWER, None],
-    "rate limit": ["", "Ask again in 1 seconds."],
-    "cap": ["", "Nothing is left to spend today."],
+    "rate limit": ["", "Try again in 1 seconds."],
+    "cap": ["", "Today's budget is used up."],
     "refused": ["", "The request is longer than the model's context; shorten the prompt, or leave out older messages."],
     "broken off": ["Half", ProviderFailed.message],
 }
@@ -47,7 +47,7 @@ Questions = dict[str, dict[str, str]]
 
 
 class Visitor:
-    """Puts questions through one client, each to an app of its own where a refusal comes from the app's limits."""
+    """Asks through one client. Questions that an app's limits refuse each have an app of their own."""
 
     def __init__(self, client: str, account: Account, backend: FakeAppBackend, provider: FakeProvider) -> None:
         self.client, self._account, self._backend, self._provider = client, account, backend, provider
@@ -76,7 +76,7 @@ class Visitor:
         return {"url": app.gateway.address + app.path, "token": app.token(), "prompt": prompt}
 
     async def asked_as_often_as_the_page_says(self) -> None:
-        """Also: a refusal that repeating cannot mend was not repeated."""
+        """Check that the client repeated only refusals that may pass."""
         times = 3 if self.client in ASK_AGAIN else 1
         await wait_until(lambda: self._count("rate limit", times))
         await wait_until(lambda: self._count("cap", 1))
@@ -107,7 +107,7 @@ async def ask_in_node(clients: dict[str, tuple[Section, Questions]], folder: Pat
 
 
 def ask_in_python(client: dict[str, Any], question: dict[str, str]) -> list[str | None]:
-    """As `clients.mjs` does it."""
+    """Ask as `clients.mjs` does."""
     import openai  # large, and each test process imports every module
 
     shown = ""

@@ -1,4 +1,4 @@
-"""What the documents list is what the code has."""
+"""The pages list exactly the settings, routes, metrics, errors, alerts and files that the code has."""
 
 import re
 from importlib import import_module
@@ -16,47 +16,25 @@ from gateway import errors
 from gateway.inference.handler import METHODS
 from gateway.settings import Settings, load
 from gateway.telemetry.metrics import Metrics
+from tests.support.pages import find_rows, find_table, read_page
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {f"GATEWAY_{field.name.upper()}": field for field in msgspec.structs.fields(Settings)}
 TYPES = {str(str): "text", str(bool): "switch", str(int): "whole number", str(float): "number"}
 
 
-def text(path: str) -> str:
-    return (ROOT / path).read_text()
-
-
-def rows(source: str, heading: str) -> list[list[str]]:
-    """The rows of all tables whose first column has this heading."""
-    found = []
-    for rest in source.split(f"\n| {heading} |")[1:]:
-        lines = [line.strip("| ").split(" | ") for line in rest.partition("\n\n")[0].splitlines()[2:]]
-        # An empty cell leaves a bare bar behind.
-        found += [[part.strip() for cell in line for part in re.split(r"(?<!\S)\|(?!\S)", cell)] for line in lines]
-    return found
-
-
-def table(source: str, heading: str) -> dict[str, list[str]]:
-    """The same rows by their first cell, without its backticks. No two may have the same."""
-    found = rows(source, heading)
-    named = {row[0].strip("`"): row[1:] for row in found}
-    assert len(named) == len(found), f"a {heading} is listed twice"
-    return named
-
-
 def test_every_setting_is_listed() -> None:
-    assert sorted(set(table(text("docs/settings.md"), "variable")) ^ set(FIELDS)) == []
+    assert sorted(set(find_table(read_page("docs/settings.md"), "variable")) ^ set(FIELDS)) == []
 
 
-def test_the_readme_names_every_setting_and_links_to_the_list() -> None:
-    topics = [name for row in rows(text("README.md"), "topic") for name in re.findall(r"`(\w+)`", row[1])]
-    assert sorted(topics) == sorted(FIELDS)
-    assert "(docs/settings.md)" in text("README.md")
+def test_the_readme_links_to_the_list_of_settings() -> None:
+    section = read_page("README.md").partition("\n## Settings\n")[2].partition("\n## ")[0]
+    assert "(docs/settings.md)" in section
 
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_setting_has_the_type_unit_and_default_it_says(name: str) -> None:
-    kind, unit, default, _ = table(text("docs/settings.md"), "variable")[name]
+    kind, unit, default, _ = find_table(read_page("docs/settings.md"), "variable")[name]
     field = FIELDS[name]
     assert kind == TYPES.get(str(field.type), "list")
     assert unit or kind in ("text", "switch"), "a number without a unit"
@@ -69,20 +47,22 @@ def test_a_setting_has_the_type_unit_and_default_it_says(name: str) -> None:
 
 
 def test_compose_passes_every_setting_on() -> None:
-    passed = re.findall(r"^    (GATEWAY_\w+):", text("compose.yaml"), re.MULTILINE)
+    passed = re.findall(r"^    (GATEWAY_\w+):", read_page("compose.yaml"), re.MULTILINE)
     assert sorted(set(passed) ^ set(FIELDS)) == ["GATEWAY_TRUST_BUILDS"], "whose name says why"
 
 
 def test_the_example_of_an_env_file_names_settings() -> None:
-    named = set(re.findall(r"^#?(GATEWAY_\w+)=", text(".env.example"), re.MULTILINE))
+    named = set(re.findall(r"^#?(GATEWAY_\w+)=", read_page(".env.example"), re.MULTILINE))
     assert named
     assert named <= set(FIELDS)
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
-    page = text("docs/keyspace.md")
+    page = read_page("docs/keyspace.md")
     assert len(re.findall(r"^\| `", page, re.MULTILINE)) > 90
-    assert (page, text("docs/modules.md")) == (generate.keyspace(), generate.modules()), "run python -m docs.generate"
+    assert (page, read_page("docs/modules.md")) == (generate.keyspace(), generate.modules()), (
+        "run python -m docs.generate"
+    )
 
 
 def test_every_route_is_listed() -> None:
@@ -100,7 +80,7 @@ def test_every_route_is_listed() -> None:
         assert isinstance(route, HTTPRoute)
         path = re.sub(r"{(\w+_)?(\w+)}", r"<\2>", route.path_format)
         there |= {(method, path) for method in route.methods - {"OPTIONS"}}
-    listed = [(method, path.strip("`")) for method, path, *_ in rows(text("docs/api.md"), "method")]
+    listed = [(method, path.strip("`")) for method, path, *_ in find_rows(read_page("docs/api.md"), "method")]
     assert sorted(listed) == sorted(there)
 
 
@@ -109,7 +89,7 @@ def test_every_metric_is_listed() -> None:
         metric.name + ("_total" if metric.type == "counter" else ""): metric.type
         for metric in Metrics().registry.collect()
     }
-    assert {name: row[0] for name, row in table(text("docs/metrics.md"), "metric").items()} == there
+    assert {name: row[0] for name, row in find_table(read_page("docs/metrics.md"), "metric").items()} == there
 
 
 def test_every_label_of_a_metric_is_listed() -> None:
@@ -119,59 +99,66 @@ def test_every_label_of_a_metric_is_listed() -> None:
             (described,) = metric.describe()
             name = described.name + ("_total" if described.type == "counter" else "")
             there[name] = list(metric._labelnames)
-    listed = table(text("docs/metrics.md"), "metric")
+    listed = find_table(read_page("docs/metrics.md"), "metric")
     assert {name: re.findall(r"`(\w+)`", row[1]) for name, row in listed.items()} == there
 
 
-def test_every_alert_is_in_the_operations() -> None:
-    there = re.findall(r"- alert: (\w+)", text("ops/alerts.yml"))
-    assert list(table(text("docs/operations.md"), "alert")) == there
+def test_every_alert_is_explained() -> None:
+    there = re.findall(r"- alert: (\w+)", read_page("ops/alerts.yml"))
+    assert list(find_table(read_page("docs/monitoring.md"), "alert")) == there
 
 
-def test_log_events_of_the_operations_are_logged() -> None:
+def test_listed_log_events_are_logged() -> None:
     code = "".join(path.read_text() for folder in ("gateway", "workers") for path in (ROOT / folder).rglob("*.py"))
-    for event in table(text("docs/operations.md"), "log event"):
+    for event in find_table(read_page("docs/monitoring.md"), "log event"):
         assert f'"{event}"' in code, event
 
 
 def test_every_attribute_of_a_trace_is_listed() -> None:
     sources = ("gateway/telemetry/spans.py", "gateway/inference/traces.py")
-    code = "".join(text(path) for path in (*sources, "workers/webhooks/sender.py", "workers/builds/builder.py"))
+    code = "".join(read_page(path) for path in (*sources, "workers/webhooks/sender.py", "workers/builds/builder.py"))
     there = set(re.findall(r'"((?:capsule|gen_ai|http|server|error)\.[\w.]+)"', code))
-    assert set(table(text("docs/traces.md"), "attribute")) == there
+    assert set(find_table(read_page("docs/traces.md"), "attribute")) == there
 
 
 def test_compose_passes_variables_of_traces_on_that_are_listed() -> None:
-    passed = set(re.findall(r"^    (OTEL_\w+):", text("compose.yaml"), re.MULTILINE))
+    passed = set(re.findall(r"^    (OTEL_\w+):", read_page("compose.yaml"), re.MULTILINE))
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" in passed
-    assert passed <= set(table(text("docs/traces.md"), "variable"))
+    assert passed <= set(find_table(read_page("docs/traces.md"), "variable"))
 
 
 def test_every_error_is_in_the_api() -> None:
     there = {(kind.code, str(kind.status)) for kind in subclasses(errors.ServiceError)}
-    assert {(code, row[0]) for code, row in table(text("docs/api.md"), "code").items()} == there
+    assert {(code, row[0]) for code, row in find_table(read_page("docs/api.md"), "code").items()} == there
 
 
 def subclasses(kind: type[errors.ServiceError]) -> list[type[errors.ServiceError]]:
     return [kind, *(deeper for direct in kind.__subclasses__() for deeper in subclasses(direct))]
 
 
-PAGES = ["README.md", "CHANGELOG.md", "bench/README.md", "capsule/README.md", "ops/kubernetes/README.md"]
+PAGES = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
+PAGES += ["bench/README.md", "capsule/README.md", "ops/kubernetes/README.md"]
 PAGES += [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/*.md"))]
 
 
 @pytest.mark.parametrize("source", PAGES)
 def test_links_lead_somewhere(source: str) -> None:
     folder = (ROOT / source).parent
-    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", text(source)):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", read_page(source)):
         page = folder / target if target else ROOT / source
         assert page.exists(), target
         if anchor:
             assert anchor in anchors(page.read_text()), f"{target}#{anchor}"
 
 
+def test_the_index_lists_every_page() -> None:
+    links = set(re.findall(r"\]\(([^)#]+)", read_page("docs/README.md")))
+    listed = {(ROOT / "docs" / link).resolve().relative_to(ROOT).as_posix() for link in links}
+    assert sorted(set(PAGES) - listed - {"docs/README.md"}) == []
+
+
 def anchors(source: str) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Return the anchors of the headings, as GitHub makes them."""
     titles = re.findall(r"^#+ (.+)$", source, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
@@ -186,17 +173,17 @@ ELSEWHERE = {"receiver.py", "examples/receiver.py", "locustfile.py", "examples/l
 def test_the_documents_name_files_that_exist(source: str) -> None:
     if source == "bench/README.md":
         known = [path.relative_to(ROOT) for path in (ROOT / "bench").glob("*.*")]
-    elif source in ("docs/security.md", "docs/chaos.md"):
+    elif source in ("CONTRIBUTING.md", "docs/security.md", "docs/chaos.md"):
         known = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py")]
     else:
         known = SOURCES
-    for name in re.findall(r"[\w/-]+\.(?:py|lua)\b", text(source)):
+    for name in re.findall(r"[\w/-]+\.(?:py|lua)\b", read_page(source)):
         assert any(path.match(name) for path in known) or name in ELSEWHERE, name
 
 
-def test_the_map_is_true() -> None:
-    """Every folder with code has a line, and every line a folder."""
-    drawn = text("docs/architecture.md").split("### Folders")[1].split("```\n")[1].split("```")[0]
+def test_the_list_of_folders_is_true() -> None:
+    """Check that every folder with code has a line, and every line a folder."""
+    drawn = read_page("CONTRIBUTING.md").split("## Where things live")[1].split("```\n")[1].split("```")[0]
     top, lines = Path(), set()
     for line in drawn.splitlines():
         if opened := re.match(r"(  )?([\w/-]+)/ ", line):
@@ -208,3 +195,16 @@ def test_the_map_is_true() -> None:
         path.parent.relative_to(ROOT) for name in ("gateway", "workers") for path in ROOT.glob(f"{name}/**/*.py")
     }
     assert sorted(packages - lines) == []
+
+
+def test_the_diagram_names_files_that_exist() -> None:
+    """Check each box: it names files of the gateway, or a folder of the workers and its files."""
+    diagram = read_page("docs/architecture.md").split("```mermaid\n")[1].split("```")[0]
+    for top, boxes in re.findall(r"subgraph (gateway|workers)\[.*?\n(.*?)\n  end\n", diagram, re.DOTALL):
+        for box in re.findall(r'\w+\["(.+)"\]', boxes):
+            first, *others = re.findall(r"[\w/]+(?:\.py|/)(?=$|[,<])", box.replace("<br/>", "<"))
+            folder = (ROOT / top / first).parent if first.endswith(".py") else ROOT / top / first
+            for path in (ROOT / top / first, *(folder / name for name in others if "/" not in name)):
+                assert path.exists(), path
+            for name in others:
+                assert "/" not in name or (ROOT / top / name).exists(), name

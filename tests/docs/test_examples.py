@@ -1,4 +1,4 @@
-"""The receivers of the documents, each run as a reader would: they take what is ours and nothing else."""
+"""The receivers in docs/examples, run as a reader would run them, accept genuine events only."""
 
 import contextlib
 import http.client
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture(scope="session")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What runs each receiver, where its tool is installed."""
+    """Return the command that runs each receiver, where its tool is installed."""
     found = {name: [tool, str(EXAMPLES / name)] for name, tool in TOOLS.items() if shutil.which(tool)}
     if "receiver.go" in found:
         program = tmp_path_factory.mktemp("go") / "receiver"
@@ -87,7 +87,7 @@ async def example(
 
 def delivery(example: Example, age: float = 0) -> tuple[bytes, dict[str, str]]:
     event = catalog.SAMPLES["app.unhealthy"]
-    data = catalog.encode(event, "app_1", "café \u2028").decode()
+    data = catalog.encode_data(event, "app_1", "café \u2028").decode()
     signed = sign_event([example.secret], "evt_1", event.type, data, time.time() - age)
     return signed.body, signed.headers
 

@@ -1,4 +1,4 @@
-"""Every example of docs/identity.md runs, and then tokens pass that are made as each provider makes them."""
+"""Every example of docs/identity.md runs, and the gateway then accepts tokens made as each provider makes them."""
 
 import base64
 import functools
@@ -27,7 +27,7 @@ PRINT_TOKEN = 'import { getToken } from "./lib/auth.js"; console.log(await getTo
 
 
 class IdentityProvider(FakeServer):
-    """Serves documents at the addresses where the true provider has them."""
+    """Serves documents at the addresses of the real provider."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class IdentityProvider(FakeServer):
 
 
 class Setup(NamedTuple):
-    """An app of its own, called `notes` on the page, and a section whose addresses lead here."""
+    """An app, called `notes` on the page, and a section whose addresses lead to the test's servers."""
 
     section: Section
     app: App
@@ -56,14 +56,14 @@ class Setup(NamedTuple):
         return done.out
 
     def write(self, block: str) -> None:
-        """A file whose first line names it."""
+        """Write a block to the file that its first line names."""
         path = self.folder / block.partition("\n")[0].removeprefix("// ")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block)
         (self.folder / "package.json").write_text('{"type": "module"}')
 
     async def token_of_page(self, stub: str, value: str) -> str:
-        """What `getToken` returns when the provider's own client, in the file `stub`, is this."""
+        """Return the result of `getToken`, with the file `stub` in place of the provider's own client."""
         self.write(self.section.take("js"))
         (self.folder / stub).write_text(value)
         return (await run_node(PRINT_TOKEN, self.folder)).strip()
@@ -85,7 +85,7 @@ class Setup(NamedTuple):
 
 @functools.cache
 def rsa() -> Any:
-    """It takes a while to make."""
+    """Generate an RSA key once, because that is slow."""
     return private_key("RS256")
 
 

@@ -1,4 +1,4 @@
-"""The proxies of docs/operations.md, each run with the very block that the page shows."""
+"""The proxies of docs/install.md, each run with the configuration that the page shows."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from tests.support.programs import require
 from tests.support.raw_http import request, send
 from tests.support.redis_servers import free_port
 
-PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "install.md").read_text()
 SECRET = "dpl_secret-in-the-path"
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -48,7 +48,7 @@ def nginx(port: int, gateway_port: int, folder: Path) -> tuple[str, list[str]]:
 
 
 def nginx_with_upgrades(port: int, gateway_port: int, folder: Path) -> tuple[str, list[str]]:
-    """As the controllers of Kubernetes configure it, for applications with WebSockets."""
+    """Configure nginx as Kubernetes controllers do for applications with WebSockets."""
     configuration, command = nginx(port, gateway_port, folder)
     documented = 'proxy_set_header Connection "";'
     assert documented in configuration
@@ -70,7 +70,7 @@ def at(text: str, gateway_port: int) -> str:
 
 @contextlib.asynccontextmanager
 async def running(proxy: str, port: int, gateway_port: int, folder: Path) -> AsyncIterator[Path]:
-    """The file with all that the proxy writes."""
+    """Run the proxy and yield the file with all its output."""
     require(proxy.partition(" ")[0])
     configure = {"nginx": nginx, "nginx with upgrades": nginx_with_upgrades, "caddy": caddy}[proxy]
     configuration, command = configure(port, gateway_port, folder)
@@ -100,7 +100,7 @@ async def listens(port: int) -> bool:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
-    """An app of a gateway whose public address is that of a proxy which does not run yet."""
+    """Yield an app of a gateway whose public address is that of a proxy which does not run yet."""
     address, folder = f"http://127.0.0.1:{free_port()}", tmp_path_factory.mktemp("proxied")
     async with (
         FakeProvider() as provider,
@@ -112,7 +112,7 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
 
 @pytest.fixture
 def public(app: App) -> Iterator[Gateway]:
-    """Sends what the tests ask to the proxy."""
+    """Send the tests' requests to the proxy."""
     direct = app.gateway.http.base_url
     app.gateway.http.base_url = httpx.URL(app.gateway.environment["GATEWAY_BASE_URL"])
     yield app.gateway
@@ -142,7 +142,7 @@ async def test_a_documented_proxy(proxy: str, app: App, public: Gateway, tmp_pat
 
 
 async def tokens_arrive_one_by_one(app: App) -> None:
-    """The provider sends a token only when the client has the one before."""
+    """Check that each token arrives before the provider sends the next one."""
     words = [" one", " two", " three"]
     seen = [asyncio.Event() for _ in words]
     steps = [step for word, event in zip(words, seen, strict=True) for step in (chunk(word), event)]
@@ -179,7 +179,7 @@ async def test_no_secret_is_logged_while_the_gateway_is_down(proxy: str, tmp_pat
 async def test_no_account_reads_the_answers_of_another(
     proxy: str, framing: str, protocol: str, app: App, public: Gateway, tmp_path: Path
 ) -> None:
-    """A request for an upgrade, whose body is another request, shifted the answers on the proxy's connection.
+    """A request for an upgrade whose body is another request does not shift the answers on the proxy's connection.
 
     The attacker's own backend keeps the gateway waiting, so that the proxy sends the body before it has an answer.
     """

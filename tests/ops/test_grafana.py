@@ -1,4 +1,4 @@
-"""Every metric, label and key that a dashboard or an alert names is there in a running service."""
+"""A running service has every metric, label and key that a dashboard or an alert names."""
 
 import json
 import re
@@ -32,27 +32,27 @@ session = pytest.mark.asyncio(loop_scope="session")
 pytestmark = session
 
 
-def panels(path: Path) -> list[dict[str, Any]]:
+def list_panels(path: Path) -> list[dict[str, Any]]:
     return [panel for panel in json.loads(path.read_text())["panels"] if panel["type"] != "row"]
 
 
-def targets(source: str) -> list[dict[str, Any]]:
-    every = [target for path in DASHBOARDS for panel in panels(path) for target in panel["targets"]]
+def list_targets(source: str) -> list[dict[str, Any]]:
+    every = [target for path in DASHBOARDS for panel in list_panels(path) for target in panel["targets"]]
     return [target for target in every if target["datasource"]["uid"] == source]
 
 
-def dashboards() -> list[dict[str, Any]]:
+def read_dashboards() -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in DASHBOARDS]
 
 
-def expressions() -> list[str]:
-    notes = [note["expr"] for dashboard in dashboards() for note in dashboard["annotations"]["list"]]
+def list_expressions() -> list[str]:
+    notes = [note["expr"] for dashboard in read_dashboards() for note in dashboard["annotations"]["list"]]
     alerts = (OPS / "alerts.yml").read_text()
-    told = re.findall(r"expr: (?:\|\n((?: {10,}.*\n)+)|(.+))", alerts)
-    return [*notes, *(target["expr"] for target in targets("prometheus")), *("".join(parts) for parts in told)]
+    found = re.findall(r"expr: (?:\|\n((?: {10,}.*\n)+)|(.+))", alerts)
+    return [*notes, *(target["expr"] for target in list_targets("prometheus")), *("".join(parts) for parts in found)]
 
 
-# -- a service with a bit of everything ----------------------------------------------------------------------
+# -- a service that has all kinds of data --------------------------------------------------------------------
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -63,7 +63,7 @@ async def gw(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(gw: Gateway) -> AsyncIterator[App]:
-    """An app that was used and refused, and has had an event; events in every partition besides."""
+    """Create an app with successful and refused requests, its events, and events in every partition."""
     async with FakeAppBackend() as backend:
         app = await gw.app(backend)
         for _ in range(20):
@@ -79,10 +79,10 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
             await account.emit()
             missing.discard(partition_tag(account.id))
 
-        async def over() -> bool:
+        async def all_are_delivered() -> bool:
             return await queue.waiting() == 0
 
-        await wait_until(over, 15)
+        await wait_until(all_are_delivered, 15)
         with gw.redis.client() as client:
             await wait_until(lambda: client.keys("{ops}:spend:*") and client.keys("{ops}:processes"))
         yield app
@@ -92,7 +92,7 @@ async def app(gw: Gateway) -> AsyncIterator[App]:
 
 @pytest.fixture(scope="module")
 def exporter(gw: Gateway) -> Iterator[str]:
-    """What Prometheus reads of Redis."""
+    """Run the exporter from which Prometheus scrapes Redis, and yield its address."""
     path = require("prometheus-redis-exporter", "redis_exporter")
     port = free_port()
     address = [f"--redis.addr=redis://127.0.0.1:{gw.redis.port}", f"--web.listen-address=127.0.0.1:{port}"]
@@ -115,11 +115,11 @@ async def test_a_dashboard_is_sound(path: Path) -> None:
     for panel in dashboard["panels"]:
         at = panel["gridPos"]
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, f"{panel['title']} lies upon another"
+        assert not cells & taken, f"{panel['title']} overlaps another panel"
         assert max(x for x, _ in cells) < 24
         taken |= cells
     provisioned = (OPS / "grafana/provisioning/datasources/capsule.yml").read_text()
-    for panel in panels(path):
+    for panel in list_panels(path):
         for source in [panel["datasource"], *(target["datasource"] for target in panel["targets"])]:
             assert SOURCES[source["uid"]] == source["type"]
             assert f"uid: {source['uid']}\n    type: {source['type']}\n" in provisioned
@@ -127,21 +127,21 @@ async def test_a_dashboard_is_sound(path: Path) -> None:
         assert len(refs) == len(set(refs))
 
 
-async def test_every_metric_is_there(gw: Gateway, app: App, exporter: str) -> None:
+async def test_every_metric_exists(gw: Gateway, app: App, exporter: str) -> None:
     async with httpx.AsyncClient(trust_env=False) as http:
 
-        async def exported() -> str | None:
+        async def read_exporter() -> str | None:
             try:
                 return (await http.get(exporter)).text
             except httpx.TransportError:
                 return None
 
-        there = (await gw.http.get("/metrics")).text + await wait_until(exported)
-    samples = re.findall(r"^(\w+)(?:{(.*)})? ", there, re.MULTILINE)
+        metrics = (await gw.http.get("/metrics")).text + await wait_until(read_exporter)
+    samples = re.findall(r"^(\w+)(?:{(.*)})? ", metrics, re.MULTILINE)
     names = {name for name, _ in samples} | {"up"}
     named = {
         name
-        for expression in expressions()
+        for expression in list_expressions()
         for name in re.findall(r"\b((?:gateway|gen_ai|redis)_\w+|up)\b(?=[{\[) ]|$)", expression)
     }
     labels = {"gen_ai_request_model", "gen_ai_token_type"}
@@ -149,59 +149,61 @@ async def test_every_metric_is_there(gw: Gateway, app: App, exporter: str) -> No
     assert sorted(named - labels - names) == []
 
 
-async def test_every_label_is_there(gw: Gateway, app: App) -> None:
-    there = (await gw.http.get("/metrics")).text
-    for expression in expressions():
+async def test_every_label_exists(gw: Gateway, app: App) -> None:
+    metrics = (await gw.http.get("/metrics")).text
+    for expression in list_expressions():
         for name, matchers in re.findall(r"\b((?:gateway|gen_ai)_\w+)\{([^}]*)\}", expression):
             for label in re.findall(r"(\w+)\s*[!=]=?", matchers):
-                assert re.search(rf'^{name}\{{.*\b{label}="', there, re.MULTILINE), (name, label)
+                assert re.search(rf'^{name}\{{.*\b{label}="', metrics, re.MULTILINE), (name, label)
 
 
-def variables(client: redis.Redis, app: App) -> dict[str, str]:
-    """As Grafana fills them: the queries run on Redis, and the text boxes hold what somebody typed."""
+def read_variables(client: redis.Redis, app: App) -> dict[str, str]:
+    """Return the variables of the dashboards: query results from Redis, and the app's values for the text boxes."""
     typed = {"partition": partition_tag(app.account.id), "account": app.account.id}
     found = {}
-    for variable in (v for dashboard in dashboards() for v in dashboard["templating"]["list"]):
+    for variable in (v for dashboard in read_dashboards() for v in dashboard["templating"]["list"]):
         name = variable["name"]
         if variable["type"] == "query":
             assert variable["datasource"] == {"type": "redis-datasource", "uid": "redis"}
-            assert variable["refresh"] == 2  # with every refresh of the dashboard
+            assert variable["refresh"] == 2  # whenever the time range changes, which each refresh of the dashboard does
             found[name] = client.execute_command(*variable["query"].split()).decode()
         else:
             found[name] = typed[name]
     return found
 
 
-def fill(text: str, values: dict[str, str]) -> str:
+def fill_variables(text: str, values: dict[str, str]) -> str:
     filled = re.sub(r"\$\{(\w+)\}", lambda match: values[match[1]], text)
     assert "$" not in filled
     return filled
 
 
 async def test_no_key_depends_on_the_browsers_time_zone() -> None:
-    """Grafana renders times in a query in the time zone of whoever looks, and the names of keys are in UTC."""
+    """Grafana renders times in a query in the browser's time zone, but key names contain times in UTC."""
     for path in DASHBOARDS:
         assert not re.search(r"\$\{?__(to|from|interval_ms)|\$__time", path.read_text()), path
 
 
-async def test_every_key_is_there(gw: Gateway, app: App) -> None:
+async def test_every_key_exists(gw: Gateway, app: App) -> None:
     with gw.redis.client() as client:
-        # Ten seconds before the clock is written, a key of the present minute may not exist yet: wait for one round.
-        def missing() -> list[str]:
-            values = variables(client, app)
-            named = [t.get("keyName") or t["query"].split()[1] for t in targets("redis") if {"keyName", "query"} & {*t}]
-            return [key for key in (fill(each, values) for each in named) if not client.exists(key)]
+        # The gateway writes counters every ten seconds, so the current minute's key may not exist yet.
+        def find_missing_keys() -> list[str]:
+            values = read_variables(client, app)
+            named = [
+                t.get("keyName") or t["query"].split()[1] for t in list_targets("redis") if {"keyName", "query"} & {*t}
+            ]
+            return [key for key in (fill_variables(each, values) for each in named) if not client.exists(key)]
 
-        await wait_until(lambda: not missing(), 15)
+        await wait_until(lambda: not find_missing_keys(), 15)
 
 
-async def test_every_redis_query_is_one_that_redis_answers(gw: Gateway, app: App) -> None:
+async def test_redis_answers_every_query(gw: Gateway, app: App) -> None:
     commands = {"hgetall": "HGETALL", "smembers": "SMEMBERS", "xlen": "XLEN"}
     with gw.redis.client() as client:
-        values = variables(client, app)
-        for target in targets("redis"):
+        values = read_variables(client, app)
+        for target in list_targets("redis"):
             if target["type"] == "cli":
-                assert client.execute_command(*fill(target["query"], values).split())
+                assert client.execute_command(*fill_variables(target["query"], values).split())
             elif "keyName" in target:
                 assert target["command"] in commands
             else:
@@ -210,7 +212,7 @@ async def test_every_redis_query_is_one_that_redis_answers(gw: Gateway, app: App
                 )
 
 
-async def test_what_compose_mounts_is_there() -> None:
+async def test_every_file_that_compose_mounts_exists() -> None:
     compose = (OPS.parent / "compose.yaml").read_text()
     mounted = re.findall(r"^\s+- \./(\S+?):", compose, re.MULTILINE)
     assert "ops/alerts.yml" in mounted

@@ -1,4 +1,4 @@
-"""The manifests of ops/kubernetes are valid, agree with each other, and name only what the service has."""
+"""The manifests of ops/kubernetes are valid, agree with each other, and use only settings and commands that exist."""
 
 import copy
 import re
@@ -15,13 +15,13 @@ from gateway import supervisor
 from gateway.cli.main import main
 from gateway.inference.spend.prices import PRICES
 from gateway.outbound.public import GLOBAL_V6, NOT_PUBLIC
-from gateway.server import END_SECONDS
+from gateway.server import SHUTDOWN_SECONDS
 from gateway.telemetry.metrics import Metrics
-from tests.docs.test_documents import table
 from tests.fakes import FakeProvider
-from tests.gateway.conftest import provider as provider
+from tests.support.fixtures import provider as provider
 from tests.support.gateway_process import gateway
 from tests.support.kustomize import Document, build, containers, identity
+from tests.support.pages import find_table, read_page
 from tests.support.redis_servers import RedisServer
 from workers.sandbox.machine import NEEDED_CAPABILITIES
 from workers.sandbox.sandbox import APP_USERS
@@ -38,24 +38,24 @@ BITS = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SET
 EXAMPLE = build(FOLDER / "example")
 
 
-def of(kind: str) -> list[Document]:
+def list_documents(kind: str) -> list[Document]:
     return [document for document in EXAMPLE if document["kind"] == kind]
 
 
-def the(kind: str, namespace: str, name: str) -> Document:
+def find_document(kind: str, namespace: str, name: str) -> Document:
     (found,) = [document for document in EXAMPLE if identity(document) == (kind, namespace, name)]
     return found
 
 
-def pods(namespace: str) -> list[Document]:
-    return [d["spec"]["template"] for d in of("Deployment") if d["metadata"]["namespace"] == namespace]
+def list_pods(namespace: str) -> list[Document]:
+    return [d["spec"]["template"] for d in list_documents("Deployment") if d["metadata"]["namespace"] == namespace]
 
 
-def workloads() -> list[Any]:
-    return [pytest.param(d, id=d["metadata"]["name"]) for d in of("Deployment")]
+def parametrize_deployments() -> list[Any]:
+    return [pytest.param(d, id=d["metadata"]["name"]) for d in list_documents("Deployment")]
 
 
-def probes(container: Document) -> dict[str, Document]:
+def find_probes(container: Document) -> dict[str, Document]:
     return {name: container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in container}
 
 
@@ -77,7 +77,7 @@ def test_every_document_fits_its_schema(folder: Path) -> None:
             kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-# Resources of operators, which have no schema here: the fields that are used, as their APIs describe them.
+# The fields that the manifests use of operators' resources, for which kubernetes_validate has no schema.
 CUSTOM: dict[str, tuple[str, Any]] = {
     "ServiceMonitor": (
         "monitoring.coreos.com/v1",
@@ -156,7 +156,7 @@ def check_fields(value: Any, schema: Any) -> None:
 
 @pytest.mark.parametrize(("path", "value"), [("replicas", "three"), ("replcas", 3)])
 def test_the_schemas_refuse_wrong_fields(path: str, value: object) -> None:
-    broken = copy.deepcopy(the("Deployment", "capsule", "gateway"))
+    broken = copy.deepcopy(find_document("Deployment", "capsule", "gateway"))
     broken["spec"][path] = value
     with pytest.raises(ValidationError):
         kubernetes_validate.validate(broken, VERSION, strict=True)
@@ -170,38 +170,41 @@ def test_the_files_of_each_folder_are_used(folder: Path) -> None:
     assert there - named == ({"adapter-rules.yaml"} if folder.name == "monitoring" else set())
 
 
-# -- what the service has ------------------------------------------------------------------------------------
+# -- agreement with the service ------------------------------------------------------------------------------
 
 
 def test_every_variable_is_a_setting() -> None:
-    names = {name for document in of("ConfigMap") for name in document["data"]}
-    names |= {v["name"] for d in of("Deployment") for c in containers(d) for v in c.get("env", [])}
-    assert names <= set(table((ROOT / "docs/settings.md").read_text(), "variable"))
+    names = {name for document in list_documents("ConfigMap") for name in document["data"]}
+    names |= {v["name"] for d in list_documents("Deployment") for c in containers(d) for v in c.get("env", [])}
+    assert names <= set(find_table(read_page("docs/settings.md"), "variable"))
 
 
-@pytest.mark.parametrize("deployment", workloads())
+@pytest.mark.parametrize("deployment", parametrize_deployments())
 def test_every_command_exists(deployment: Document) -> None:
     for container in containers(deployment):
-        commands = [container["command"], *(p["exec"]["command"] for p in probes(container).values() if "exec" in p)]
+        commands = [
+            container["command"],
+            *(p["exec"]["command"] for p in find_probes(container).values() if "exec" in p),
+        ]
         for program, name, *arguments in commands:
             assert program == "capsule"
-            # As `capsule` does it, because a command keeps the options for help that it is first asked for.
+            # The context needs a parent, as in `capsule`: a command keeps the help options of its first context.
             parent = click.Context(main, **main.context_settings)
             main.commands[name].make_context(name, list(arguments), parent=parent)  # raises if it refuses them
 
 
 async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> None:
-    """A pod without Redis takes no requests, but is not restarted, because its streams go on."""
-    (container,) = containers(the("Deployment", "capsule", "gateway"))
-    paths = {name: probe["httpGet"]["path"] for name, probe in probes(container).items()}
+    """A pod without Redis takes no requests, but is not restarted, because its streams continue."""
+    (container,) = containers(find_document("Deployment", "capsule", "gateway"))
+    paths = {name: probe["httpGet"]["path"] for name, probe in find_probes(container).items()}
     server = RedisServer().start()
     try:
         async with gateway(server.url, provider, tmp_path) as gw:
             assert [await gw.answers(path) for path in paths.values()] == [True] * 3
             metrics = (
-                await gw.http.get(the("ServiceMonitor", "capsule", "gateway")["spec"]["endpoints"][0]["path"])
+                await gw.http.get(find_document("ServiceMonitor", "capsule", "gateway")["spec"]["endpoints"][0]["path"])
             ).text
-            (metric,) = [m["pods"]["metric"]["name"] for m in autoscaler()["metrics"] if m["type"] == "Pods"]
+            (metric,) = [m["pods"]["metric"]["name"] for m in find_autoscaler()["metrics"] if m["type"] == "Pods"]
             assert f"# TYPE {metric} gauge" in metrics
             (rule,) = yaml.safe_load((FOLDER / "monitoring/adapter-rules.yaml").read_text())["rules"]["custom"]
             assert re.match(r"\w+", rule["seriesQuery"])[0] == metric  # type: ignore[index]
@@ -212,26 +215,26 @@ async def test_probes_without_redis(provider: FakeProvider, tmp_path: Path) -> N
         server.stop()
 
 
-def autoscaler() -> Document:
-    spec: Document = the("HorizontalPodAutoscaler", "capsule", "gateway")["spec"]
+def find_autoscaler() -> Document:
+    spec: Document = find_document("HorizontalPodAutoscaler", "capsule", "gateway")["spec"]
     return spec
 
 
 def test_the_drain_fits_into_the_grace_period() -> None:
-    deployment = the("Deployment", "capsule", "gateway")
+    deployment = find_document("Deployment", "capsule", "gateway")
     (container,) = containers(deployment)
     assert container["lifecycle"]["preStop"]["exec"]["command"][0] == "sleep"
     before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    drain = float(the("ConfigMap", "capsule", "capsule")["data"]["GATEWAY_DRAIN"])
+    drain = float(find_document("ConfigMap", "capsule", "capsule")["data"]["GATEWAY_DRAIN"])
     grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace > before + drain + END_SECONDS + supervisor.STOP_MARGIN
-    assert before >= 2 * probes(container)["readinessProbe"]["periodSeconds"]
+    assert grace > before + drain + SHUTDOWN_SECONDS + supervisor.STOP_MARGIN_SECONDS
+    assert before >= 2 * find_probes(container)["readinessProbe"]["periodSeconds"]
 
 
-# -- who may do what -----------------------------------------------------------------------------------------
+# -- permissions ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("deployment", workloads())
+@pytest.mark.parametrize("deployment", parametrize_deployments())
 def test_containers_are_bounded(deployment: Document) -> None:
     pod = deployment["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
@@ -251,38 +254,42 @@ def test_containers_are_bounded(deployment: Document) -> None:
             added = security["capabilities"]["add"]
             assert sum(1 << BITS[name] for name in added) & NEEDED_CAPABILITIES == NEEDED_CAPABILITIES
             assert f"cap_add: [{', '.join(added)}]" in (ROOT / "compose.yaml").read_text()
-            assert max(APP_USERS) < 65_536  # the users that a pod without the host's has
+            assert max(APP_USERS) < 65_536  # the user ids of a pod with `hostUsers: false`
 
 
 def test_secrets_are_references() -> None:
-    assert not of("Secret")
-    assert not SECRET & {name for document in of("ConfigMap") for name in document["data"]}
-    for deployment in of("Deployment"):
+    assert not list_documents("Secret")
+    assert not SECRET & {name for document in list_documents("ConfigMap") for name in document["data"]}
+    for deployment in list_documents("Deployment"):
         for container in containers(deployment):
             for variable in container.get("env", []):
                 reference = variable["valueFrom"]["secretKeyRef"]
                 assert f"--from-literal={reference['key']}=" in README or f"--from-file={reference['key']}=" in README
-    hosting = {v["name"] for p in pods("capsule-hosting") for c in p["spec"]["containers"] for v in c["env"]}
+    hosting = {v["name"] for p in list_pods("capsule-hosting") for c in p["spec"]["containers"] for v in c["env"]}
     assert hosting.isdisjoint({"GATEWAY_OPERATOR_TOKEN", "GATEWAY_PROVIDER_KEY"})
 
 
 def test_the_configuration_is_the_same_in_both_namespaces() -> None:
-    gateways, hosting = (the("ConfigMap", namespace, "capsule")["data"] for namespace in ("capsule", "capsule-hosting"))
+    gateways, hosting = (
+        find_document("ConfigMap", namespace, "capsule")["data"] for namespace in ("capsule", "capsule-hosting")
+    )
     shared = gateways.keys() & hosting.keys()
     assert {"GATEWAY_BASE_URL", "GATEWAY_APPS_DOMAIN", "GATEWAY_STORAGE_URL"} <= shared
     assert {name: gateways[name] for name in shared} == {name: hosting[name] for name in shared}
 
 
 @pytest.mark.parametrize("namespace", ["capsule", "capsule-hosting"])
-def test_what_is_not_allowed_is_denied(namespace: str) -> None:
+def test_network_policies_deny_by_default(namespace: str) -> None:
     policies = {
-        d["metadata"]["name"]: d["spec"] for d in of("NetworkPolicy") if d["metadata"]["namespace"] == namespace
+        d["metadata"]["name"]: d["spec"]
+        for d in list_documents("NetworkPolicy")
+        if d["metadata"]["namespace"] == namespace
     }
     deny = policies.pop("default-deny")
     assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     for spec in policies.values():
-        assert any(matches(spec["podSelector"], pod["metadata"]["labels"]) for pod in pods(namespace))
-        # An entry without peers would allow all of them.
+        assert any(matches(spec["podSelector"], pod["metadata"]["labels"]) for pod in list_pods(namespace))
+        # A rule without peers allows all of them.
         assert all(rule.get("to") for rule in spec.get("egress", []))
         assert all(rule.get("from") for rule in spec.get("ingress", []))
         assert all(rule["ports"] for rule in [*spec.get("egress", []), *spec.get("ingress", [])])
@@ -290,22 +297,22 @@ def test_what_is_not_allowed_is_denied(namespace: str) -> None:
 
 @pytest.mark.parametrize("namespace", ["capsule", "capsule-hosting"])
 def test_public_addresses_are_those_of_the_service(namespace: str) -> None:
-    (rule,) = the("NetworkPolicy", namespace, "public-addresses")["spec"]["egress"]
+    (rule,) = find_document("NetworkPolicy", namespace, "public-addresses")["spec"]["egress"]
     blocks = [peer["ipBlock"] for peer in rule["to"]]
     assert {block["cidr"] for block in blocks} == {"0.0.0.0/0", str(GLOBAL_V6)}
     assert sorted(network for block in blocks for network in block["except"]) == sorted(map(str, NOT_PUBLIC))
 
 
-# -- the parts fit together ----------------------------------------------------------------------------------
+# -- agreement between manifests -----------------------------------------------------------------------------
 
 
 def test_selectors_find_their_pods() -> None:
-    for service in of("Service"):
+    for service in list_documents("Service"):
         if service["metadata"]["name"] == "nothing":
             continue
         found = [
             p
-            for p in pods(service["metadata"]["namespace"])
+            for p in list_pods(service["metadata"]["namespace"])
             if service["spec"]["selector"].items() <= p["metadata"]["labels"].items()
         ]
         assert len(found) == 1
@@ -313,20 +320,25 @@ def test_selectors_find_their_pods() -> None:
         assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
     budgets = {
         (d["metadata"]["namespace"], d["spec"]["selector"]["matchLabels"]["app.kubernetes.io/name"])
-        for d in of("PodDisruptionBudget")
+        for d in list_documents("PodDisruptionBudget")
     }
-    assert budgets == {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in of("Deployment")}
-    monitor, service = the("ServiceMonitor", "capsule", "gateway")["spec"], the("Service", "capsule", "gateway")
+    assert budgets == {(d["metadata"]["namespace"], d["metadata"]["name"]) for d in list_documents("Deployment")}
+    monitor, service = (
+        find_document("ServiceMonitor", "capsule", "gateway")["spec"],
+        find_document("Service", "capsule", "gateway"),
+    )
     assert matches(monitor["selector"], service["metadata"]["labels"])
     assert {e["port"] for e in monitor["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
-    assert autoscaler()["scaleTargetRef"]["name"] == "gateway"
-    assert autoscaler()["minReplicas"] > 1
+    assert find_autoscaler()["scaleTargetRef"]["name"] == "gateway"
+    assert find_autoscaler()["minReplicas"] > 1
 
 
 def test_the_routes_reach_the_services_and_hide_the_internal_paths() -> None:
     closed, hosts = set(), {}
-    listeners = {listener["name"]: listener for listener in the("Gateway", "capsule", "capsule")["spec"]["listeners"]}
-    for route in of("HTTPRoute"):
+    listeners = {
+        listener["name"]: listener for listener in find_document("Gateway", "capsule", "capsule")["spec"]["listeners"]
+    }
+    for route in list_documents("HTTPRoute"):
         namespace = route["metadata"]["namespace"]
         for parent in route["spec"]["parentRefs"]:
             listener = listeners[parent["sectionName"]]
@@ -337,24 +349,24 @@ def test_the_routes_reach_the_services_and_hide_the_internal_paths() -> None:
             hosts[parent["sectionName"]] = listener["hostname"]
         for rule in route["spec"]["rules"]:
             (backend,) = rule["backendRefs"]
-            service = the("Service", namespace, backend["name"])
+            service = find_document("Service", namespace, backend["name"])
             assert backend["port"] in {port["port"] for port in service["spec"]["ports"]}
             if service["metadata"]["name"] == "nothing":
                 closed |= {match["path"]["value"] for match in rule["matches"]}
             else:
                 assert rule["timeouts"] == {"request": "0s"}, "streams may be long"
     assert closed == {"/health", "/ready", "/metrics"}
-    assert the("EnvoyProxy", "capsule", "capsule")["spec"]["telemetry"]["accessLog"]["disable"] is True
-    data = the("ConfigMap", "capsule", "capsule")["data"]
+    assert find_document("EnvoyProxy", "capsule", "capsule")["spec"]["telemetry"]["accessLog"]["disable"] is True
+    data = find_document("ConfigMap", "capsule", "capsule")["data"]
     assert hosts.pop("api") == data["GATEWAY_BASE_URL"].removeprefix("https://")
     assert hosts.pop("apps") == f"*.{data['GATEWAY_APPS_DOMAIN']}"
     assert all(tuple(listener["tls"]) == ("mode", "certificateRefs") for listener in listeners.values())
     assert len(hosts) == len(listeners) - 2
 
 
-def test_what_an_autoscaler_decides_is_not_written_down() -> None:
-    """`kubectl apply` would undo the decision: with 60 pods, 57 would end and cut their streams."""
-    assert "replicas" not in the("Deployment", "capsule", "gateway")["spec"]
+def test_autoscaled_deployments_have_no_replicas() -> None:
+    """`kubectl apply` would reset the autoscaler's number: 57 of 60 pods would end, and cut their streams."""
+    assert "replicas" not in find_document("Deployment", "capsule", "gateway")["spec"]
     scaled = build(FOLDER / "keda")
     targets = [d for d in scaled if d["kind"] == "ScaledObject"]
     assert {d["metadata"]["name"] for d in targets} == {"webhooks", "deploys"}

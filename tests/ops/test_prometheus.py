@@ -1,4 +1,4 @@
-"""The configuration and the alerts, judged by Prometheus's own tool."""
+"""Prometheus's own tool accepts the configuration and the alerts."""
 
 import re
 import subprocess
@@ -20,20 +20,20 @@ def promtool() -> str:
     "check",
     [["check", "config", "prometheus.yml"], ["check", "rules", "alerts.yml"], ["test", "rules", "alerts.test.yml"]],
 )
-def test_promtool_finds_nothing(promtool: str, check: list[str]) -> None:
+def test_promtool_finds_no_error(promtool: str, check: list[str]) -> None:
     done = subprocess.run([promtool, *check], cwd=OPS, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def alerts() -> list[str]:
+def list_alerts() -> list[str]:
     return re.findall(r"- alert: (\w+)", (OPS / "alerts.yml").read_text())
 
 
-def test_every_alert_is_tried() -> None:
-    tried = re.findall(r"alertname: (\w+)\n\s+exp_alerts:", (OPS / "alerts.test.yml").read_text())
-    assert sorted(tried) == sorted(alerts())
+def test_every_alert_is_tested() -> None:
+    tested = re.findall(r"alertname: (\w+)\n\s+exp_alerts:", (OPS / "alerts.test.yml").read_text())
+    assert sorted(tested) == sorted(list_alerts())
 
 
-def test_every_alert_is_in_the_operations_guide() -> None:
-    guide = (OPS.parent / "docs" / "operations.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", guide.partition("## Alerts")[2], re.MULTILINE) == alerts()
+def test_every_alert_is_in_the_monitoring_guide() -> None:
+    guide = (OPS.parent / "docs" / "monitoring.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", guide.partition("## Alerts")[2], re.MULTILINE) == list_alerts()
