@@ -19,6 +19,7 @@ from gateway.cli.show import (
     duration_of,
     format_euro,
     format_size,
+    nested_row,
     print_note,
     show_fields,
     show_json,
@@ -37,11 +38,11 @@ limit = click.option(
 @click.command()
 @as_json
 def account(as_json: bool) -> None:
-    """Show the account, its plan and what it used today."""
-    record = open_service().fields("GET", "/account")
+    """Show the account, its plan and today's usage."""
+    record = open_service().request_object("GET", "/account")
     if as_json:
         return show_json(record)
-    spend, limits, storage = (_nested(record, name) for name in ("spend", "limits", "storage"))
+    spend, limits, storage = (nested_row(record, name) for name in ("spend", "limits", "storage"))
     spent = f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"
     if spend.get("reserved"):
         spent += f", and {format_euro(spend['reserved'])} EUR reserved"
@@ -62,11 +63,6 @@ def account(as_json: bool) -> None:
     )
 
 
-def _nested(row: Row, name: str) -> Row:
-    value = row.get(name)
-    return value if isinstance(value, dict) else {}
-
-
 # -- deploy hooks --------------------------------------------------------------------------------------------
 
 
@@ -77,11 +73,11 @@ def hook() -> None:
 
 @hook.command("create")
 @app_argument
-@click.option("--name", required=True, help="What the hook is for, as shown in the list.")
+@click.option("--name", required=True, help="Label that says what the hook is for.")
 @as_json
 def hook_create(app: str, name: str, as_json: bool) -> None:
     """Create a hook for APP. Its URL is shown only once."""
-    record = open_service().fields("POST", path("account", "apps", app, "hooks"), {"name": name}, having="url")
+    record = open_service().request_object("POST", path("account", "apps", app, "hooks"), {"name": name}, having="url")
     if as_json:
         return show_json(record)
     print_note(
@@ -94,7 +90,7 @@ def hook_create(app: str, name: str, as_json: bool) -> None:
 @as_json
 def hook_list(as_json: bool) -> None:
     """List the hooks of all apps, newest first."""
-    rows = open_service().rows("/account/hooks")
+    rows = open_service().list_rows("/account/hooks")
     if as_json:
         return show_json(rows)
     show_table(
@@ -116,7 +112,7 @@ def hook_list(as_json: bool) -> None:
 @as_json
 def hook_revoke(hook_id: str, as_json: bool) -> None:
     """Revoke a hook. Its URL stops working at once."""
-    open_service().do("DELETE", path("account", "hooks", hook_id))
+    open_service().send("DELETE", path("account", "hooks", hook_id))
     if as_json:
         return show_json({"revoked": hook_id})
     click.echo(f"Revoked {hook_id}. Its URL now answers 404.")
@@ -141,14 +137,14 @@ def webhook_show(as_json: bool) -> None:
         {
             "url": text_of("url")(record),
             "set": age_of("createdAt")(record),
-            "two secrets sign until": text_of("previousSecretUntil")(record),
+            "previous secret until": text_of("previousSecretUntil")(record),
         }
     )
 
 
 def _require_webhook(service: Service) -> Row:
     try:
-        return service.fields("GET", "/account/webhook", having="url")
+        return service.request_object("GET", "/account/webhook", having="url")
     except Refused as refused:
         if refused.status == 404:
             raise Refused("no webhook is set; set one with: capsule webhook set URL") from None
@@ -160,7 +156,7 @@ def _require_webhook(service: Service) -> Row:
 @as_json
 def webhook_set(url: str, as_json: bool) -> None:
     """Send all events to URL. A new URL gets a new signing secret, which is shown only once."""
-    record = open_service().fields("PUT", "/account/webhook", {"url": url}, having="url")
+    record = open_service().request_object("PUT", "/account/webhook", {"url": url}, having="url")
     if as_json:
         return show_json(record)
     if "secret" not in record:
@@ -172,15 +168,15 @@ def webhook_set(url: str, as_json: bool) -> None:
 @webhook.command("rotate")
 @as_json
 def webhook_rotate(as_json: bool) -> None:
-    """Make a new signing secret, which is shown only once. For 24 hours the present one signs too."""
+    """Create a new signing secret, which is shown only once. For 24 hours, the old secret signs too."""
     service = open_service()
     _require_webhook(service)
-    record = service.fields("POST", "/account/webhook/rotate", having="secret")
+    record = service.request_object("POST", "/account/webhook/rotate", having="secret")
     if as_json:
         return show_json(record)
     print_note(
-        "For 24 hours, events are signed with this new secret and with the one before. It is shown only once. Do not "
-        "rotate again before your receiver has it:"
+        "For 24 hours, events are signed with both this new secret and the old one. Configure your receiver before you "
+        "rotate again. The new secret is shown only once:"
     )
     click.echo(record["secret"])
 
@@ -189,24 +185,21 @@ def webhook_rotate(as_json: bool) -> None:
 @as_json
 def webhook_clear(as_json: bool) -> None:
     """Stop sending events, and delete the signing secret."""
-    open_service().do("DELETE", "/account/webhook")
+    open_service().send("DELETE", "/account/webhook")
     if as_json:
         return show_json({"cleared": True})
     click.echo("Cleared. Events are dropped until you set a webhook.")
 
 
-@webhook.command("test")
+@webhook.command(
+    "test", help=f"Send a sample event, marked as a sample.\n\nTYPE is one of {', '.join(catalog.SAMPLES)}."
+)
 @click.argument("event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)))
 @as_json
 def webhook_test(event: str, as_json: bool) -> None:
-    """Send a sample event, marked as a sample.
-
-    TYPE is one of deploy.succeeded, deploy.failed, app.crashed, app.unhealthy, app.recovered, domain.expiring and
-    security.finding.
-    """
     service = open_service()
     _require_webhook(service)
-    record = service.fields("POST", "/account/webhook/test", {"type": event})
+    record = service.request_object("POST", "/account/webhook/test", {"type": event})
     if as_json:
         return show_json(record)
     click.echo(f"Queued a sample of {event} as {record.get('id')}. See the outcome with: capsule deliveries list")
@@ -217,21 +210,23 @@ def webhook_test(event: str, as_json: bool) -> None:
 
 @click.group()
 def deliveries() -> None:
-    """See deliveries to the webhook, and repeat them."""
+    """Show deliveries to the webhook, and redeliver events."""
 
 
 @deliveries.command("list")
 @limit
-@click.option("--type", "event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)), help="Only these events.")
-@click.option("--app", metavar="APP", help="Only events of this app.")
-@click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="Only these outcomes.")
-@click.option("--before", metavar="ID", help="Only deliveries older than this one: the next page.")
+@click.option("--type", "event", metavar="TYPE", type=click.Choice(list(catalog.SAMPLES)), help="List only this type.")
+@click.option("--app", metavar="APP", help="List only this app.")
+@click.option("--outcome", type=click.Choice(["delivered", "failed", "dropped"]), help="List only this outcome.")
+@click.option("--before", metavar="ID", help="List deliveries older than this one (the next page).")
 @as_json
 def deliveries_list(
     limit: int, event: str | None, app: str | None, outcome: str | None, before: str | None, as_json: bool
 ) -> None:
     """List deliveries, newest first."""
-    rows = open_service().rows("/account/deliveries", limit=limit, type=event, app=app, outcome=outcome, before=before)
+    rows = open_service().list_rows(
+        "/account/deliveries", limit=limit, type=event, app=app, outcome=outcome, before=before
+    )
     if as_json:
         return show_json(rows)
     filtered = any((event, app, outcome, before))
@@ -243,8 +238,8 @@ def deliveries_list(
             "app": text_of("app"),
             "at": age_of("at"),
             "took": duration_of("durationMs"),
-            "outcome": _outcome,
-            "marks": _marks,
+            "outcome": _format_outcome,
+            "notes": _format_notes,
         },
         empty="No such deliveries."
         if filtered
@@ -258,23 +253,23 @@ def deliveries_list(
 @click.argument("delivery_id", metavar="ID")
 @as_json
 def deliveries_show(delivery_id: str, as_json: bool) -> None:
-    """Show a delivery: what was sent where, and what was answered.
+    """Show a delivery: its request and the receiver's response.
 
-    ID is an event's id, for its newest delivery, or an attempt as the list shows with --json.
+    ID is an event's id, which selects its newest delivery, or an attempt from 'capsule deliveries list --json'.
     """
-    row = open_service().fields("GET", path("account", "deliveries", delivery_id), having="outcome")
+    row = open_service().request_object("GET", path("account", "deliveries", delivery_id), having="outcome")
     if as_json:
         return show_json(row)
-    request, response = _nested(row, "request"), _nested(row, "response")
+    request, response = nested_row(row, "request"), nested_row(row, "response")
     show_fields(
         {
             "event": f"{text_of('type')(row)} ({text_of('id')(row)})",
             "app": text_of("app")(row),
             "at": text_of("at")(row),
             "took": duration_of("durationMs")(row),
-            "outcome": _outcome(row),
+            "outcome": _format_outcome(row),
             "url": text_of("url")(row),
-            "marks": _marks(row),
+            "notes": _format_notes(row),
         }
     )
     _print_message("Request", request)
@@ -284,7 +279,7 @@ def deliveries_show(delivery_id: str, as_json: bool) -> None:
 
 def _print_message(title: str, message: Row) -> None:
     click.echo(f"\n{title}")
-    for name, value in _nested(message, "headers").items():
+    for name, value in nested_row(message, "headers").items():
         click.echo(f"  {strip_controls(f'{name}: {value}')}")
     body = message.get("body")
     lines = ["(no longer stored)"] if body is None else str(body).splitlines()
@@ -292,37 +287,39 @@ def _print_message(title: str, message: Row) -> None:
         click.echo(f"  {strip_controls(line)}")
 
 
-def _outcome(row: Row) -> Cell:
+def _format_outcome(row: Row) -> Cell:
     outcome = color_state(row.get("outcome"))
     reason = f"{text_of('error')(row)} {text_of('status')(row)}".strip()
     return outcome.append(f" ({strip_controls(reason)})") if reason and outcome.plain != "delivered" else outcome
 
 
-def _marks(row: Row) -> str:
-    marks = ["sample"] if row.get("sample") else []
+def _format_notes(row: Row) -> str:
+    notes = ["sample"] if row.get("sample") else []
     if redelivery := row.get("redelivery"):
-        marks.append(f"redelivery {redelivery}")
-    return ", ".join(marks)
+        notes.append(f"redelivery {redelivery}")
+    return ", ".join(notes)
 
 
 @deliveries.command("redeliver")
 @click.argument("delivery_id", metavar="[ID]", required=False)
-@click.option("--failed", is_flag=True, help="Send all events whose newest delivery failed.")
-@click.option("--since", metavar="TIME", help="With --failed: events from then on, as 30m, 1h, 2d or an ISO 8601 time.")
+@click.option("--failed", is_flag=True, help="Redeliver all events whose newest delivery failed.")
+@click.option(
+    "--since", metavar="TIME", help="With --failed: events since then, such as 30m, 1h, 2d or an ISO 8601 time."
+)
 @as_json
 def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | None, as_json: bool) -> None:
     """Send an event again, with the same id and a new signature.
 
     \b
-    ID                     is an event's id
-    --failed --since 1h    sends all events of the last hour whose newest delivery failed
+    ID                     redelivers the event with this id
+    --failed --since 1h    redelivers all events of the last hour whose newest delivery failed
     """
     if delivery_id is not None and not failed and since is None:
-        record = open_service().fields("POST", path("account", "deliveries", delivery_id, "redeliver"))
+        record = open_service().request_object("POST", path("account", "deliveries", delivery_id, "redeliver"))
         note = f"Queued {delivery_id} again."
     elif delivery_id is None and failed and since is not None:
         body = {"since": _parse_since(since), "outcome": "failed"}
-        record = open_service().fields("POST", "/account/deliveries/redeliver", body, having="count")
+        record = open_service().request_object("POST", "/account/deliveries/redeliver", body, having="count")
         note = f"Queued {record['count']} failed event{'' if record['count'] == 1 else 's'} again."
     else:
         raise WrongUsage("give either the ID of an event, or --failed and --since")
@@ -332,7 +329,7 @@ def deliveries_redeliver(delivery_id: str | None, failed: bool, since: str | Non
 
 
 def _parse_since(text: str) -> str:
-    """An ISO 8601 time. Raises WrongUsage."""
+    """Returns the time in ISO 8601. Raises WrongUsage."""
     if ago := re.fullmatch(r"(\d{1,6})([smhd])", text):
         seconds = int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[ago[2]]
         return now_iso(max(0, time.time() - seconds))

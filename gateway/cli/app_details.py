@@ -1,4 +1,4 @@
-"""`capsule apps show APP` for account holders: all that the app's page of the dashboard shows, too."""
+"""`capsule apps show APP` for account holders: shows the same facts as the app's page in the dashboard."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gateway.cli.show import (
     age_of,
     color_state,
     format_duration,
+    nested_row,
     show_fields,
     show_json,
     show_table,
@@ -20,25 +21,25 @@ from gateway.cli.show import (
     text_of,
 )
 
-SHOWN = 20  # findings
+SHOWN_FINDINGS = 20
 
 
 def show_own_app(service: Service, name: str, as_json: bool) -> None:
     at = path("account", "apps", name)
-    app = service.fields("GET", at)
-    findings, crashes = service.rows(f"{at}/findings", limit=SHOWN), service.rows(f"{at}/crashes")
+    app = service.request_object("GET", at)
+    findings, crashes = service.list_rows(f"{at}/findings", limit=SHOWN_FINDINGS), service.list_rows(f"{at}/crashes")
     if as_json:
         return show_json({**app, "findings": findings, "crashes": crashes})
-    show_fields(_fields(app))
+    show_fields(_describe(app))
     if findings:
         _show_findings(findings, app)
     if crashes:
         _show_crashes(crashes)
-    click.echo(f"\nIts deploys: capsule deploys list --app {strip_controls(name)}")
+    click.echo(f"\nTo list its deploys: capsule deploys list --app {strip_controls(name)}")
 
 
-def _fields(app: Row) -> dict[str, Cell | None]:
-    certificate, repository = _object(app, "certificate"), _object(app, "repository")
+def _describe(app: Row) -> dict[str, Cell | None]:
+    certificate, repository = nested_row(app, "certificate"), nested_row(app, "repository")
     issuer = text_of("issuer")(certificate)
     domain = text_of("customDomain")(app)
     return {
@@ -49,8 +50,8 @@ def _fields(app: Row) -> dict[str, Cell | None]:
         "live deploy": text_of("liveDeploy")(app),
         "health": "" if app.get("health") == "unknown" else color_state(app.get("health")),
         "since": age_of("healthSince")(app),
-        "90 days": _uptime(app.get("healthDays")),
-        "certificate": f"until {text_of('expiresAt')(certificate)}{f', of {issuer}' if issuer else ''}"
+        "90 days": _format_uptime(app.get("healthDays")),
+        "certificate": f"until {text_of('expiresAt')(certificate)}{f', issued by {issuer}' if issuer else ''}"
         if certificate
         else None,
         "repository": f"{text_of('url')(repository)} at {text_of('branch')(repository)}" if repository else None,
@@ -58,20 +59,20 @@ def _fields(app: Row) -> dict[str, Cell | None]:
     }
 
 
-def _uptime(days: Any) -> str:
+def _format_uptime(days: Any) -> str:
     probed = [day for day in days if isinstance(day, dict) and day.get("downMs") is not None] if days else []
     if not probed:
         return ""
     down, outages = sum(day["downMs"] for day in probed), sum(day["outages"] for day in probed)
-    watched = f"{len(probed)} day{'s' if len(probed) > 1 else ''} watched"
-    return (
-        f"{watched}, down {format_duration(down)} in {outages} outage{'s' if outages > 1 else ''}" if down else watched
-    )
+    monitored = f"{len(probed)} day{'s' if len(probed) > 1 else ''} monitored"
+    if not down:
+        return monitored
+    return f"{monitored}, down {format_duration(down)} in {outages} outage{'s' if outages > 1 else ''}"
 
 
 def _show_findings(findings: list[dict[str, Any]], app: Row) -> None:
-    total = sum(count for count in _object(app, "openFindings").values() if isinstance(count, int))
-    more = f", the {len(findings)} most urgent" if total > len(findings) else ""
+    total = sum(count for count in nested_row(app, "openFindings").values() if isinstance(count, int))
+    more = f" (the {len(findings)} most urgent)" if total > len(findings) else ""
     click.echo(f"\n{total} open security finding{'s' if total > 1 else ''}{more}:")
     columns = {
         "tier": text_of("tier"),
@@ -86,20 +87,15 @@ def _show_findings(findings: list[dict[str, Any]], app: Row) -> None:
 
 def _show_crashes(crashes: list[dict[str, Any]]) -> None:
     click.echo("\nCrashes, newest first:")
-    show_table(crashes, {"at": text_of("at"), "ended": _ending}, empty="")
+    show_table(crashes, {"at": text_of("at"), "ended": _format_ending}, empty="")
     last = crashes[0].get("lines")
     if isinstance(last, list) and last:
-        click.echo("\nLast output before the newest one:")
+        click.echo("\nLast output before the newest crash:")
         for line in last:
             click.echo(f"  {strip_controls(str(line))}")
 
 
-def _ending(crash: Row) -> str:
+def _format_ending(crash: Row) -> str:
     code = crash.get("exitCode")
-    reason = "out of memory" if crash.get("reason") == "oom" else "ended by itself"
+    reason = "out of memory" if crash.get("reason") == "oom" else "process exited"
     return reason if code is None else f"{reason}, exit code {code}"
-
-
-def _object(row: Row, name: str) -> Row:
-    value = row.get(name)
-    return value if isinstance(value, dict) else {}

@@ -13,9 +13,10 @@ from gateway.cli.show import Row, as_json, print_note, show_fields, show_json, s
 
 CLEAR = "none"
 KINDS = {"auth_jwks", "auth_backend", "auth_secret"}
-CLAIMS = {"issuer": "issuer", "audience": "audience", "user_claim": "userClaim"}  # fields of a token's claims
-ANSWER = {"auth_method": "method", "user_field": "userField"}  # fields of a backend's
-AUTH_OPTIONS = KINDS | CLAIMS.keys() | ANSWER.keys()
+# Options and the fields that they set.
+CLAIMS = {"issuer": "issuer", "audience": "audience", "user_claim": "userClaim"}  # of the token
+BACKEND = {"auth_method": "method", "user_field": "userField"}  # of calls to the app's backend
+AUTH_OPTIONS = KINDS | CLAIMS.keys() | BACKEND.keys()
 
 
 @apps.command("create")
@@ -24,9 +25,9 @@ AUTH_OPTIONS = KINDS | CLAIMS.keys() | ANSWER.keys()
 def apps_create(name: str, as_json: bool) -> None:
     """Create an app called NAME, and print its address.
 
-    The account's plan says how many apps it may have.
+    The account's plan limits the number of apps.
     """
-    app = open_service().fields("POST", "/account/apps", {"name": name}, having="url")
+    app = open_service().request_object("POST", "/account/apps", {"name": name}, having="url")
     if as_json:
         return show_json(app)
     print_note(f"Created {name}. Publish a folder with: capsule deploys publish {name} DIR")
@@ -36,48 +37,52 @@ def apps_create(name: str, as_json: bool) -> None:
 @apps.command("set")
 @click.argument("app")
 @click.option("--auth-jwks", metavar="URL", help="Verify users' tokens with the key set at URL.")
-@click.option("--auth-backend", metavar="URL", help="Verify users' tokens by asking the app's backend at URL.")
-@click.option("--auth-secret", is_flag=True, help="Verify users' tokens with a secret, which you type.")
-@click.option("--auth-method", type=click.Choice(["GET", "POST"]), help="How the backend is asked. The default is GET.")
-@click.option("--user-field", metavar="PATH", help="Where the backend's answer has the user's id, such as record.id.")
-@click.option("--user-claim", metavar="CLAIM", help="The token's claim that is the user's id. The default is 'sub'.")
+@click.option("--auth-backend", metavar="URL", help="Verify users' tokens with a call to the app's backend at URL.")
+@click.option("--auth-secret", is_flag=True, help="Verify users' tokens with a shared secret, read from a prompt.")
+@click.option(
+    "--auth-method", type=click.Choice(["GET", "POST"]), help="Method of calls to the backend. The default is GET."
+)
+@click.option("--user-field", metavar="PATH", help="Path of the user's id in the backend's answer, such as record.id.")
+@click.option(
+    "--user-claim", metavar="CLAIM", help="Claim of the token that holds the user's id. The default is 'sub'."
+)
 @click.option("--issuer", metavar="ISS", help="Accept only tokens with this 'iss'.")
 @click.option("--audience", metavar="AUD", help="Accept only tokens with this 'aud'.")
-@click.option("--repository", metavar="URL", help="Build from the git repository at URL. With -, you type the address.")
+@click.option("--repository", metavar="URL", help="Build from the git repository at URL; - prompts for the address.")
 @click.option("--branch", help="Branch of the repository.")
 @click.option("--build", "command", metavar="COMMAND", help="Command that builds the app.")
 @click.option("--output", metavar="DIR", help="Folder to serve, inside the source.")
-@click.option("--start", metavar="COMMAND", help="Command that runs the app instead of serving files.")
+@click.option("--start", metavar="COMMAND", help="Command that runs the app. Without it, files are served.")
 @as_json
 def apps_set(app: str, as_json: bool, **options: Any) -> None:
-    """Change how APP verifies tokens and how it is built; 'none' clears an option.
+    """Change how APP verifies tokens and how it is built. The value 'none' clears an option.
 
-    What you leave out stays. Without options, show the settings. Secrets are read from a prompt or standard input,
-    never from the command line: --auth-secret, and --repository - for an address with a password.
+    Omitted options keep their value. Without options, the command shows the settings. It reads secrets from a prompt
+    or standard input, never from the command line: --auth-secret, and --repository - for an address with a password.
     """
     service, address = open_service(), path("account", "apps", app)
-    settings = service.fields("GET", f"{address}/settings", having="auth")
+    settings = service.request_object("GET", f"{address}/settings", having="auth")
     given = {name: value for name, value in options.items() if value not in (None, False)}
     if given:
-        settings = service.fields("PATCH", address, _changes(given, settings), having="auth")
+        settings = service.request_object("PATCH", address, _collect_changes(given, settings), having="auth")
     if as_json:
         return show_json(settings)
     show_fields(
         {
-            "user tokens": _line(settings, "auth"),
-            "repository": _line(settings, "repository") or "none",
-            "build": _line(settings, "build") or "none: the source is served as it is",
+            "user tokens": _format_field(settings, "auth"),
+            "repository": _format_field(settings, "repository") or "none",
+            "build": _format_field(settings, "build") or "none: the source is served as it is",
         }
     )
 
 
-def _changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
-    """The fields of the record that the options change. Raises WrongUsage."""
+def _collect_changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
+    """Returns the fields of the record that the options change. Raises WrongUsage."""
     changes: dict[str, Any] = {}
     if given.keys() & AUTH_OPTIONS:
-        changes["auth"] = _auth(given, settings["auth"])
+        changes["auth"] = _change_auth(given, settings["auth"])
     if given.keys() & {"repository", "branch"}:
-        changes["repository"] = _repository(given, settings.get("repository"))
+        changes["repository"] = _change_repository(given, settings.get("repository"))
     if given.keys() & {"command", "output", "start"}:
         merged = dict(settings.get("build") or {}) | _pick(given, "command", "output", "start")
         after = {name: value for name, value in merged.items() if value not in (CLEAR, None)}
@@ -85,7 +90,7 @@ def _changes(given: dict[str, Any], settings: Row) -> dict[str, Any]:
     return changes
 
 
-def _auth(given: dict[str, Any], before: Row) -> dict[str, Any] | None:
+def _change_auth(given: dict[str, Any], before: Row) -> dict[str, Any] | None:
     kinds = sorted(KINDS & given.keys())
     if len(kinds) > 1:
         raise WrongUsage("give only one of --auth-jwks, --auth-backend and --auth-secret")
@@ -95,20 +100,20 @@ def _auth(given: dict[str, Any], before: Row) -> dict[str, Any] | None:
     if kinds == ["auth_jwks"]:
         auth = {**_pick(before, *CLAIMS.values()), "kind": "jwks", "url": given["auth_jwks"]}
     elif kinds == ["auth_backend"]:
-        auth = {**_pick(before, *ANSWER.values()), "kind": "backend", "url": given["auth_backend"]}
+        auth = {**_pick(before, *BACKEND.values()), "kind": "backend", "url": given["auth_backend"]}
     elif kinds == ["auth_secret"]:
         secret = _read_secret("Secret that signs the tokens")
         auth = {**_pick(before, *CLAIMS.values()), "kind": "secret", "secret": secret}
     elif auth.get("kind") == "secret":
-        raise WrongUsage("give --auth-secret too, because the stored secret is never shown")
-    claims, answer = _rename(given, CLAIMS), _rename(given, ANSWER)
+        raise WrongUsage("also give --auth-secret, because the stored secret cannot be read")
+    claims, calls = _rename(given, CLAIMS), _rename(given, BACKEND)
     if claims and auth["kind"] == "backend":
         raise WrongUsage(
-            "--issuer, --audience and --user-claim are for --auth-jwks and --auth-secret; a backend checks them itself"
+            "--issuer, --audience and --user-claim apply to --auth-jwks and --auth-secret; a backend checks them itself"
         )
-    if answer and auth["kind"] != "backend":
-        raise WrongUsage("--auth-method and --user-field are for --auth-backend")
-    return {name: value for name, value in (auth | claims | answer).items() if value != CLEAR}
+    if calls and auth["kind"] != "backend":
+        raise WrongUsage("--auth-method and --user-field apply to --auth-backend")
+    return {name: value for name, value in (auth | claims | calls).items() if value != CLEAR}
 
 
 def _rename(given: dict[str, Any], fields: dict[str, str]) -> dict[str, Any]:
@@ -119,14 +124,16 @@ def _pick(fields: Row, *names: str) -> dict[str, Any]:
     return {name: fields[name] for name in names if name in fields}
 
 
-def _repository(given: dict[str, Any], before: Row | None) -> dict[str, Any] | None:
+def _change_repository(given: dict[str, Any], before: Row | None) -> dict[str, Any] | None:
     url = given.get("repository", before and before["url"])
     if url == CLEAR:
         return None
     if url is None:
-        raise WrongUsage("give --repository too: the app has none")
+        raise WrongUsage("also give --repository: the app has no repository")
     if "@" in url.partition("://")[2].partition("/")[0]:
-        raise WrongUsage("keep the password off the command line: give --repository - and type the address")
+        raise WrongUsage(
+            "keep the password off the command line: give --repository - and type the address at the prompt"
+        )
     if url == "-":
         url = _read_secret("Address of the repository, such as https://user:token@git.example.com/app.git")
     known = before["branch"] if before else None
@@ -141,42 +148,42 @@ def _read_secret(prompt: str) -> str:
     return sys.stdin.readline().strip()
 
 
-def _line(settings: Row, name: str) -> str:
+def _format_field(settings: Row, name: str) -> str:
     value = settings.get(name)
     return ", ".join(f"{key} {part}" for key, part in value.items() if part) if isinstance(value, dict) else ""
 
 
 @apps.command("delete")
 @click.argument("app")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @as_json
 def apps_delete(app: str, yes: bool, as_json: bool) -> None:
-    """Delete APP with its hooks, variables and sources. Operators: any account's app.
+    """Delete APP with its hooks, variables and sources. Operators can delete any account's app.
 
-    You are asked for the app's name, unless --yes is given.
+    The command asks you to type the app's name, unless you give --yes.
     """
     service = open_service()
     if not yes:
-        _confirm(app)
-    _delete(service, app)
+        _confirm_deletion(app)
+    _delete_app(service, app)
     if as_json:
         return show_json({"deleted": app})
     click.echo(f"Deleted {strip_controls(app)}. Its address, hooks, variables and sources are gone.")
 
 
-def _confirm(app: str) -> None:
-    """Raises WrongUsage."""
+def _confirm_deletion(app: str) -> None:
+    """Asks for the app's name. Raises WrongUsage if it is not typed."""
     if not sys.stdin.isatty():
-        raise WrongUsage("nobody can be asked here: add --yes to delete the app")
+        raise WrongUsage("standard input is not a terminal: add --yes to delete the app")
     print_note(f"This deletes {strip_controls(app)}, and its hooks, variables and sources. It cannot be undone.")
     if click.prompt("Name of the app", err=True) != app:
-        raise WrongUsage("that is another name; nothing was deleted")
+        raise WrongUsage("the name does not match; nothing was deleted")
 
 
-def _delete(service: Service, app: str) -> None:
+def _delete_app(service: Service, app: str) -> None:
     try:
-        service.do("DELETE", path("account", "apps", app))
+        service.send("DELETE", path("account", "apps", app))
     except Refused as refused:
         if refused.status != 401:
             raise
-        service.do("DELETE", path("platform", "apps", app))  # the key may be the operator token
+        service.send("DELETE", path("platform", "apps", app))  # the key may be the operator token

@@ -1,4 +1,4 @@
-"""`capsule deploys`: publish a folder, list deploys, follow one, and go back to an earlier release."""
+"""`capsule deploys`: publishes a folder; lists, follows, cancels, promotes and rolls back deploys."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from gateway.cli.show import (
     text_of,
 )
 
-POLL = 1.0  # seconds between two requests while following
+POLL_SECONDS = 1.0  # between two requests while following
 RETRIES = 15  # requests in a row that may fail
-FOLLOW_TIMEOUT = 1800  # seconds
+FOLLOW_SECONDS = 1800
 FINAL_STATES = ("live", "failed", "canceled")
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 follow_option = click.option("--follow", is_flag=True, help="Print the log and each state until the deploy ends.")
 timeout_option = click.option(
     "--timeout",
-    default=FOLLOW_TIMEOUT,
+    default=FOLLOW_SECONDS,
     show_default=True,
     type=click.IntRange(1),
     help="Maximum time to follow, in seconds.",
@@ -51,18 +51,18 @@ timeout_option = click.option(
 
 @click.group()
 def deploys() -> None:
-    """Publish a folder, list, follow and cancel deploys, and go back to an earlier release."""
+    """Publish, list, follow, cancel and roll back deploys."""
 
 
 @deploys.command("list")
 @click.option("--app", help="List only the deploys of this app.")
 @limit
-@click.option("--before", metavar="ID", help="Only deploys older than this one: the next page.")
+@click.option("--before", metavar="ID", help="List deploys older than this one (the next page).")
 @as_json
 def deploys_list(app: str | None, limit: int, before: str | None, as_json: bool) -> None:
     """List deploys, newest first."""
     service = open_service()
-    rows = service.rows("/account/deploys", app=app, limit=limit, before=before)
+    rows = service.list_rows("/account/deploys", app=app, limit=limit, before=before)
     if app and not rows:
         _require_app(service, app)
     if as_json:
@@ -79,7 +79,7 @@ def deploys_list(app: str | None, limit: int, before: str | None, as_json: bool)
             "commit": _short_commit,
             "queued": age_of("createdAt"),
             "took": duration_of("durationMs"),
-            "result": lambda row: text_of("error")(row) or text_of("url")(row) or _waiting(row),
+            "result": lambda row: text_of("error")(row) or text_of("url")(row) or _describe_wait(row),
         },
         prose="result",
         empty="No older deploys."
@@ -92,17 +92,17 @@ def deploys_list(app: str | None, limit: int, before: str | None, as_json: bool)
 
 
 def _require_app(service: Service, name: str) -> None:
-    names = [text_of("name")(app) for app in service.rows("/account/apps")]
+    names = [text_of("name")(app) for app in service.list_rows("/account/apps")]
     if name not in names:
         yours = f"; yours are {', '.join(names)}" if names else ""
         raise Refused(f"you have no app called {strip_controls(name)}{yours}")
 
 
-def _waiting(row: Row) -> str:
-    """What a queued deploy waits for."""
+def _describe_wait(row: Row) -> str:
+    """Returns the queue position of a deploy and the reason why it waits."""
     reason, position = text_of("waitsFor")(row), text_of("position")(row)
-    place = f"position {position}, " if position else ""
-    return f"{place}waits for {reason}" if reason else ""
+    prefix = f"position {position}, " if position else ""
+    return f"{prefix}waits for {reason}" if reason else ""
 
 
 def _short_commit(row: Row) -> str:
@@ -117,8 +117,8 @@ def _short_commit(row: Row) -> str:
 def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
     """Show a deploy and its log. With --follow, exit with 1 if it fails."""
     if follow:
-        return _follow(open_service(), deploy_id, timeout, as_json)
-    deploy = open_service().fields("GET", path("account", "deploys", deploy_id), having="state")
+        return _follow_deploy(open_service(), deploy_id, timeout, as_json)
+    deploy = open_service().request_object("GET", path("account", "deploys", deploy_id), having="state")
     if as_json:
         return show_json(deploy)
     show_fields(
@@ -135,7 +135,7 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> N
             "position": text_of("position")(deploy),
             "waits for": text_of("waitsFor")(deploy),
             "took": duration_of("durationMs")(deploy),
-            "phases": _phases(deploy),
+            "phases": _format_phases(deploy),
             "address": text_of("url")(deploy),
             "error": text_of("error")(deploy),
         }
@@ -144,8 +144,8 @@ def deploys_show(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> N
     click.echo("\n" + "\n".join(lines) if lines else "\nNo log yet.")
 
 
-def _phases(deploy: Row) -> str:
-    """Those that have ended, with their durations."""
+def _format_phases(deploy: Row) -> str:
+    """Returns the phases that have ended, with their durations."""
     phases = deploy.get("phases")
     ended = [phase for phase in phases if phase.get("durationMs") is not None] if isinstance(phases, list) else []
     return ", ".join(f"{text_of('phase')(phase)} {duration_of('durationMs')(phase)}" for phase in ended)
@@ -160,15 +160,15 @@ def _phases(deploy: Row) -> str:
 def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json: bool) -> None:
     """Deploy the source in DIR as APP's live version.
 
-    DIR is the current folder unless given. Files that .gitignore or .capsuleignore exclude are not sent, and .git,
-    node_modules and .env never are.
+    DIR defaults to the current folder. The upload omits files that .gitignore or .capsuleignore exclude. It always
+    omits .git, node_modules and .env.
     """
-    from gateway.cli.source import pack
+    from gateway.cli.source import pack_source
 
     service = open_service()
-    with _open_screen("packing") as screen, pack(folder) as source:
+    with _open_screen("packing") as screen, pack_source(folder) as source:
         screen.set_status(f"uploading {format_size(source.size)}")
-        queued = service.upload(path("account", "apps", app, "source"), source.read_chunks(), source.size)
+        queued = service.upload_source(path("account", "apps", app, "source"), source.read_chunks(), source.size)
     count = f"{source.files} file{'s' if source.files > 1 else ''}"
     _show_queued(service, queued, f"Published {count} ({format_size(source.size)} packed)", follow, timeout, as_json)
 
@@ -180,12 +180,12 @@ def deploys_publish(app: str, folder: Path, follow: bool, timeout: int, as_json:
 @timeout_option
 @as_json
 def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
-    """Serve an earlier release of APP again, without building it.
+    """Serve an earlier release of APP again, without a new build.
 
-    It is the release of deploy ID, or the one before the live one.
+    The release is that of deploy ID or, by default, the one before the live release.
     """
     service, body = open_service(), {"deployId": deploy_id} if deploy_id else {}
-    queued = service.fields("POST", path("account", "apps", app, "rollback"), body, having="deployId")
+    queued = service.request_object("POST", path("account", "apps", app, "rollback"), body, having="deployId")
     _show_queued(service, queued, "Queued", follow, timeout, as_json)
 
 
@@ -195,9 +195,9 @@ def deploys_rollback(app: str, deploy_id: str, follow: bool, timeout: int, as_js
 @timeout_option
 @as_json
 def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
-    """Make the release of preview ID live, without building it."""
+    """Make the release of preview ID live, without a new build."""
     service = open_service()
-    queued = service.fields("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
+    queued = service.request_object("POST", path("account", "deploys", deploy_id, "promote"), having="deployId")
     _show_queued(service, queued, "Queued", follow, timeout, as_json)
 
 
@@ -207,21 +207,21 @@ def deploys_promote(deploy_id: str, follow: bool, timeout: int, as_json: bool) -
 @timeout_option
 @as_json
 def deploys_redeploy(deploy_id: str, follow: bool, timeout: int, as_json: bool) -> None:
-    """Build again what deploy ID built; of a repository, the latest commit of the branch."""
+    """Build the source of deploy ID again; of a repository, the latest commit of the branch."""
     service = open_service()
-    queued = service.fields("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
+    queued = service.request_object("POST", path("account", "deploys", deploy_id, "redeploy"), having="deployId")
     _show_queued(service, queued, "Queued", follow, timeout, as_json)
 
 
 def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout: int, as_json: bool) -> None:
-    """Says what was `done`, under which id, and follows that deploy or tells how to."""
+    """Prints `done` with the deploy's id, and follows the deploy or prints how to follow it."""
     if as_json and not follow:
         return show_json(queued)
     deploy_id = strip_controls(str(queued["deployId"]))
     if not as_json:
         click.echo(f"{done} as {deploy_id}.")
     if follow:
-        return _follow(service, deploy_id, timeout, as_json)
+        return _follow_deploy(service, deploy_id, timeout, as_json)
     click.echo(f"Follow it with: capsule deploys show {deploy_id} --follow")
 
 
@@ -229,8 +229,8 @@ def _show_queued(service: Service, queued: Row, done: str, follow: bool, timeout
 @deploy_argument
 @as_json
 def deploys_cancel(deploy_id: str, as_json: bool) -> None:
-    """End deploy ID, if it is queued or building."""
-    deploy = open_service().fields("POST", path("account", "deploys", deploy_id, "cancel"), having="state")
+    """Cancel deploy ID, if it is queued or building."""
+    deploy = open_service().request_object("POST", path("account", "deploys", deploy_id, "cancel"), having="state")
     if as_json:
         return show_json(deploy)
     click.echo(f"{text_of('id')(deploy)} is {text_of('state')(deploy)}.")
@@ -240,7 +240,7 @@ def deploys_cancel(deploy_id: str, as_json: bool) -> None:
 
 
 class Screen:
-    """Prints lines, with a spinner and a status below them in a terminal."""
+    """Prints lines; in a terminal, with a spinner and a status below them."""
 
     def __init__(self, status: Status | None) -> None:
         self._status = status
@@ -266,13 +266,13 @@ def _open_screen(status: str) -> Iterator[Screen]:
         yield Screen(spinner)
 
 
-def _follow(service: Service, deploy_id: str, timeout: int, as_json: bool) -> None:
-    """Raises Refused if the deploy fails, or has not ended after `timeout` seconds."""
+def _follow_deploy(service: Service, deploy_id: str, timeout: int, as_json: bool) -> None:
+    """Raises Refused if the deploy fails or has not ended after `timeout` seconds."""
     try:
         with _open_screen("queued") as screen:
             deploy = _wait_for_end(service, deploy_id, timeout, None if as_json else screen)
     except KeyboardInterrupt:
-        print_note(f"The deploy goes on. Follow it again with: capsule deploys show {deploy_id} --follow")
+        print_note(f"The deploy continues. Follow it again with: capsule deploys show {deploy_id} --follow")
         raise
     if as_json:
         show_json(deploy)
@@ -298,11 +298,11 @@ def _wait_for_end(service: Service, deploy_id: str, timeout: int, screen: Screen
             command = f"capsule deploys show {deploy_id} --follow"
             raise Refused(f"{deploy_id} is still {state} after {timeout} s; continue with: {command}")
         previous_state = state
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)
 
 
 def _print_progress(screen: Screen, deploy: Row, new_state: str | None, printed: int) -> int:
-    """Prints the new lines of the log, and the new state. Returns how many lines of the log are now printed."""
+    """Prints the new lines of the log and the new state. Returns how many lines of the log are printed so far."""
     lines = _log_lines(deploy)
     # The last line may still be growing; it is printed once it is complete.
     is_complete = deploy["state"] in FINAL_STATES or text_of("log")(deploy).endswith("\n")
@@ -317,19 +317,19 @@ def _print_progress(screen: Screen, deploy: Row, new_state: str | None, printed:
 
 
 def _fetch_deploy(service: Service, deploy_id: str) -> dict[str, Any]:
-    """Retries, so that a restart of the service or a short network failure does not end the command."""
+    """Fetches the deploy, with retries: a restart of the service or a network failure does not end the command."""
     for _ in range(RETRIES):
         try:
-            return service.fields("GET", path("account", "deploys", deploy_id), having="state")
+            return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
         except Refused as refused:
             if not refused.temporary:
                 raise
-            time.sleep(POLL)
-    return service.fields("GET", path("account", "deploys", deploy_id), having="state")
+            time.sleep(POLL_SECONDS)
+    return service.request_object("GET", path("account", "deploys", deploy_id), having="state")
 
 
 def _log_lines(deploy: Row) -> list[str]:
-    """The log as a terminal would show it: with its colors if they are enabled, without other control sequences."""
+    """Returns the log as a terminal shows it: with its colors if they are enabled, without other control sequences."""
     colors_enabled = console().color_system is not None
     lines = []
     for line in text_of("log")(deploy).split("\n"):

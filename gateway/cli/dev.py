@@ -12,7 +12,7 @@ from dotenv import load_dotenv
 
 
 class _ReadsEnvFile(click.Command):
-    """Reads `.env` before the options. The gateway reads it too, and both must use the same provider."""
+    """Reads `.env` before the options, because the gateway reads it too and both must use the same provider."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         load_dotenv(".env")
@@ -27,7 +27,7 @@ class _ReadsEnvFile(click.Command):
     type=click.IntRange(1024, 65531),
     show_default=True,
     show_envvar=True,
-    help="Port of the gateway. The four ports after it are used too.",
+    help="Port of the gateway. The next four ports are used too.",
 )
 @click.option(
     "--data-dir",
@@ -42,13 +42,13 @@ class _ReadsEnvFile(click.Command):
     "--provider-url",
     envvar="GATEWAY_PROVIDER_URL",
     show_envvar=True,
-    help="A model provider to use instead of the stand-in. Set GATEWAY_PROVIDER_KEY too.",
+    help="URL of a model provider that replaces the stand-in. Also set GATEWAY_PROVIDER_KEY.",
 )
 @click.option(
     "--trust-builds",
     is_flag=True,
     envvar="GATEWAY_TRUST_BUILDS",
-    help="Run builds and apps without a sandbox, where none can be made. For your own code only.",
+    help="Run builds and apps without a sandbox if this machine cannot create one. For your own code only.",
 )
 def dev(port: int, data_dir: Path, provider_url: str | None, trust_builds: bool) -> None:
     """Run the whole service on this machine, with a demo app."""

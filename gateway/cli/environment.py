@@ -1,7 +1,7 @@
 """`capsule env`: an app's environment variables. `capsule logs`: the output of its start command.
 
-Values are read from a prompt, standard input or a file, never from the command line, which every process of the machine
-can see and which shells keep in their history.
+The commands read values from a prompt, standard input or a file, never from the command line, which every process of
+the machine can see and which shells keep in their history.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gateway.cli.service import Refused, Service, WrongUsage, open_service, path
 from gateway.cli.show import age_of, as_json, show_json, show_table, strip_controls, text_of
 
 LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
-RECONNECTS = 15  # in a row
-PAUSE = 1.0  # seconds
+MAX_RECONNECTS = 15  # in a row
+PAUSE_SECONDS = 1.0
 
 
 @click.group()
 def env() -> None:
     """Set the environment variables of an app's builds and start command.
 
-    They apply from the next deploy on.
+    Changes apply from the next deploy.
     """
 
 
@@ -34,8 +34,8 @@ def env() -> None:
 @app_argument
 @as_json
 def env_list(app: str, as_json: bool) -> None:
-    """List the names of APP's variables. No value is ever shown."""
-    rows = open_service().rows(path("account", "apps", app, "env"))
+    """List the names of APP's variables. Values are never shown."""
+    rows = open_service().list_rows(path("account", "apps", app, "env"))
     if as_json:
         return show_json(rows)
     columns = {"name": text_of("name"), "set": age_of("updatedAt")}
@@ -49,21 +49,23 @@ def env_list(app: str, as_json: bool) -> None:
     "--file",
     "source",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Set every variable of a file with lines NAME=value.",
+    help="Set all variables of a file with lines NAME=value.",
 )
 def env_set(app: str, name: str, source: Path | None) -> None:
-    """Set variable NAME of APP to what you type, or to standard input.
+    """Set variable NAME of APP.
 
-    A script passes the value on standard input: capsule env set APP NAME < value
+    The command prompts for the value. A script passes it on standard input: capsule env set APP NAME < value
     """
     if bool(name) == bool(source):
         raise WrongUsage("give either a NAME or --file")
     if "=" in name:
         known = name.partition("=")[0]
-        raise WrongUsage(f"keep the value off the command line: capsule env set {app} {known}, and then type it")
+        raise WrongUsage(
+            f"keep the value off the command line: run 'capsule env set {app} {known}', and type it at the prompt"
+        )
     values: dict[str, str | None] = {name: _read_value(name)} if source is None else _read_file(source)
-    _put(app, values)
-    click.echo(f"Set {', '.join(values)} for {app}, from the next deploy on.")
+    _put_variables(app, values)
+    click.echo(f"Set {', '.join(values)} for {app}, effective from the next deploy.")
 
 
 @env.command("unset")
@@ -71,12 +73,12 @@ def env_set(app: str, name: str, source: Path | None) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def env_unset(app: str, names: tuple[str, ...]) -> None:
     """Remove variables from APP."""
-    _put(app, dict.fromkeys(names))
-    click.echo(f"Removed {', '.join(names)} from {app}, from the next deploy on.")
+    _put_variables(app, dict.fromkeys(names))
+    click.echo(f"Removed {', '.join(names)} from {app}, effective from the next deploy.")
 
 
-def _put(app: str, values: dict[str, str | None]) -> None:
-    open_service().change(path("account", "apps", app, "env"), values)
+def _put_variables(app: str, values: dict[str, str | None]) -> None:
+    open_service().put(path("account", "apps", app, "env"), values)
 
 
 def _read_value(name: str) -> str:
@@ -87,7 +89,7 @@ def _read_value(name: str) -> str:
 
 
 def _read_file(source: Path) -> dict[str, str | None]:
-    """Raises WrongUsage, which names the line and never quotes it."""
+    """Returns the variables of the file. Raises WrongUsage, which names the line but never quotes it."""
     values: dict[str, str | None] = {}
     for number, line in enumerate(source.read_text().splitlines(), 1):
         line = line.strip()
@@ -109,28 +111,30 @@ def _read_file(source: Path) -> dict[str, str | None]:
 
 @click.command()
 @app_argument
-@click.option("--tail", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Number of last lines.")
-@click.option("--follow", is_flag=True, help="Go on with new lines until you press Ctrl-C.")
+@click.option(
+    "--tail", default=200, show_default=True, type=click.IntRange(1, 10_000), help="Number of lines from the end."
+)
+@click.option("--follow", is_flag=True, help="Print new lines until you press Ctrl-C.")
 def logs(app: str, tail: int, follow: bool) -> None:
     """Print the output of APP's start command."""
     service, address = open_service(), path("account", "apps", app, "logs")
     if follow:
-        return _follow(service, address, tail)
-    for line in service.text(address, tail=tail).splitlines():
+        return _follow_output(service, address, tail)
+    for line in service.read_text(address, tail=tail).splitlines():
         click.echo(strip_controls(line))
 
 
-def _follow(service: Service, address: str, tail: int) -> None:
-    """Connects again when the service restarts or ends the stream."""
+def _follow_output(service: Service, address: str, tail: int) -> None:
+    """Prints the stream, and reconnects when the service restarts or ends it."""
     failures = 0
     while True:
         try:
-            for line in service.events(address, tail=tail):
+            for line in service.stream_events(address, tail=tail):
                 failures = 0
                 click.echo(strip_controls(line))
         except Refused as refused:
             failures += 1
-            if not refused.temporary or failures > RECONNECTS:
+            if not refused.temporary or failures > MAX_RECONNECTS:
                 raise
-        tail = 1  # the last line shows again: nothing tells where the stream was cut
-        time.sleep(PAUSE)
+        tail = 1  # prints the last line again, because the service cannot resume a stream
+        time.sleep(PAUSE_SECONDS)

@@ -17,7 +17,7 @@ def keys() -> None:
 @as_json
 def keys_list(as_json: bool) -> None:
     """List the keys, newest first. The keys themselves are not shown."""
-    rows = open_service().rows("/account/keys")
+    rows = open_service().list_rows("/account/keys")
     if as_json:
         return show_json(rows)
     show_table(
@@ -38,11 +38,11 @@ def keys_list(as_json: bool) -> None:
 @as_json
 def keys_create(name: str, as_json: bool) -> None:
     """Create a key called NAME. It is shown only once."""
-    show_created_key(open_service().fields("POST", "/account/keys", {"name": name}, having="key"), "", as_json)
+    show_created_key(open_service().request_object("POST", "/account/keys", {"name": name}, having="key"), "", as_json)
 
 
 def show_created_key(record: Row, account: str, as_json: bool) -> None:
-    """Prints the key alone on stdout. `account` names its account, unless it is the caller's own."""
+    """Prints only the key to stdout. `account` names the account, unless it is the caller's own."""
     if as_json:
         return show_json(record)
     of_account = f" for {account}" if account else ""
@@ -55,7 +55,7 @@ def show_created_key(record: Row, account: str, as_json: bool) -> None:
 @as_json
 def keys_revoke(key_id: str, as_json: bool) -> None:
     """Revoke a key. It stops working at once, and its dashboard sessions end."""
-    open_service().do("DELETE", path("account", "keys", key_id))
+    open_service().send("DELETE", path("account", "keys", key_id))
     if as_json:
         return show_json({"revoked": key_id})
     click.echo(f"Revoked {key_id}. Requests with it now get 401, and its dashboard sessions have ended.")

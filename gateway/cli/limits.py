@@ -1,4 +1,4 @@
-"""`capsule limits`: what one app and each of its users may spend and ask."""
+"""`capsule limits`: limits on the spending and requests of one app and of each of its users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from gateway.cli.service import Service, WrongUsage, open_service, path
 from gateway.cli.show import Row, as_json, format_euro, show_fields, show_json, text_of
 
-ROWS = {
+LIMITS = {
     "per day": ("dailyEuro", "EUR"),
     "per day and user": ("userDailyEuro", "EUR"),
     "per minute": ("requestsPerMinute", "requests"),
@@ -17,9 +17,9 @@ ROWS = {
 
 @click.group()
 def limits() -> None:
-    """Limit what an app and each of its users may spend and ask.
+    """Limit the spending and requests of an app and of each of its users.
 
-    Limits narrow those of the plan.
+    The plan's limits are the maximum.
     """
 
 
@@ -27,35 +27,35 @@ def limits() -> None:
 @click.argument("app")
 @as_json
 def limits_show(app: str, as_json: bool) -> None:
-    """Show the limits of APP, and what it spent today."""
+    """Show the limits of APP and its spending today."""
     service = open_service()
-    record = service.fields("GET", path("account", "apps", app, "limits"), having="")
+    record = service.request_object("GET", path("account", "apps", app, "limits"), having="")
     if as_json:
         return show_json(record)
-    _show(service, app, record)
+    _show_limits(service, app, record)
 
 
 @limits.command("set")
 @click.argument("app")
-@click.option("--daily-euro", "dailyEuro", metavar="X", help="What the app may spend per UTC day, such as 0.50.")
-@click.option("--user-daily-euro", "userDailyEuro", metavar="X", help="What each of its users may spend per UTC day.")
+@click.option("--daily-euro", "dailyEuro", metavar="X", help="Spending of the app per UTC day, such as 0.50.")
+@click.option("--user-daily-euro", "userDailyEuro", metavar="X", help="Spending of each user per UTC day.")
 @click.option("--rpm", "requestsPerMinute", metavar="N", help="Requests of the app in any minute.")
-@click.option("--user-rpm", "userRequestsPerMinute", metavar="N", help="Requests of each of its users in any minute.")
+@click.option("--user-rpm", "userRequestsPerMinute", metavar="N", help="Requests of each user in any minute.")
 @as_json
 def limits_set(app: str, as_json: bool, **options: str | None) -> None:
-    """Set limits of APP. 'none' clears one, 0 lets nothing pass; those you leave out stay."""
+    """Set limits of APP. The value 'none' clears a limit, and 0 blocks all requests. Omitted limits do not change."""
     changes = {name: _read_limit(name, value) for name, value in options.items() if value is not None}
     if not changes:
         raise WrongUsage("name at least one limit: --daily-euro, --user-daily-euro, --rpm or --user-rpm")
     service = open_service()
-    record = service.fields("PUT", path("account", "apps", app, "limits"), changes, having="")
+    record = service.request_object("PUT", path("account", "apps", app, "limits"), changes, having="")
     if as_json:
         return show_json(record)
-    _show(service, app, record)
+    _show_limits(service, app, record)
 
 
 def _read_limit(name: str, value: str) -> str | int | None:
-    """Money stays text, so that it arrives as it was typed; the service checks it."""
+    """Returns the value for the service. An amount stays text, and the service checks it. Raises WrongUsage."""
     if value == "none":
         return None
     if name.endswith("Euro"):
@@ -65,12 +65,12 @@ def _read_limit(name: str, value: str) -> str | int | None:
     return int(value)
 
 
-def _show(service: Service, app: str, record: Row) -> None:
-    spend = service.fields("GET", path("account", "apps", app, "spend"), having="day")
+def _show_limits(service: Service, app: str, record: Row) -> None:
+    spend = service.request_object("GET", path("account", "apps", app, "spend"), having="day")
     widest = spend.get("widest")
     fields = {"app": app, "spent today": f"{format_euro(spend.get('settled'))} of {format_euro(spend.get('cap'))} EUR"}
-    for label, (name, unit) in ROWS.items():
+    for label, (name, unit) in LIMITS.items():
         allowed = text_of(name)(widest) if isinstance(widest, dict) else "?"
         own = text_of(name)(record)
-        fields[label] = f"{own} {unit} (the plan allows {allowed})" if own else f"{allowed} {unit}, as the plan allows"
+        fields[label] = f"{own} {unit} (the plan allows {allowed})" if own else f"{allowed} {unit} (the plan's limit)"
     show_fields(fields)

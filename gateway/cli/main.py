@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 refused by the service, 2 wrong usage, 130 interrupted.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
@@ -23,7 +24,7 @@ from gateway.cli.limits import limits
 from gateway.cli.operators import accounts, audit, inference
 from gateway.cli.processes import serve, worker
 from gateway.cli.service import (
-    LOCAL,
+    LOCAL_URL,
     Refused,
     Service,
     WrongUsage,
@@ -41,7 +42,7 @@ INTERRUPTED = 130
 
 
 class Tool(click.Group):
-    """Prints every error in one line."""
+    """The command line, which prints every error as one line."""
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -71,7 +72,7 @@ def _fail(message: str, code: int) -> NoReturn:
 @click.group(cls=Tool, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="capsule-gateway")
 def main() -> None:
-    """Managed inference, event webhooks and deploy hooks.
+    """Publish apps, and manage inference, event webhooks and deploy hooks.
 
     Log in once with 'capsule login', or set CAPSULE_URL and CAPSULE_API_KEY. Operators set CAPSULE_API_KEY to the
     operator token.
@@ -102,17 +103,17 @@ for command in (
 
 
 @main.command()
-@click.option("--url", help="Address of the service. If omitted, you are asked for it.")
+@click.option("--url", help="Address of the service. The command prompts for it if omitted.")
 def login(url: str | None) -> None:
     """Save the address of a service and an API key.
 
-    You are asked for the key. A script passes it on standard input: capsule login --url URL < key
+    The command prompts for the key. A script passes it on standard input: capsule login --url URL < key
     """
     interactive = sys.stdin.isatty()
     default = os.environ.get("CAPSULE_URL", "")
-    with contextlib.suppress(WrongUsage):  # a damaged file is about to be replaced
+    with contextlib.suppress(WrongUsage):  # a damaged file will be replaced
         default = default or load_saved_credentials()[0]
-    default = default or LOCAL
+    default = default or LOCAL_URL
     if url is None:
         url = click.prompt("Address of the service", default=default, err=True) if interactive else default
     url = parse_url(url)
@@ -130,11 +131,11 @@ def login(url: str | None) -> None:
 def _fetch_account(url: str, key: str) -> dict[str, Any]:
     with Service(url, key) as service:
         try:
-            return service.fields("GET", "/account")
+            return service.request_object("GET", "/account")
         except Refused as refused:
             if refused.status == 401:
                 raise Refused(
-                    f"{url} does not know this key (operators set CAPSULE_API_KEY to their token instead)"
+                    f"this key is not valid at {url} (operators set CAPSULE_API_KEY to the operator token instead)"
                 ) from None
             raise
 
@@ -147,14 +148,14 @@ def logout() -> None:
     except FileNotFoundError:
         click.echo("You were not logged in.")
     else:
-        click.echo("Logged out. The key itself stays valid.")
+        click.echo("Logged out. The key remains valid.")
 
 
 @main.command()
 def mcp() -> None:
-    """Run the MCP tools 'service_hook', 'service_deploy', 'service_app' and 'service_delivery'.
+    """Serve the MCP tools 'service_hook', 'service_deploy', 'service_app' and 'service_delivery'.
 
-    An MCP client starts this command and talks to it over standard input and output.
+    An MCP client starts this command and communicates with it over standard input and output.
     """
     url, key = find_credentials()
     from gateway.cli.mcp import serve_stdio
@@ -162,4 +163,4 @@ def mcp() -> None:
     if sys.stdin.isatty():
         click.echo("Waiting for an MCP client on standard input. Press Ctrl-C to stop.", err=True)
     with Service(url, key) as service:
-        serve_stdio(service)
+        asyncio.run(serve_stdio(service))

@@ -1,109 +1,99 @@
-"""Serves the agent tools over standard input and output, for `capsule mcp`."""
+"""Serves the agent tools over standard input and output, for `capsule mcp`: a proxy to the gateway's `/mcp`.
+
+The MCP SDK speaks to the client. Each `tools/list` and `tools/call` becomes one POST to `/mcp`. That endpoint keeps no
+sessions, so the gateway may restart between two calls.
+
+Failure policy: if the gateway is away or refuses the key at the start, the command ends with one line. Later, a failed
+call is a tool error with the same text, and the next call tries again.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import signal
+from importlib.metadata import version
 from typing import Any, TypeVar
 
-from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPError
+from mcp.types import (
+    INTERNAL_ERROR,
+    CallToolRequestParams,
+    CallToolResult,
+    InitializeResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+)
+from mcp.types.version import LATEST_HANDSHAKE_VERSION
+from pydantic import BaseModel, ValidationError
 
-from gateway.cli.service import Refused, Service, path
-from gateway.mcp import deliveries, deploys
-from gateway.mcp.apps import FINDINGS
-from gateway.mcp.server import tool_server
+from gateway.cli.service import Refused, Service
 
-T = TypeVar("T")
+# At this version, each call is a request of its own: the gateway needs no handshake and no session.
+HEADERS = {"accept": "application/json, text/event-stream", "mcp-protocol-version": LATEST_HANDSHAKE_VERSION}
+MISDIRECTED = 421
 
-
-class RemoteHooks:
-    """The hooks of the account whose API key the command line has. Raises ToolError."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def create(self, app: str, name: str) -> dict[str, Any]:
-        address = path("account", "apps", app, "hooks")
-        return await _call(lambda: self._service.fields("POST", address, {"name": name}, having="url"))
-
-    async def list(self) -> list[dict[str, Any]]:
-        return await _call(lambda: self._service.rows("/account/hooks"))
-
-    async def revoke(self, hook_id: str) -> None:
-        await _call(lambda: self._service.do("DELETE", path("account", "hooks", hook_id)))
+Result = TypeVar("Result", bound=BaseModel)
 
 
-class RemoteDeploys:
-    """The deploys of the same account. Raises ToolError."""
+class RemoteTools:
+    """The tools at the gateway's `/mcp`."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def list(self, app: str) -> list[dict[str, Any]]:
-        return await _call(lambda: self._service.rows("/account/deploys", app=app or None, limit=deploys.LISTED))
+    def initialize(self) -> InitializeResult:
+        """Returns the gateway's description of its MCP server. Raises Refused."""
+        about = {"name": "capsule", "version": version("capsule-gateway")}
+        params = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": about}
+        return self._request("initialize", params, InitializeResult)
 
-    async def show(self, deploy_id: str) -> dict[str, Any]:
-        return await _call(lambda: self._service.fields("GET", path("account", "deploys", deploy_id), having="state"))
+    async def list_tools(self, _context: Any, _params: PaginatedRequestParams | None) -> ListToolsResult:
+        try:
+            return await asyncio.to_thread(self._request, "tools/list", {}, ListToolsResult)
+        except Refused as refused:
+            raise MCPError(INTERNAL_ERROR, refused.message) from None
 
-    async def roll_back(self, app: str, deploy_id: str) -> str:
-        address, body = path("account", "apps", app, "rollback"), {"deployId": deploy_id} if deploy_id else {}
-        queued = await _call(lambda: self._service.fields("POST", address, body, having="deployId"))
-        return str(queued["deployId"])
+    async def call_tool(self, _context: Any, params: CallToolRequestParams) -> CallToolResult:
+        call = {"name": params.name, "arguments": params.arguments or {}}
+        try:
+            return await asyncio.to_thread(self._request, "tools/call", call, CallToolResult)
+        except Refused as refused:
+            return CallToolResult(content=[TextContent(text=refused.message)], is_error=True)
 
-    async def cancel(self, deploy_id: str) -> dict[str, Any]:
-        address = path("account", "deploys", deploy_id, "cancel")
-        return await _call(lambda: self._service.fields("POST", address, having="state"))
-
-
-class RemoteApps:
-    """The apps of the same account. Raises ToolError."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def list(self) -> list[dict[str, Any]]:
-        return await _call(lambda: self._service.rows("/account/apps"))
-
-    async def show(self, app: str) -> dict[str, Any]:
-        at = path("account", "apps", app)
-        shown = await _call(lambda: self._service.fields("GET", at))
-        findings = await _call(lambda: self._service.rows(f"{at}/findings", limit=FINDINGS))
-        crashes = await _call(lambda: self._service.rows(f"{at}/crashes"))
-        return {**shown, "findings": findings, "crashes": crashes}
-
-
-class RemoteDeliveries:
-    """The deliveries of the same account. Raises ToolError."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def list(self, app: str, outcome: str) -> list[dict[str, Any]]:
-        query = {"app": app or None, "outcome": outcome or None, "limit": deliveries.LISTED}
-        return await _call(lambda: self._service.rows("/account/deliveries", **query))
-
-    async def show(self, delivery_id: str) -> dict[str, Any]:
-        address = path("account", "deliveries", delivery_id)
-        return await _call(lambda: self._service.fields("GET", address, having="outcome"))
-
-    async def redeliver(self, event_id: str) -> None:
-        await _call(lambda: self._service.do("POST", path("account", "deliveries", event_id, "redeliver")))
-
-    async def redeliver_failed(self, since: str) -> int:
-        address, body = "/account/deliveries/redeliver", {"since": since, "outcome": "failed"}
-        queued = await _call(lambda: self._service.fields("POST", address, body, having="count"))
-        return int(queued["count"])
+    def _request(self, method: str, params: dict[str, Any], result: type[Result]) -> Result:
+        """Sends a JSON-RPC request and returns its result. Raises Refused."""
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        try:
+            answer = self._service.request_object("POST", "/mcp", body, having="jsonrpc", headers=HEADERS)
+        except Refused as refused:
+            if refused.status != MISDIRECTED:
+                raise
+            raise Refused(
+                f"{self._service.url} is not the service's own address; use that of GATEWAY_BASE_URL"
+            ) from None
+        try:
+            return result.model_validate(answer.get("result"))
+        except ValidationError:
+            raise Refused(f"{self._service.url} did not answer {method}: {answer.get('error')}") from None
 
 
-async def _call(request: Callable[[], T]) -> T:
-    try:
-        return await asyncio.to_thread(request)
-    except Refused as refused:
-        raise ToolError(refused.message) from None
-
-
-def serve_stdio(service: Service) -> None:
-    """Runs until standard input ends."""
-    hooks, deploys = RemoteHooks(service), RemoteDeploys(service)
-    apps, deliveries = RemoteApps(service), RemoteDeliveries(service)
-    tool_server(lambda _: hooks, lambda _: deploys, lambda _: apps, lambda _: deliveries).run("stdio")
+async def serve_stdio(service: Service) -> None:
+    """Serves until standard input ends. Raises Refused if the gateway cannot be used."""
+    tools = RemoteTools(service)
+    gateway = tools.initialize()
+    about = gateway.server_info
+    server = Server(
+        about.name,
+        title=about.title,
+        version=about.version,
+        instructions=gateway.instructions,
+        on_list_tools=tools.list_tools,
+        on_call_tool=tools.call_tool,
+    )
+    # The SDK reads standard input in a thread that cannot be canceled, so Ctrl-C must end the process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    async with stdio_server() as (reader, writer):
+        await server.run(reader, writer, server.create_initialization_options())

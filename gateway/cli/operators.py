@@ -30,15 +30,15 @@ from gateway.cli.show import (
 )
 from gateway.settings import PLANS
 
-MOST = 1_000  # rows of a list
+MAX_ROWS = 1_000  # of a list
 
 plans = click.Choice(PLANS)
-search = click.option("--search", help="Operators: list only those with this text in a name, an id or a domain.")
+search = click.option("--search", help="Operators: list only entries with this text in a name, id or domain.")
 
 
 @click.group()
 def apps() -> None:
-    """Create, change, list and delete your apps; operators put, show and delete any."""
+    """Create, change, list and delete your apps. Operators put, show and delete any app."""
 
 
 @apps.command("list")
@@ -49,7 +49,7 @@ def apps_list(everybody: bool, search: str | None, as_json: bool) -> None:
     """List the account's apps."""
     if everybody or search is not None:
         return _list_all_apps(search, as_json)
-    rows = open_service().rows("/account/apps")
+    rows = open_service().list_rows("/account/apps")
     if as_json:
         return show_json(rows)
     show_table(
@@ -57,17 +57,17 @@ def apps_list(everybody: bool, search: str | None, as_json: bool) -> None:
         {
             "app": text_of("name"),
             "status": state_of("status"),
-            "health": _health,
-            "findings": _findings,
+            "health": _format_health,
+            "findings": _format_findings,
             "address": text_of("url"),
-            "custom domain": _domain,
+            "custom domain": _format_domain,
         },
         empty="No apps yet. Create one with: capsule apps create NAME",
     )
 
 
 def _list_all_apps(search: str | None, as_json: bool) -> None:
-    rows = _all_pages("/platform/apps", "apps", "after", search)
+    rows = _fetch_all_pages("/platform/apps", "apps", "after", search)
     if as_json:
         return show_json(rows)
     show_table(
@@ -75,40 +75,40 @@ def _list_all_apps(search: str | None, as_json: bool) -> None:
         {
             "app": text_of("name"),
             "account": text_of("account"),
-            "of": text_of("accountName"),
+            "account name": text_of("accountName"),
             "status": state_of("status"),
-            "health": _health,
-            "findings": _findings,
+            "health": _format_health,
+            "findings": _format_findings,
             "address": text_of("url"),
         },
-        empty="No apps." if not search else f"No app has {search!r} in its name, id or domain, or that of its account.",
+        empty="No apps." if not search else f"No app or its account has {search!r} in a name, id or domain.",
     )
 
 
-def _all_pages(path: str, name: str, cursor: str, search: str | None) -> list[Row]:
-    """All rows; the service answers them in pages. Says so when it stops at `MOST`."""
+def _fetch_all_pages(path: str, name: str, cursor: str, search: str | None) -> list[Row]:
+    """Returns the rows of all pages, at most `MAX_ROWS`. Prints a note if there are more."""
     service, rows, query = open_service(), list[Row](), {"search": search, "limit": 100}
-    while len(rows) < MOST:
-        page = service.fields("GET", path, query=query, having=name)
+    while len(rows) < MAX_ROWS:
+        page = service.request_object("GET", path, query=query, having=name)
         rows += page[name]
         if not page.get("next"):
             return rows
         query[cursor] = page["next"]
-    print_note(f"These are the first {MOST:,}. Use --search to find others.")
+    print_note(f"These are the first {MAX_ROWS:,}. Use --search to find others.")
     return rows
 
 
-def _health(row: Row) -> Cell:
+def _format_health(row: Row) -> Cell:
     return "" if row.get("health") == "unknown" else color_state(row.get("health"))
 
 
-def _findings(row: Row) -> Cell:
+def _format_findings(row: Row) -> Cell:
     open_findings = row.get("openFindings")
     counts = open_findings.items() if isinstance(open_findings, dict) else ()
     return ", ".join(f"{count} {tier}" for tier, count in counts if count)
 
 
-def _domain(row: Row) -> Cell:
+def _format_domain(row: Row) -> Cell:
     domain = text_of("customDomain")(row)
     return domain if not domain or row.get("customDomainVerified") else f"{domain} (not verified)"
 
@@ -120,24 +120,24 @@ def _domain(row: Row) -> Cell:
 def apps_put(app: str, record: TextIO, as_json: bool) -> None:
     """Operators: create or replace APP from a JSON file.
 
-    FILE may be - for standard input. Fields that it omits are unset.
+    FILE may be - for standard input. Fields that FILE omits are unset.
     """
     try:
         body = json.load(record)
     except ValueError as error:
         raise WrongUsage(f"{record.name} is not JSON: {error}") from None
-    _show_app(open_service().fields("PUT", path("platform", "apps", app), body), as_json)
+    _show_app(open_service().request_object("PUT", path("platform", "apps", app), body), as_json)
 
 
 @apps.command("show")
 @app_argument
 @as_json
 def apps_show(app: str, as_json: bool) -> None:
-    """Show APP: health, certificate, findings and crashes. For operators its record, without its secret."""
+    """Show APP: health, certificate, findings and crashes. Operators see its record, without the secret."""
     service = open_service()
     if service.is_account:
         return show_own_app(service, app, as_json)
-    _show_app(service.fields("GET", path("platform", "apps", app)), as_json)
+    _show_app(service.request_object("GET", path("platform", "apps", app)), as_json)
 
 
 def _show_app(app: Row, as_json: bool) -> None:
@@ -149,7 +149,7 @@ def _show_app(app: Row, as_json: bool) -> None:
             "id": text_of("id")(app),
             "account": text_of("account")(app),
             "address": text_of("url")(app),
-            "custom domain": _domain(app),
+            "custom domain": _format_domain(app),
             "user tokens": _format_fields(app, "auth"),
             "repository": _format_fields(app, "repository"),
             "build": _format_fields(app, "build"),
@@ -176,7 +176,7 @@ def accounts() -> None:
 @as_json
 def accounts_list(search: str | None, as_json: bool) -> None:
     """List all accounts, newest first."""
-    rows = _all_pages("/platform/accounts", "accounts", "before", search)
+    rows = _fetch_all_pages("/platform/accounts", "accounts", "before", search)
     if as_json:
         return show_json(rows)
     show_table(
@@ -199,7 +199,7 @@ def accounts_list(search: str | None, as_json: bool) -> None:
 @as_json
 def accounts_show(account_id: str, as_json: bool) -> None:
     """Show an account: its plan, spend, apps and API keys."""
-    record = open_service().fields("GET", path("platform", "accounts", account_id))
+    record = open_service().request_object("GET", path("platform", "accounts", account_id))
     if as_json:
         return show_json(record)
     spent = f"{format_euro(record.get('settled'))} of {format_euro(record.get('cap'))} EUR today"
@@ -223,7 +223,7 @@ def accounts_show(account_id: str, as_json: bool) -> None:
 @as_json
 def accounts_create(name: str, plan: str, as_json: bool) -> None:
     """Create an account. Its API key is shown only once."""
-    record = open_service().fields("POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey")
+    record = open_service().request_object("POST", "/platform/accounts", {"name": name, "plan": plan}, having="apiKey")
     if as_json:
         return show_json(record)
     print_note(f"Created account {record.get('id')} on the {plan} plan. This is its API key, which is shown only once:")
@@ -235,8 +235,8 @@ def accounts_create(name: str, plan: str, as_json: bool) -> None:
 @click.argument("name")
 @as_json
 def accounts_key(account_id: str, name: str, as_json: bool) -> None:
-    """Create a key called NAME for an account whose holder lost theirs. It is shown only once."""
-    created = open_service().fields(
+    """Create a key called NAME for an account holder who lost their key. It is shown only once."""
+    created = open_service().request_object(
         "POST", path("platform", "accounts", account_id, "keys"), {"name": name}, having="key"
     )
     show_created_key(created, account_id, as_json)
@@ -248,20 +248,20 @@ def accounts_key(account_id: str, name: str, as_json: bool) -> None:
 @as_json
 def accounts_plan(account_id: str, plan: str, as_json: bool) -> None:
     """Change the plan of an account."""
-    record = open_service().fields("PATCH", path("platform", "accounts", account_id), {"plan": plan})
+    record = open_service().request_object("PATCH", path("platform", "accounts", account_id), {"plan": plan})
     if as_json:
         return show_json(record)
     click.echo(f"{account_id} is now on the {plan} plan.")
 
 
 @click.command()
-@click.option("--reports", is_flag=True, help="List what watchdogs, scanners and deploy engines reported.")
+@click.option("--reports", is_flag=True, help="List reports of watchdogs, scanners and deploy engines instead.")
 @click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 200), help="Maximum number of rows.")
 @as_json
 def audit(reports: bool, limit: int, as_json: bool) -> None:
-    """Operators: list who changed what, newest first."""
+    """Operators: list changes made with an operator token, newest first."""
     trail = "reports" if reports else "changes"
-    rows = open_service().rows("/platform/audit", trail=trail, limit=limit)
+    rows = open_service().list_rows("/platform/audit", trail=trail, limit=limit)
     if as_json:
         return show_json(rows)
     show_table(
@@ -269,20 +269,20 @@ def audit(reports: bool, limit: int, as_json: bool) -> None:
         {
             "when": text_of("at"),
             "operator": lambda row: f"{text_of('operator')(row)} ({text_of('token')(row)})",
-            "did": lambda row: text_of("action")(row).replace("_", " "),
-            "on": text_of("target"),
-            "with": lambda row: _format_fields(row, "details"),
-            "result": _result,
+            "action": lambda row: text_of("action")(row).replace("_", " "),
+            "target": text_of("target"),
+            "details": lambda row: _format_fields(row, "details"),
+            "result": _format_result,
         },
-        prose="with",
-        empty="No operator has changed anything yet.",
+        prose="details",
+        empty="No reports yet." if reports else "No changes yet.",
     )
 
 
-def _result(row: Row) -> Cell:
+def _format_result(row: Row) -> Cell:
     status = row.get("status")
     if status is None:
-        return "not known"
+        return "unknown"
     return "done" if status < 400 else f"refused: {status} {text_of('code')(row)}".rstrip()
 
 
@@ -304,19 +304,21 @@ def inference(action: str, as_json: bool) -> None:
         "unapprove": {"approved": False},
     }
     method = "GET" if action == "status" else "PUT"
-    record = open_service().fields(method, "/platform/inference", changes.get(action), having="managedInferenceStatus")
+    record = open_service().request_object(
+        method, "/platform/inference", changes.get(action), having="managedInferenceStatus"
+    )
     if as_json:
         return show_json(record)
     show_fields(
         {
-            "managed inference": _either(record, "managedInference", "available", "unavailable"),
+            "managed inference": _choose(record, "managedInference", "available", "unavailable"),
             "status": color_state(record.get("managedInferenceStatus")),
-            "switch": _either(record, "enabled", "on", "off"),
-            "approval": _either(record, "approved", "given", "missing"),
-            "emergency file": _either(record, "emergencyOff", "present: inference is off", "none"),
+            "switch": _choose(record, "enabled", "on", "off"),
+            "approval": _choose(record, "approved", "given", "missing"),
+            "emergency file": _choose(record, "emergencyOff", "present: inference is off", "none"),
         }
     )
 
 
-def _either(row: Row, name: str, yes: str, no: str) -> str:
+def _choose(row: Row, name: str, yes: str, no: str) -> str:
     return "unknown" if name not in row else yes if row[name] else no

@@ -1,13 +1,13 @@
 """`capsule serve` and `capsule worker`: run the processes of the service, or check that they run.
 
-The checks are for containers: they take a few seconds at most, print one line, and exit with 0 or 1.
+The checks are for containers: they take a few seconds at most, print one line, and exit with 0 or 1. The workers are
+imported late, so that other commands do not load them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import importlib
 import socket
 import sys
 from typing import Any
@@ -18,11 +18,11 @@ import httpx
 from gateway.cli.service import Refused
 from gateway.settings import BadSettings, Settings, load
 
-READY_TIMEOUT = 3.0  # seconds; the gateway itself waits two for Redis
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  where to reach a server that listens on every interface
+READY_SECONDS = 3.0  # timeout of a check; the gateway itself waits two seconds for Redis
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  addresses of a server that listens on all interfaces
 WORKERS = ("webhooks", "deploys", "sites", "monitors")
 CANNOT_LISTEN = {
-    errno.EADDRINUSE: "port {port} of {host} is in use: end what listens there, or choose another --port",
+    errno.EADDRINUSE: "port {port} of {host} is in use: stop the process that listens there, or choose another --port",
     errno.EACCES: "this user may not listen on port {port}: choose a --port above 1023",
 }
 
@@ -44,14 +44,14 @@ def serve(host: str, port: int, workers: int, check: bool) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises Refused if the gateway cannot listen there: the server would notice only after its start."""
+    """Raises Refused if the gateway cannot listen there. The server itself would fail only after its start."""
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         addresses = []
     usable = [_can_bind(family, address, port) for family, _, _, _, address in addresses]
     if not any(usable):
-        raise Refused(f"{host} is no address of this machine: choose another --host")
+        raise Refused(f"{host} is not an address of this machine: choose another --host")
 
 
 def _can_bind(family: int, address: Any, port: int) -> bool:
@@ -71,7 +71,7 @@ def _can_bind(family: int, address: Any, port: int) -> bool:
 def _check_ready(host: str, port: int) -> None:
     url = httpx.URL(scheme="http", host=LOOPBACK.get(host, host), port=port, path="/ready")
     try:
-        answer = httpx.get(url, timeout=READY_TIMEOUT, trust_env=False)
+        answer = httpx.get(url, timeout=READY_SECONDS, trust_env=False)
     except httpx.HTTPError as error:
         raise Refused(f"{url} does not answer: {str(error) or type(error).__name__}") from None
     if not answer.is_success:
@@ -103,20 +103,19 @@ def worker(names: tuple[str, ...], check: bool) -> None:
     chosen = list(names or WORKERS)
     if check:
         return _check_workers(chosen)
-    sys.exit(_import_workers("__main__").main(chosen))
+    from workers.__main__ import main
+
+    sys.exit(main(chosen))
 
 
 def _check_workers(names: list[str]) -> None:
-    settings, check = _load_settings(), _import_workers("check")
-    names = check.combine_names(settings, names)
-    if fault := asyncio.run(check.find_fault(settings, names)):
+    from workers.check import combine_names, find_fault
+
+    settings = _load_settings()
+    names = combine_names(settings, names)
+    if fault := asyncio.run(find_fault(settings, names)):
         raise Refused(fault)
     click.echo(f"running: {', '.join(names)}")
-
-
-def _import_workers(module: str) -> Any:
-    # By name: the command line starts both packages, but `gateway` must not depend on `workers`.
-    return importlib.import_module(f"workers.{module}")
 
 
 def _load_settings() -> Settings:
@@ -124,5 +123,5 @@ def _load_settings() -> Settings:
         return load()
     except BadSettings as error:
         # The only message of several lines: each line names a variable.
-        click.echo(f"capsule: the settings are wrong:\n{error}", err=True)
+        click.echo(f"capsule: the settings are invalid:\n{error}", err=True)
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""The service as the command line calls it: the address and key to use, and how failures are reported.
+"""The HTTP client of the command line: the address and key it uses, and how it reports failures.
 
 `CAPSULE_URL` and `CAPSULE_API_KEY` take precedence over the credentials that `capsule login` saved. A saved key is
 only sent to the address it was saved with.
@@ -18,15 +18,15 @@ from urllib.parse import quote
 import click
 import httpx
 
-LOCAL = "http://localhost:8000"
-ACCOUNT_KEY = "csk_"  # with which every API key begins
-TIMEOUT = 15.0  # seconds that each step of a call may take
-SILENCE_TIMEOUT = 60.0  # seconds without a byte of a stream; the service sends one every 15
-UPLOAD_TIMEOUT = 120.0  # seconds from the last byte of an upload to the answer
+LOCAL_URL = "http://localhost:8000"
+ACCOUNT_KEY_PREFIX = "csk_"  # of every API key
+STEP_SECONDS = 15.0  # timeout of each step of a call
+SILENCE_SECONDS = 60.0  # timeout without a byte of a stream; the service sends one every 15 seconds
+UPLOAD_SECONDS = 120.0  # timeout from the last byte of an upload to the answer
 
 
 class Refused(click.ClickException):
-    """The service refused the call, or could not be reached: one line on stderr, exit code 1."""
+    """The service refused the call or could not be reached: one line on stderr, exit code 1."""
 
     def __init__(self, message: str, *, status: int = 0, temporary: bool = False) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class Refused(click.ClickException):
 
 
 class WrongUsage(click.ClickException):
-    """An argument, a setting or the credentials cannot be used: one line on stderr, exit code 2."""
+    """An argument, a setting or the credentials are invalid: one line on stderr, exit code 2."""
 
     exit_code = 2
 
@@ -60,7 +60,7 @@ def load_saved_credentials() -> tuple[str, str]:
 
 
 def save_credentials(url: str, key: str) -> Path:
-    """Replaces the file in one step. No other user can read it at any moment."""
+    """Replaces the file in one step. No other user can ever read it."""
     path = credentials_file()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".credentials-")  # 0600
@@ -86,12 +86,12 @@ def parse_url(url: str) -> str:
 
 def parse_key(key: str) -> str:
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise WrongUsage("the key contains characters that no key has; copy it again")
+        raise WrongUsage("the key contains invalid characters; copy it again")
     return key
 
 
 def find_credentials() -> tuple[str, str]:
-    """Returns the address and key to use. Raises WrongUsage if there is no key, or it is for another address."""
+    """Returns the address and key to use. Raises WrongUsage if there is no key, or if it belongs to another address."""
     url, key = os.environ.get("CAPSULE_URL", ""), os.environ.get("CAPSULE_API_KEY", "").strip()
     if not key:
         saved_url, key = load_saved_credentials()
@@ -104,7 +104,7 @@ def find_credentials() -> tuple[str, str]:
         url = load_saved_credentials()[0]
     if not key:
         raise WrongUsage("no API key: run 'capsule login', or set CAPSULE_API_KEY")
-    return parse_url(url or LOCAL), parse_key(key)
+    return parse_url(url or LOCAL_URL), parse_key(key)
 
 
 def path(*parts: str) -> str:
@@ -117,11 +117,11 @@ def path(*parts: str) -> str:
 class Service:
     def __init__(self, url: str, key: str, timeout: float | None = None) -> None:
         self.url = url
-        self.is_account = key.startswith(ACCOUNT_KEY)  # otherwise the key is the operator token
+        self.is_account = key.startswith(ACCOUNT_KEY_PREFIX)  # otherwise the key is the operator token
         try:
-            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=timeout or TIMEOUT)
+            self._http = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=timeout or STEP_SECONDS)
         except (ImportError, ValueError, httpx.InvalidURL) as error:
-            raise WrongUsage(f"the proxy set in the environment cannot be used: {error}") from None
+            raise WrongUsage(f"cannot use the proxy from the environment: {error}") from None
 
     def __enter__(self) -> Service:
         return self
@@ -129,14 +129,21 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def fields(
-        self, method: str, path: str, body: Any = None, *, having: str = "id", query: dict[str, Any] | None = None
+    def request_object(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        having: str = "id",
+        query: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> dict[str, Any]:
         """Returns the answer, an object that has at least the field `having` ('': any object). Raises Refused."""
         query = {name: value for name, value in (query or {}).items() if value is not None}
-        return self._read_object(self._call(method, path, json=body, params=query), having)
+        return self._read_object(self._call(method, path, json=body, params=query, headers=headers), having)
 
-    def rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
+    def list_rows(self, path: str, **query: Any) -> list[dict[str, Any]]:
         """Returns the answer, a list of objects. Raises Refused."""
         query = {name: value for name, value in query.items() if value is not None}
         answer = self._decode(self._call("GET", path, params=query))
@@ -144,45 +151,45 @@ class Service:
             raise self._unexpected_answer()
         return answer
 
-    def change(self, path: str, body: Any) -> None:
+    def put(self, path: str, body: Any) -> None:
         """Ignores the answer. Raises Refused."""
         self._call("PUT", path, json=body)
 
-    def do(self, method: str, path: str) -> None:
+    def send(self, method: str, path: str) -> None:
         """Ignores the answer. Raises Refused."""
         self._call(method, path)
 
-    def text(self, path: str, **query: Any) -> str:
+    def read_text(self, path: str, **query: Any) -> str:
         """Raises Refused."""
         return self._call("GET", path, params=query).text
 
-    def events(self, path: str, **query: Any) -> Iterator[str]:
-        """The data of each event of a stream, until the service ends it. Raises Refused."""
-        headers, timeout = {"accept": "text/event-stream"}, httpx.Timeout(TIMEOUT, read=SILENCE_TIMEOUT)
+    def stream_events(self, path: str, **query: Any) -> Iterator[str]:
+        """Yields the data of each event until the service ends the stream. Raises Refused."""
+        headers, timeout = {"accept": "text/event-stream"}, httpx.Timeout(STEP_SECONDS, read=SILENCE_SECONDS)
         stream = self._http.stream("GET", self.url + path, params=query, headers=headers, timeout=timeout)
-        with self._failures(), stream as answer:
+        with self._map_failures(), stream as answer:
             if not answer.is_success:
                 answer.read()
-                raise self._refusal(answer)
+                raise self._make_refusal(answer)
             for line in answer.iter_lines():
                 if line.startswith("data: "):
                     yield line.removeprefix("data: ")
 
-    def upload(self, path: str, content: Iterable[bytes], size: int) -> dict[str, Any]:
+    def upload_source(self, path: str, content: Iterable[bytes], size: int) -> dict[str, Any]:
         headers = {"content-type": "application/gzip", "content-length": str(size)}
-        timeout = httpx.Timeout(TIMEOUT, read=UPLOAD_TIMEOUT)
+        timeout = httpx.Timeout(STEP_SECONDS, read=UPLOAD_SECONDS)
         return self._read_object(self._call("PUT", path, content=content, headers=headers, timeout=timeout), "deployId")
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
-        with self._failures():
+        with self._map_failures():
             answer = self._http.request(method, self.url + path, **options)
         if answer.is_success:
             return answer
-        raise self._refusal(answer)
+        raise self._make_refusal(answer)
 
     @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Turns failures of the connection into Refused."""
+    def _map_failures(self) -> Iterator[None]:
+        """Maps failures of the connection to Refused."""
         try:
             yield
         except httpx.TimeoutException:
@@ -195,7 +202,7 @@ class Service:
             cause = str(error) or type(error).__name__
             raise Refused(f"the connection to {self.url} failed: {cause}", temporary=True) from None
 
-    def _refusal(self, answer: httpx.Response) -> Refused:
+    def _make_refusal(self, answer: httpx.Response) -> Refused:
         status, temporary = answer.status_code, answer.status_code in (429, 502, 503, 504)
         if answer.has_redirect_location:
             return Refused(f"{self.url} redirects to {answer.headers['location']}; use that address instead")
@@ -207,7 +214,7 @@ class Service:
             message = f"{self.url} answered {status} {answer.reason_phrase}".rstrip()
             return Refused(message, status=status, temporary=temporary)
         if details[0] == "UNAUTHORIZED":
-            message = "this key is not valid here: accounts use their API key, operators the operator token"
+            message = "this key is not valid here: accounts use their API key, operators use the operator token"
         if seconds := answer.headers.get("retry-after"):
             details.insert(1, f"retry after {seconds} s")
         return Refused(f"{message} ({', '.join(details)})", status=status, temporary=temporary)
@@ -225,9 +232,9 @@ class Service:
             raise self._unexpected_answer() from None
 
     def _unexpected_answer(self) -> Refused:
-        return Refused(f"the answer of {self.url} is not one of this service; check the address")
+        return Refused(f"{self.url} does not answer like this service; check the address")
 
 
 def open_service() -> Service:
-    """Opens the service for the command that runs; it is closed when the command ends."""
+    """Opens the service for the running command, and closes it when the command ends."""
     return click.get_current_context().with_resource(Service(*find_credentials()))

@@ -1,6 +1,6 @@
-"""How the command line prints: tables for people, JSON for programs, single lines for everything else.
+"""Prints the output of the command line: tables for people, JSON for programs, single lines for everything else.
 
-Output into a pipe has no colors and no folded lines. Ids and addresses are never folded or cut, so that they can be
+Output to a pipe has no colors and no folded lines. Ids and addresses are never folded or cut, so that they can be
 copied.
 """
 
@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-NANO = 1_000_000_000
-PROSE_WIDTH = 24  # the least width of a folded column, in terminal cells
-GAP = 2  # cells between columns
+NANO_PER_EURO = 1_000_000_000
+PROSE_CELLS = 24  # minimum width of a folded column, in terminal cells
+GAP_CELLS = 2  # between columns
 
 STYLES = {
     "live": "green",
@@ -53,7 +53,7 @@ def console() -> Console:
 
 
 def print_note(sentence: str) -> None:
-    """Prints on stderr, because stdout contains only the result."""
+    """Prints to stderr, because stdout contains only the result."""
     click.echo(sentence, err=True)
 
 
@@ -62,7 +62,7 @@ def show_json(value: Any) -> None:
 
 
 def show_table(rows: Sequence[Row], columns: Columns, *, prose: str = "", empty: str) -> None:
-    """Prints the rows without their empty columns. `prose` names the column that may be folded between words."""
+    """Prints the rows, without empty columns. `prose` names the column that may be folded between words."""
     if not rows:
         click.echo(empty)
         return
@@ -73,7 +73,7 @@ def show_table(rows: Sequence[Row], columns: Columns, *, prose: str = "", empty:
 
 
 def show_fields(fields: Mapping[str, Cell | None]) -> None:
-    """Prints names and values in two columns, without the empty values."""
+    """Prints names and values in two columns, without empty values."""
     _print_grid(
         [[Text(name, "dim"), _text(value)] for name, value in fields.items() if value not in (None, "")], [], ""
     )
@@ -81,7 +81,9 @@ def show_fields(fields: Mapping[str, Cell | None]) -> None:
 
 def _print_grid(rows: list[list[Text]], headings: list[str], prose: str) -> None:
     screen = console()
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=bool(headings), header_style="dim")
+    table = Table(
+        box=None, pad_edge=False, padding=(0, GAP_CELLS, 0, 0), show_header=bool(headings), header_style="dim"
+    )
     needed = wanted = 0
     for index in range(len(rows[0])):
         heading = headings[index].upper() if headings else ""
@@ -89,13 +91,13 @@ def _print_grid(rows: list[list[Text]], headings: list[str], prose: str) -> None
         least = longest
         if headings and headings[index] == prose:
             words = [word for row in rows for word in row[index].plain.split()]
-            least = min(longest, max([PROSE_WIDTH, *map(cell_len, words)]))
+            least = min(longest, max([PROSE_CELLS, *map(cell_len, words)]))
         table.add_column(heading, no_wrap=least == longest, min_width=least)
-        wanted += longest + GAP
-        needed += least + GAP
+        wanted += longest + GAP_CELLS
+        needed += least + GAP_CELLS
     for row in rows:
         table.add_row(*row)
-    # A terminal that is too narrow wraps the lines itself, and copying them still yields whole lines.
+    # A terminal that is too narrow wraps the lines itself, so a copy still contains whole lines.
     screen.width = max(screen.width, needed) if screen.is_terminal else wanted
     with screen.capture() as captured:
         screen.print(table)
@@ -103,11 +105,17 @@ def _print_grid(rows: list[list[Text]], headings: list[str], prose: str) -> None
         click.echo(line.rstrip(), color=screen.color_system is not None)
 
 
+def nested_row(row: Row, name: str) -> Row:
+    """Returns the object in this field, or an empty one."""
+    value = row.get(name)
+    return value if isinstance(value, dict) else {}
+
+
 # -- cells ---------------------------------------------------------------------------------------------------
 
 
 def strip_controls(text: str) -> str:
-    """Removes the characters that could control a terminal; newlines and tabs become spaces."""
+    """Removes control characters, which could control a terminal. Newlines and tabs become spaces."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text.replace("\n", " ").replace("\t", " "))
 
 
@@ -119,7 +127,7 @@ def color_state(value: Any) -> Text:
     return Text.assemble((strip_controls(str(value or "")), STYLES.get(str(value), "")))
 
 
-# The next four make the cell functions of a table's columns.
+# The next four functions return the cell functions of a table's columns.
 
 
 def text_of(name: str) -> Callable[[Row], str]:
@@ -170,7 +178,7 @@ def format_duration(milliseconds: Any) -> str:
 
 
 def format_size(count: Any) -> str:
-    """Formats bytes. A KB has 1,024 of them, as in the service's limits."""
+    """Formats bytes. A KB is 1,024 bytes, as in the service's limits."""
     if not isinstance(count, int | float):
         return str(count)
     if count < 1024:
@@ -179,8 +187,8 @@ def format_size(count: Any) -> str:
 
 
 def format_euro(nano: Any) -> str:
-    """Formats the exact amount, with at least two decimals."""
+    """Formats the exact amount with at least two decimals."""
     if not isinstance(nano, int):
         return str(nano)
-    decimals = f"{abs(nano) % NANO:09d}".rstrip("0").ljust(2, "0")
-    return f"{'-' if nano < 0 else ''}{abs(nano) // NANO}.{decimals}"
+    decimals = f"{abs(nano) % NANO_PER_EURO:09d}".rstrip("0").ljust(2, "0")
+    return f"{'-' if nano < 0 else ''}{abs(nano) // NANO_PER_EURO}.{decimals}"

@@ -1,8 +1,8 @@
 """Packs an app's source for `capsule deploys publish`.
 
-Files that `.gitignore` and `.capsuleignore` exclude are left out, with the rules of git in every folder. In each
-folder `.capsuleignore` is read after `.gitignore`, so it can include a file again (`!dist`). Repositories, installed
-packages and files of secrets are always left out, whatever those files say.
+It omits files that `.gitignore` and `.capsuleignore` exclude, with git's rules in every folder. Each folder's
+`.capsuleignore` is read after its `.gitignore`, so it can include a file again (`!dist`). Repositories, installed
+packages and files of secrets are always omitted, whatever those files say.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathspec import GitIgnoreSpec
 
 from gateway.cli.service import Refused
 
-LIMIT = 104_857_600  # bytes, packed: the limit of the service
+SOURCE_BYTES = 104_857_600  # maximum of a packed source; the service has the same limit
 ALWAYS_IGNORED = re.compile(r"\.git|node_modules|\.env(\.local|\..+\.local)?")  # .env names as Vite defines them
 IGNORE_FILES = (".gitignore", ".capsuleignore")
 
 Rules = list[tuple[Path, GitIgnoreSpec]]  # the deepest folder is last, and its rules take precedence
 
 
-class Archive(NamedTuple):
+class PackedSource(NamedTuple):
     file: BinaryIO
     files: int
     size: int  # bytes
@@ -39,8 +39,8 @@ class Archive(NamedTuple):
 
 
 @contextmanager
-def pack(folder: Path) -> Iterator[Archive]:
-    """Gives a tar.gz in an unnamed temporary file. Raises Refused, OSError."""
+def pack_source(folder: Path) -> Iterator[PackedSource]:
+    """Yields the folder as a tar.gz in an unnamed temporary file. Raises Refused, OSError."""
     folder = folder.resolve()
     with tempfile.TemporaryFile() as file:
         files = 0
@@ -50,17 +50,17 @@ def pack(folder: Path) -> Iterator[Archive]:
                 tar.inodes.clear()  # type: ignore[attr-defined]
                 tar.add(path, arcname=path.relative_to(folder).as_posix(), recursive=False, filter=_drop_owner)
                 files += 1
-                if file.tell() > LIMIT:
+                if file.tell() > SOURCE_BYTES:
                     raise _too_large()
         if not files:
             raise Refused(f"nothing to publish in {folder}: it is empty, or all its files are ignored")
-        if file.tell() > LIMIT:
+        if file.tell() > SOURCE_BYTES:
             raise _too_large()
-        yield Archive(file, files, file.tell())
+        yield PackedSource(file, files, file.tell())
 
 
 def _too_large() -> Refused:
-    return Refused(f"the packed source is over {LIMIT // 1_048_576} MB; exclude files with a .capsuleignore")
+    return Refused(f"the packed source exceeds {SOURCE_BYTES // 1_048_576} MB; exclude files with a .capsuleignore")
 
 
 def _drop_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -72,8 +72,8 @@ def _drop_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def _select_files(folder: Path) -> Iterator[Path]:
     rules = _read_rules_above(folder)
     if _is_ignored(folder, True, rules):
-        rules = []  # the user named this folder, so a rule that ignores all of it does not apply
-    return _walk(folder, folder, rules)
+        rules = []  # the user named this folder, so a rule that ignores the whole folder does not apply
+    return _walk_folder(folder, folder, rules)
 
 
 def _read_rules_above(folder: Path) -> Rules:
@@ -106,14 +106,14 @@ def _is_ignored(path: Path, is_folder: bool, rules: Rules) -> bool:
     return False
 
 
-def _walk(top: Path, folder: Path, rules: Rules) -> Iterator[Path]:
+def _walk_folder(top: Path, folder: Path, rules: Rules) -> Iterator[Path]:
     rules = rules + _read_rules(folder)
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         path, is_folder = Path(entry.path), entry.is_dir(follow_symlinks=False)
         if ALWAYS_IGNORED.fullmatch(entry.name) or _is_ignored(path, is_folder, rules):
             continue
         if is_folder:
-            yield from _walk(top, path, rules)
+            yield from _walk_folder(top, path, rules)
         elif entry.is_symlink():
             _check_link(path, top)
             yield path
@@ -122,7 +122,7 @@ def _walk(top: Path, folder: Path, rules: Rules) -> Iterator[Path]:
 
 
 def _check_link(link: Path, top: Path) -> None:
-    """Raises Refused for a link that leaves the source: the service would not unpack it."""
+    """Raises Refused for a link that leaves the source, because the service does not unpack it."""
     target = Path(os.readlink(link))
     if target.is_absolute() or not (link.parent / target).resolve().is_relative_to(top):
-        raise Refused(f"{link} links to a file outside of the folder; put the file itself there, or ignore the link")
+        raise Refused(f"{link} links to a file outside the folder; replace the link with the file, or ignore the link")

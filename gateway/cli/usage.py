@@ -1,4 +1,4 @@
-"""`capsule usage` and `capsule requests`: what the account used, and its last requests."""
+"""`capsule usage` and `capsule requests`: the account's usage, and its latest requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gateway.cli.show import (
     text_of,
 )
 
-UNKNOWN = "(refused before it was known)"
+UNKNOWN = "(unknown)"  # the request was refused before its app or model was known
 
 
 @click.command()
@@ -29,19 +29,19 @@ UNKNOWN = "(refused before it was known)"
     "--days",
     metavar="N",
     type=click.IntRange(1, 400),
-    help="The last N days, today included, by day. If omitted: the last 24 hours, by hour.",
+    help="Show the last N days by day, including today. The default is the last 24 hours, by hour.",
 )
-@click.option("--by", "group", type=click.Choice(["app", "model"]), help="A row for each app or model.")
+@click.option("--by", "group", type=click.Choice(["app", "model"]), help="Show one row per app or model.")
 @as_json
 def usage(days: int | None, group: str | None, as_json: bool) -> None:
     """Show requests, tokens and money by hour or day.
 
-    An interrupted answer ended early, and costs the most that it could have cost. Times are UTC.
+    An interrupted answer ended early and is charged at its maximum cost. Times are in UTC.
     """
     query = {"by": "hour" if days is None else "day", "group": group or "none"}
     if days is not None:
         query["from"] = (datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=days - 1)).isoformat()
-    record = open_service().fields("GET", "/account/usage", having="rows", query=query)
+    record = open_service().request_object("GET", "/account/usage", having="rows", query=query)
     if as_json:
         return show_json(record)
     columns: dict[str, Callable[[Row], Cell]] = {
@@ -56,9 +56,9 @@ def usage(days: int | None, group: str | None, as_json: bool) -> None:
         "tokens in": text_of("inputTokens"),
         "tokens out": text_of("outputTokens"),
         "eur": _euro_of("nanoEuro"),
-        "of it interrupted": _euro_of("interruptedNanoEuro"),
+        "interrupted eur": _euro_of("interruptedNanoEuro"),
     }
-    show_table(record["rows"], columns, empty="No requests in this time.")
+    show_table(record["rows"], columns, empty="No requests in this period.")
 
 
 def _euro_of(name: str) -> Callable[[Row], str]:
@@ -66,16 +66,16 @@ def _euro_of(name: str) -> Callable[[Row], str]:
 
 
 @click.command()
-@click.option("--app", metavar="APP", help="Only requests to this app.")
-@click.option("--model", metavar="MODEL", help="Only requests to this model.")
+@click.option("--app", metavar="APP", help="List only requests to this app.")
+@click.option("--model", metavar="MODEL", help="List only requests to this model.")
 @click.option(
-    "--outcome", type=click.Choice(["answered", "interrupted", "refused"]), help="Only requests that ended so."
+    "--outcome", type=click.Choice(["answered", "interrupted", "refused"]), help="List only requests with this outcome."
 )
 @limit
 @as_json
 def requests(app: str | None, model: str | None, outcome: str | None, limit: int, as_json: bool) -> None:
-    """List the last requests to the account's apps, newest first."""
-    rows = open_service().rows("/account/requests", app=app, model=model, outcome=outcome, limit=limit)
+    """List the latest requests to the account's apps, newest first."""
+    rows = open_service().list_rows("/account/requests", app=app, model=model, outcome=outcome, limit=limit)
     if as_json:
         return show_json(rows)
     show_table(
@@ -85,7 +85,7 @@ def requests(app: str | None, model: str | None, outcome: str | None, limit: int
             "arrived": age_of("at"),
             "app": text_of("app"),
             "model": text_of("model"),
-            "status": _status,
+            "status": _format_status,
             "in": text_of("inputTokens"),
             "out": text_of("outputTokens"),
             "eur": _euro_of("nanoEuro"),
@@ -96,5 +96,5 @@ def requests(app: str | None, model: str | None, outcome: str | None, limit: int
     )
 
 
-def _status(row: Row) -> str:
+def _format_status(row: Row) -> str:
     return f"{row.get('status') or ''} {text_of('code')(row)}".strip()

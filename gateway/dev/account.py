@@ -21,7 +21,7 @@ POLL_SECONDS = 0.1
 
 
 async def register_demo(gateway: str, keys: Keys, jwks_url: str) -> str:
-    """Returns the account's API key: the saved one, unless the database does not know it."""
+    """Returns the account's API key: the saved one, or a new one if the saved one is unknown. Raises StartFailed."""
     async with httpx.AsyncClient(base_url=gateway, trust_env=False, timeout=10) as http:
         try:
             account_id, api_key = await _register_account(http, keys)
@@ -34,7 +34,7 @@ async def register_demo(gateway: str, keys: Keys, jwks_url: str) -> str:
 async def deploy_demo(gateway: str, api_key: str, hosted: str, ai_url: str) -> str:
     """Deploys the demo's apps unless they are live. Returns why the app `hello` does not answer, or an empty string.
 
-    `hosted`: where the workers serve all apps.
+    `hosted` is the address at which the workers serve all apps. Raises StartFailed.
     """
     apps = {"demo": template_files(ai_url), "hello": {path.name: path.read_bytes() for path in HELLO.iterdir()}}
     async with (
@@ -43,10 +43,10 @@ async def deploy_demo(gateway: str, api_key: str, hosted: str, ai_url: str) -> s
     ):
         try:
             async with asyncio.timeout(DEPLOY_SECONDS):
-                while await _ask(pages, "hello") is None:  # noqa: ASYNC110
+                while await _fetch_status(pages, "hello") is None:  # noqa: ASYNC110
                     await asyncio.sleep(POLL_SECONDS)
-                deploys = {app: await _deploy(http, pages, app, files) for app, files in apps.items()}
-                return await _until_it_answers(http, pages, "hello", deploys["hello"])
+                deploys = {app: await _deploy_app(http, pages, app, files) for app, files in apps.items()}
+                return await _wait_for_app(http, pages, "hello", deploys["hello"])
         except TimeoutError:
             return f"it does not answer after {DEPLOY_SECONDS:.0f} seconds; the dashboard shows the log of its deploy"
         except httpx.HTTPError as error:
@@ -54,7 +54,7 @@ async def deploy_demo(gateway: str, api_key: str, hosted: str, ai_url: str) -> s
 
 
 async def _register_account(http: httpx.AsyncClient, keys: Keys) -> tuple[str, str]:
-    """Returns the account's id and API key."""
+    """Returns the account's id and API key, of a new account if the saved key is unknown."""
     api_key = keys.api_key
     answer = await http.get("/account", headers=_bearer(api_key or "none"))
     if answer.status_code == 401:
@@ -74,21 +74,21 @@ async def _put_apps(http: httpx.AsyncClient, operator_token: str, account_id: st
         answer.raise_for_status()
 
 
-async def _deploy(http: httpx.AsyncClient, pages: httpx.AsyncClient, app: str, files: Mapping[str, bytes]) -> str:
+async def _deploy_app(http: httpx.AsyncClient, pages: httpx.AsyncClient, app: str, files: Mapping[str, bytes]) -> str:
     """Returns the id of the app's deploy, or an empty string if the app answers already."""
-    if await _ask(pages, app) == 200:
+    if await _fetch_status(pages, app) == 200:
         return ""
     answer = await http.get("/account/deploys", params={"app": app, "limit": 1})
     for deploy in answer.raise_for_status().json():
         if deploy["state"] in IN_PROGRESS:
             return str(deploy["id"])
-    answer = await http.put(f"/account/apps/{app}/source", content=_pack(files))
+    answer = await http.put(f"/account/apps/{app}/source", content=_pack_files(files))
     return str(answer.raise_for_status().json()["deployId"])
 
 
-async def _until_it_answers(http: httpx.AsyncClient, pages: httpx.AsyncClient, app: str, deploy_id: str) -> str:
-    """Returns why the deploy has failed, or an empty string."""
-    while await _ask(pages, app) != 200:
+async def _wait_for_app(http: httpx.AsyncClient, pages: httpx.AsyncClient, app: str, deploy_id: str) -> str:
+    """Waits until the app answers or its deploy fails. Returns why it failed, or an empty string."""
+    while await _fetch_status(pages, app) != 200:
         await asyncio.sleep(POLL_SECONDS)
         if deploy_id:
             deploy = (await http.get(f"/account/deploys/{deploy_id}")).raise_for_status().json()
@@ -97,8 +97,8 @@ async def _until_it_answers(http: httpx.AsyncClient, pages: httpx.AsyncClient, a
     return ""
 
 
-async def _ask(pages: httpx.AsyncClient, app: str) -> int | None:
-    """The status of the app's first page; None while nothing serves apps."""
+async def _fetch_status(pages: httpx.AsyncClient, app: str) -> int | None:
+    """Returns the status of the app's first page, or None while nothing serves apps."""
     try:
         return (await pages.get("/", headers={"Host": f"{app}.apps.localhost"})).status_code
     except httpx.TransportError:
@@ -109,7 +109,7 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def _pack(files: Mapping[str, bytes]) -> bytes:
+def _pack_files(files: Mapping[str, bytes]) -> bytes:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         for name, content in files.items():

@@ -20,7 +20,7 @@ class Child:
         self.log = log
 
     async def wait_for_end(self) -> StartFailed:
-        """Returns what to report when the process ends, which it should not."""
+        """Returns the error to report once the process ends."""
         code = await self.process.wait()
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-12:]) or "(The log is empty.)"
         return StartFailed(
@@ -28,6 +28,7 @@ class Child:
         )
 
     async def wait_until_ready(self, is_ready: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
+        """Raises StartFailed if the process ends, or is not ready in time."""
         end = asyncio.create_task(self.wait_for_end())
         try:
             async with asyncio.timeout(seconds):
@@ -45,7 +46,7 @@ class Child:
 async def run_child(
     name: str, *command: str | Path, log: Path, grace: float, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[Child]:
-    """At the end the process gets SIGTERM, and is killed after `grace` seconds."""
+    """Runs a process; at the end, sends it SIGTERM and kills it after `grace` seconds. Raises StartFailed."""
     with log.open("wb") as out:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -54,7 +55,7 @@ async def run_child(
                 stdout=out,
                 stderr=out,
                 env={**os.environ, **(settings or {})},
-                # Keeps Ctrl-C in the terminal away from the children: `capsule dev` stops them in order.
+                # Ctrl-C in the terminal does not reach the children: `capsule dev` stops them in order.
                 start_new_session=True,
             )
         except OSError as error:
@@ -74,7 +75,7 @@ async def _stop(process: asyncio.subprocess.Process, grace: float) -> None:
     except TimeoutError:
         pass
     finally:
-        # Reached after a second Ctrl-C too, which cancels the wait above.
+        # Also reached after a second Ctrl-C, which cancels the wait above.
         if process.returncode is None:
             process.kill()
             await process.wait()

@@ -27,7 +27,7 @@ NOT_STORED = {"Cache-Control": "no-cache"}
 
 
 class Signer:
-    """Signs with ES256. The key id is the fingerprint of the key, so a new key always has a new id."""
+    """Signs users' tokens with ES256. The key id is the key's fingerprint, so a new key always has a new id."""
 
     def __init__(self, pem: str) -> None:
         self._key = load_pem_private_key(pem.encode(), None)
@@ -42,24 +42,24 @@ class Signer:
 
 
 def template_files(ai_url: str) -> dict[str, bytes]:
-    """The template as a build would leave it, by path."""
+    """Returns the files of the built template, by path."""
     found = [TEMPLATE / "index.html", *(TEMPLATE / "demo").iterdir(), *(TEMPLATE / "lib").glob("*.js")]
     files = {str(path.relative_to(TEMPLATE)): path.read_bytes() for path in found}
-    # Sets what a build by Vite would set; on the first line, so that line numbers stay the same.
+    # Sets the variable that a Vite build sets, on the first line, so that line numbers do not change.
     env = json.dumps({"VITE_SERVICE_AI_URL": ai_url})
     return {**files, "lib/ai.js": f"import.meta.env = {env}; ".encode() + files["lib/ai.js"]}
 
 
 def demo_app(signing_key: str, ai_url: str, address: str, hosted: str) -> Litestar:
-    """Its pages are those of its live deploy, which `hosted` serves; until there is one, those of the template."""
+    """Returns the demo app. It serves the pages of its live deploy at `hosted`, or those of the template until then."""
     signer, host = Signer(signing_key), address.partition("//")[2]
     http = httpx.AsyncClient(base_url=hosted, headers={"Host": host}, trust_env=False, timeout=5)
 
     @post("/session", status_code=200, sync_to_thread=False)
     def session(request: Request[Any, Any, Any]) -> Response[Any]:
-        """Signs in as the user of the cookie, or as a new one. `Accept: text/plain` returns the token alone."""
+        """Signs in as the user of the cookie, or as a new user. `Accept: text/plain` returns only the token."""
         cookie = request.cookies.get("session") or secrets.token_urlsafe(16)
-        # Whoever has the cookie is the user, so the gateway gets a hash of it instead.
+        # The cookie is a credential, so the gateway gets a hash of it.
         token = signer.sign_token("user-" + hashlib.sha256(cookie.encode()).hexdigest()[:16])
         plain = request.headers.get("Accept") == "text/plain"
         return Response(

@@ -1,4 +1,4 @@
-"""The keys of `capsule dev`. They survive a restart in a file that only the user can read."""
+"""The keys of `capsule dev`, kept across restarts in a file that only the user can read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Keys(msgspec.Struct, kw_only=True):
 
 
 def load(file: Path) -> Keys:
-    """Creates the keys that the file lacks, and saves them."""
+    """Returns the keys, after creating and saving those that the file lacks. Raises StartFailed."""
     try:
         keys = msgspec.json.decode(file.read_bytes(), type=Keys) if file.exists() else Keys()
     except msgspec.DecodeError as error:

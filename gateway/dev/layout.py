@@ -1,4 +1,4 @@
-"""The ports, folder and settings of `capsule dev`: five ports in a row and one folder."""
+"""The ports, folder and settings of `capsule dev`: five consecutive ports and one folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gateway.dev.keys import Keys
 from gateway.storage import closed_folders
 
 SHARED_DATA = Path("/var/lib/capsule-dev")
-DRAIN = 5  # seconds that running answers get after Ctrl-C
+DRAIN_SECONDS = 5  # for running answers, after Ctrl-C
 
 
 class Layout(msgspec.Struct, frozen=True):
-    port: int  # of the gateway; then follow the pages of all apps, model, database, and the server of hosted apps
+    port: int  # of the gateway; the next ports serve all apps' pages, the model, the database and hosted apps
     folder: Path
-    provider_url: str | None = None  # a real provider instead of the stand-in; its key is in the environment
+    provider_url: str | None = None  # of a real provider instead of the stand-in; its key is in the environment
     trust_builds: bool = False  # builds and apps run without a sandbox
 
     @property
@@ -43,7 +43,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def hosted(self) -> str:
-        """Where the workers serve the releases of all apps."""
+        """The address at which the workers serve the releases of all apps."""
         return f"http://127.0.0.1:{self.apps_port}"
 
     @property
@@ -60,7 +60,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def jwks(self) -> str:
-        # An IP address, because resolvers do not know the names under localhost that browsers know.
+        # An IP address, because resolvers, unlike browsers, do not know names under localhost.
         return f"http://127.0.0.1:{self.demo_port}/.well-known/jwks.json"
 
     @property
@@ -73,7 +73,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def data_dir(self) -> Path:
-        """Releases and builds. As root, builds have users of their own, which must be able to reach it."""
+        """The folder of releases and builds. As root, builds run as other users, which must be able to reach it."""
         if os.geteuid() == 0 and closed_folders(self.folder.parent):
             return SHARED_DATA / hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
         return self.folder
@@ -99,7 +99,7 @@ class Layout(msgspec.Struct, frozen=True):
             "GATEWAY_APPS_SERVER": "embedded",
             "GATEWAY_CANARY": "3",
             "GATEWAY_PROBE_URL": f"http://{{app}}.{{apps_domain}}:{self.demo_port}/",
-            "GATEWAY_DRAIN": str(DRAIN),
+            "GATEWAY_DRAIN": str(DRAIN_SECONDS),
             "GATEWAY_LOG_FORMAT": "text",
             "PYTHONUNBUFFERED": "1",
         }

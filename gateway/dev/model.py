@@ -1,4 +1,4 @@
-"""A stand-in for the model provider: an OpenAI-compatible server that knows a few sentences."""
+"""A stand-in for the model provider: an OpenAI-compatible server with a few fixed answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from litestar.response import Stream
 
 from gateway.inference.spend.prices import PRICES
 
-TOKEN_SECONDS = 0.03
+TOKEN_SECONDS = 0.03  # between two tokens
 SELF = (
     "I am not a language model. I am the stand-in that “make run” starts: a small server on this machine that "
     "speaks the OpenAI format and knows a few sentences by heart. "
@@ -52,7 +52,7 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class Question(msgspec.Struct):
+class ChatRequest(msgspec.Struct):
     messages: list[Message]
     model: str
     stream: bool = False
@@ -62,49 +62,52 @@ class Question(msgspec.Struct):
 
 
 def split_tokens(text: str) -> list[str]:
-    """Splits text into pieces about as long as a model's tokens: up to six letters of a word, with the space before."""
+    """Splits text into pieces about as long as a model's tokens: up to six letters, with the space before them."""
     return re.findall(r"\s?\S{1,6}", text)
 
 
-def answer_tokens(prompt: str) -> list[str]:
+def choose_answer(prompt: str) -> list[str]:
+    """Returns the tokens of the answer whose keyword is in the prompt."""
     about = next(text for word, text in ABOUT.items() if word in prompt.lower())
     return split_tokens(SELF + about)
 
 
-class Answer:
-    def __init__(self, question: Question) -> None:
-        limit = question.max_completion_tokens or question.max_tokens or 2000
-        tokens = answer_tokens(question.messages[-1].content)
+class Completion:
+    """An answer to a request, in the formats of OpenAI."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        limit = request.max_completion_tokens or request.max_tokens or 2000
+        tokens = choose_answer(request.messages[-1].content)
         self.tokens = tokens[:limit]
         self.finish = "stop" if len(tokens) <= limit else "length"
         self.head = {
             "id": f"chatcmpl-{secrets.token_hex(8)}",
             "created": int(time.time()),
-            "model": question.model,
+            "model": request.model,
         }
-        input_tokens = sum(len(split_tokens(message.content)) for message in question.messages)
+        input_tokens = sum(len(split_tokens(message.content)) for message in request.messages)
         self.usage = {
             "prompt_tokens": input_tokens,
             "completion_tokens": len(self.tokens),
             "total_tokens": input_tokens + len(self.tokens),
         }
 
-    def completion(self) -> dict[str, Any]:
+    def to_object(self) -> dict[str, Any]:
         message = {"role": "assistant", "content": "".join(self.tokens)}
         choice = {"index": 0, "message": message, "finish_reason": self.finish}
         return {**self.head, "object": "chat.completion", "choices": [choice], "usage": self.usage}
 
-    async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
-        yield self._chunk({"role": "assistant", "content": ""})
+    async def stream_events(self, include_usage: bool) -> AsyncIterator[bytes]:
+        yield self._make_chunk({"role": "assistant", "content": ""})
         for token in self.tokens:
             await asyncio.sleep(TOKEN_SECONDS)
-            yield self._chunk({"content": token})
-        yield self._chunk({}, self.finish)
+            yield self._make_chunk({"content": token})
+        yield self._make_chunk({}, self.finish)
         if include_usage:
             yield _encode_event({**self.head, "object": "chat.completion.chunk", "choices": [], "usage": self.usage})
         yield b"data: [DONE]\n\n"
 
-    def _chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
+    def _make_chunk(self, delta: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         return _encode_event({**self.head, "object": "chat.completion.chunk", "choices": [choice]})
 
@@ -119,15 +122,17 @@ def models() -> dict[str, Any]:
 
 
 @post("/v1/chat/completions", status_code=200)
-async def chat(data: Question) -> Response[Any] | Stream:
+async def chat(data: ChatRequest) -> Response[Any] | Stream:
     if not data.messages:
         raise HTTPException("messages is empty", status_code=400)
-    answer = Answer(data)
+    completion = Completion(data)
     if data.stream:
         usage = data.stream_options is not None and data.stream_options.include_usage
-        return Stream(answer.events(usage), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-    await asyncio.sleep(TOKEN_SECONDS * len(answer.tokens))
-    return Response(answer.completion())
+        return Stream(
+            completion.stream_events(usage), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+    await asyncio.sleep(TOKEN_SECONDS * len(completion.tokens))
+    return Response(completion.to_object())
 
 
 def _render_error(_: Request[Any, Any, Any], error: HTTPException) -> Response[Any]:

@@ -1,11 +1,11 @@
-"""What `capsule dev` prints. rich omits colors outside of a terminal and with NO_COLOR."""
+"""Prints the messages of `capsule dev`. rich omits colors outside a terminal and with NO_COLOR."""
 
 from __future__ import annotations
 
 from rich.console import Console
 from rich.text import Text
 
-from gateway.dev.layout import DRAIN, Layout
+from gateway.dev.layout import DRAIN_SECONDS, Layout
 
 console = Console(highlight=False)
 
@@ -15,42 +15,44 @@ def print_starting() -> None:
 
 
 def print_running(layout: Layout, api_key: str, fault: str, remedy: str) -> None:
-    """`fault`: why there is no hosted app. `remedy`: what to do, if this machine can build none."""
+    """Prints the addresses. `fault` is the reason why the hosted app is unavailable; `remedy` fixes the machine."""
     dashboard = f"{layout.gateway}/dashboard"
     console.print("\n[bold green]●[/] [bold]Capsule Gateway is running[/]\n")
     _print_row("Demo page", layout.demo, f"bold cyan link {layout.demo}")
     if fault:
-        _print_row("Hosted app", f"none, because {fault}", "yellow")
+        _print_row("Hosted app", f"unavailable: {fault}", "yellow")
     else:
         _print_row("Hosted app", layout.hello, f"cyan link {layout.hello}")
     if remedy:
-        _print_row("", f"To mend it: {remedy}, and start again.")
-        _print_row("", "Or start it in containers: docker compose up (README.md).")
-        _print_row("", "Or build your own code, and no one else's, without a sandbox: make run ARGS=--trust-builds")
+        _print_row("", f"To fix it: {remedy}, then start again.")
+        _print_row("", "Or use containers: docker compose up (see README.md).")
+        _print_row("", "Or, for your own code only, go without a sandbox: make run ARGS=--trust-builds")
     _print_row("Dashboard", dashboard, f"cyan link {dashboard}")
     _print_row("API key", api_key)
     _print_row("Operators", f"{layout.gateway}/ops (log in with operator_token from {layout.keys})")
     _print_row("Model", layout.provider_url or "a stand-in on this machine (for a real one, set GATEWAY_PROVIDER_URL)")
     _print_row("Logs", str(layout.log("").parent))
     if layout.data_dir != layout.folder:
-        _print_row("Builds", f"{layout.data_dir} (as root, builds have users that can't reach this folder)")
+        _print_row("Builds", f"{layout.data_dir} (builds run as users that can't reach {layout.folder})")
     if layout.trust_builds:
         console.print()
-        warning = "WITHOUT A SANDBOX: builds and apps reach your files and your network."
+        warning = "WITHOUT A SANDBOX: builds and apps can access your files and your network."
         console.print(Text(f"  {warning} Publish only your own code.", style="bold red"), soft_wrap=True)
     console.print("\n  [dim]To stream an answer from another terminal:[/]\n")
-    # On its own line and never wrapped, so that it can be copied as it is.
+    # On its own line and never wrapped, so that it can be copied.
     console.print(Text(layout.curl), soft_wrap=True)
     console.print("\n  [dim]Press Ctrl-C to stop.[/]\n")
 
 
 def _print_row(label: str, value: str, style: str = "") -> None:
-    # Not folded, so that keys and addresses can be copied.
+    # Never folded, so that keys and addresses can be copied.
     console.print(Text.assemble((f"  {label:<12}", "dim"), (value, style)), soft_wrap=True)
 
 
 def print_stopping() -> None:
-    console.print(f"\n[dim]Stopping. Running answers have {DRAIN} s to end; press Ctrl-C again to stop at once.[/]")
+    console.print(
+        f"\n[dim]Stopping. Running answers have {DRAIN_SECONDS} s to end; press Ctrl-C again to stop at once.[/]"
+    )
 
 
 def print_stopped() -> None:

@@ -1,10 +1,9 @@
-"""`capsule dev`: the whole service on one machine. It starts each part after those it needs, and stops in reverse."""
+"""`capsule dev`: runs the whole service on one machine. Each part starts after the parts it needs, and stops first."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import importlib
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from gateway.dev.account import deploy_demo, register_demo
 from gateway.dev.children import Child, StartFailed, run_child
 from gateway.dev.demo import demo_app
 from gateway.dev.front import serve_front
-from gateway.dev.layout import DRAIN, SHARED_DATA, Layout
+from gateway.dev.layout import DRAIN_SECONDS, SHARED_DATA, Layout
 from gateway.dev.model import model_app
 from gateway.dev.serving import claim_port, serve_app
 
@@ -30,8 +29,8 @@ CAPSULE = [sys.executable, "-m", "capsule_gateway"]
 
 
 @contextmanager
-def run_lock(layout: Layout) -> Iterator[None]:
-    """Allows one run per folder. The lock ends with this process, even if it is killed."""
+def lock_folder(layout: Layout) -> Iterator[None]:
+    """Allows one run per folder. The lock ends with this process, even if the process is killed."""
     with (layout.folder / "run.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,19 +43,20 @@ def run_lock(layout: Layout) -> Iterator[None]:
         yield
 
 
-async def run(layout: Layout) -> None:
-    """Runs until canceled. Raises StartFailed if a part cannot start, or ends."""
+async def run_service(layout: Layout) -> None:
+    """Runs until canceled. Raises StartFailed if a part cannot start or ends."""
     for folder in (layout.folder, layout.log("").parent, layout.folder / "valkey"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        stack.enter_context(run_lock(layout))
-        children = await start(layout, stack)
+        stack.enter_context(lock_folder(layout))
+        children = await start_parts(layout, stack)
         waiting = [asyncio.create_task(child.wait_for_end()) for child in children]
         done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         raise done.pop().result()
 
 
-async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
+async def start_parts(layout: Layout, stack: AsyncExitStack) -> list[Child]:
+    """Starts everything on the stack. Returns the processes, none of which should end. Raises StartFailed."""
     # All ports are claimed before anything starts.
     model_listener = stack.enter_context(claim_port(layout.model_port, "model stand-in"))
     apps_listener = stack.enter_context(claim_port(layout.demo_port, "demo app"))
@@ -86,7 +86,9 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
     workers = await enter(run_child("workers", *command, log=layout.log("workers"), grace=10, settings=settings))
 
     command = [*CAPSULE, "serve", "--port", str(layout.port)]
-    gateway = await enter(run_child("gateway", *command, log=layout.log("gateway"), grace=DRAIN + 5, settings=settings))
+    gateway = await enter(
+        run_child("gateway", *command, log=layout.log("gateway"), grace=DRAIN_SECONDS + 5, settings=settings)
+    )
     await gateway.wait_until_ready(lambda: is_ready(f"{layout.gateway}/ready"))
 
     run_keys.api_key = await register_demo(layout.gateway, run_keys, layout.jwks)
@@ -98,7 +100,7 @@ async def start(layout: Layout, stack: AsyncExitStack) -> list[Child]:
 
 
 def make_data_folder(data_dir: Path) -> None:
-    """Users of builds, which only root has, may pass through it but not list it."""
+    """Creates the folder. As root, the users of builds may traverse it but not list it."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if os.geteuid() == 0:
         for folder in {data_dir, SHARED_DATA} & {data_dir, *data_dir.parents}:
@@ -106,10 +108,10 @@ def make_data_folder(data_dir: Path) -> None:
 
 
 def find_sandbox_fault(layout: Layout) -> tuple[str, str]:
-    """Why builds and apps can't run on this machine, and what to do about it; both empty if they can."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # the terminal is no log
-    # By name: `gateway` must not depend on `workers`.
-    sandbox, machine = (importlib.import_module(f"workers.sandbox.{name}") for name in ("sandbox", "machine"))
+    """Returns why builds and apps can't run on this machine, and the remedy; both are empty if they can."""
+    from workers.sandbox import machine, sandbox
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))  # no log on the screen
     try:
         sandbox.Sandbox(development=True, users=sandbox.BUILD_USERS, trusted=layout.trust_builds).check(layout.data_dir)
     except machine.Unsafe as error:
@@ -126,7 +128,7 @@ async def is_ready(url: str) -> bool:
 
 
 async def run_until_signal(layout: Layout) -> int:
-    """Returns the exit code."""
+    """Runs the service until a signal, and returns the exit code."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task
 
@@ -138,7 +140,7 @@ async def run_until_signal(layout: Layout) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop)
     try:
-        await run(layout)
+        await run_service(layout)
     except asyncio.CancelledError:
         report.print_stopped()
         return 0

@@ -22,7 +22,7 @@ class _Server(uvicorn.Server):
 
 
 def claim_port(port: int, user: str) -> socket.socket:
-    """Raises StartFailed if the port is in use."""
+    """Listens on the port. Raises StartFailed if it is in use."""
     try:
         if _is_used_on_ipv6(port):
             raise FileExistsError
@@ -35,7 +35,7 @@ def claim_port(port: int, user: str) -> socket.socket:
 
 
 def _is_used_on_ipv6(port: int) -> bool:
-    # A browser tries ::1 first for `localhost`, and would reach the other process.
+    # A browser tries ::1 first for `localhost` and would reach the other process.
     with contextlib.suppress(OSError), socket.create_connection(("::1", port), timeout=1):
         return True
     return False
@@ -49,7 +49,7 @@ async def serve_app(app: Litestar, listener: socket.socket) -> AsyncIterator[Non
     server = _Server(config)
     task = asyncio.create_task(server.serve([listener]))
     try:
-        # The socket listens already, so clients that connect before the server is up wait in its queue.
+        # The socket already listens, so clients that connect before the server is up wait in its queue.
         yield
     finally:
         server.should_exit = True

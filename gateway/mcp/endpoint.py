@@ -1,7 +1,7 @@
 """The HTTP endpoint `/mcp` of all agent tools.
 
-The SDK behind it takes longer to import than the rest of the gateway, and few processes ever need it. So a thread
-imports it when an account holder first calls the endpoint, while others' streams go on.
+Importing the MCP SDK takes longer than importing the rest of the gateway, and few processes ever need it. A thread
+imports it when an account first calls the endpoint, and running streams continue meanwhile.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from gateway.process import Gateway
 if TYPE_CHECKING:
     from gateway.mcp.server import AgentSessions
 
-
-CALL_SECONDS = 0.01  # that a call takes, about: the SDK works in tasks of its own
+CALL_SECONDS = 0.01  # approximate cost of a call: the SDK works in tasks of its own, which are not measured
 
 
 class AgentEndpoint:
-    """The ASGI application at `/mcp`. `running` is its part of the gateway's lifespan."""
+    """The ASGI application at `/mcp`. The gateway's lifespan includes `running`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -52,31 +51,31 @@ class AgentEndpoint:
             account = await require_account(request, self._gateway)
             await self._gateway.pacing.admit(account.id, scope["state"])
             scope["state"][LANE].charge(CALL_SECONDS)
-            await (await self._loaded()).answer(account, scope, receive, send)
+            await (await self._load_sessions()).answer(account, scope, receive, send)
         except ServiceError as error:
             headers, body = error.render(scope["state"].get("request_id", ""))
             await send({"type": "http.response.start", "status": error.status, "headers": headers})
             await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _loaded(self) -> AgentSessions:
+    async def _load_sessions(self) -> AgentSessions:
         if self._sessions is None or (self._sessions.done() and self._sessions.exception() is not None):
             self._sessions = asyncio.get_running_loop().create_future()
             self._serving = asyncio.create_task(self._serve(self._sessions))
         return await asyncio.shield(self._sessions)
 
-    async def _serve(self, loaded: asyncio.Future[AgentSessions]) -> None:
-        """In a task of its own, because the SDK wants to start and to end in the same one."""
+    async def _serve(self, loading: asyncio.Future[AgentSessions]) -> None:
+        """Runs in a task of its own, because the SDK must start and end in the same task."""
         try:
-            sessions = await asyncio.to_thread(self._load)
+            sessions = await asyncio.to_thread(self._create_sessions)
             async with sessions.running():
-                loaded.set_result(sessions)
+                loading.set_result(sessions)
                 await self._ending.wait()
         except Exception as error:
-            if loaded.done():
+            if loading.done():
                 raise
-            loaded.set_exception(error)
+            loading.set_exception(error)
 
-    def _load(self) -> AgentSessions:
+    def _create_sessions(self) -> AgentSessions:
         from gateway.mcp.server import AgentSessions
 
         return AgentSessions(self._gateway)

@@ -1,23 +1,35 @@
-"""What the agent tools have in common: each does one of several actions, which it finds in its arguments."""
+"""The common parts of the agent tools: each tool has several actions, chosen by its argument `action`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
+from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import PlainValidator, WithJsonSchema
 
+from gateway.accounts.records import Account
 from gateway.errors import ServiceError
+
+ACCOUNT = "capsule.account"  # in the request's scope
 
 # Accepts any value: `parse_arguments` refuses wrong ones with messages that agents can act on.
 ANYTHING = PlainValidator(lambda value: value)
 
 
+def account_of(context: Context[Any]) -> Account:
+    """Returns the account whose API key the HTTP request carried."""
+    request = context.request_context.request
+    assert request is not None
+    account: Account = request.scope[ACCOUNT]
+    return account
+
+
 def text(description: str, **schema: Any) -> WithJsonSchema:
-    """How an agent sees an argument."""
+    """Describes an argument to agents."""
     return WithJsonSchema({"type": "string", "description": description, **schema})
 
 
@@ -28,10 +40,10 @@ def parse_arguments(
     choices: str,
     optional: Collection[tuple[str, str]] = (),
 ) -> list[str]:
-    """Returns the action's arguments, in order. Raises ToolError, which says how to correct the call.
+    """Returns the action's arguments, in order. Raises ToolError, whose message says how to correct the call.
 
     `actions` holds the arguments of each action with their meaning, `choices` describes the actions, and `optional`
-    names arguments that an action may go without.
+    holds the pairs of an action and an argument that it does not need.
     """
     if not isinstance(action, str) or action not in actions:
         raise ToolError(choices)
@@ -43,12 +55,12 @@ def parse_arguments(
     # Agents fill in arguments that they do not need with empty values.
     surplus = [name for name, value in given.items() if name not in takes and value not in ("", None)]
     if surplus:
-        raise ToolError(f"action '{action}' takes no {' and no '.join(surplus)}; leave it out.")
+        raise ToolError(f"action '{action}' does not take {' or '.join(surplus)}; leave it out.")
     return [(given[name] or "").strip() for name in takes]
 
 
 async def answer(performed: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Turns the service's errors into ToolError."""
+    """Returns the result of the action. Raises ToolError for the service's errors."""
     try:
         return await performed
     except ServiceError as error:

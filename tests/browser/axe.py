@@ -1,4 +1,4 @@
-"""axe-core in a page: what of WCAG 2.2 AA a program can check."""
+"""Runs axe-core in a page: the checks of WCAG 2.2 AA that a program can make."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ FAULTS = """async (tags) => {
 
 
 async def assert_accessible(page: Page, looks: list[Any] = LOOKS) -> None:
-    """In both schemes, on a desktop and on a phone."""
+    """Checks the page in each look: a color scheme and a size of the window."""
     for scheme, size in looks:
         await page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         await page.set_viewport_size(size)

@@ -1,4 +1,4 @@
-"""A real browser, at the app's real address, against the real gateway; only the provider plays a script."""
+"""A real browser at the app's real address, with a real gateway. Only the provider is a fake."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -18,8 +18,8 @@ __all__ = ["provider"]
 
 Visit = Callable[..., AbstractAsyncContextManager[Visitor]]
 
-# What is counted is written this often, in seconds, and so are the operators' figures.
-SOON = {"gateway.telemetry.counters.INTERVAL": 0.2, "gateway.operations.overview.SNAPSHOT_INTERVAL": 0.5}
+# Intervals, in seconds, at which counters and the operators' figures are written.
+SOON = {"gateway.telemetry.counters.FLUSH_SECONDS": 0.2, "gateway.operations.overview.SNAPSHOT_SECONDS": 0.5}
 
 fixture = pytest_asyncio.fixture(loop_scope="session")
 
@@ -38,7 +38,7 @@ async def backend() -> AsyncIterator[FakeAppBackend]:
 
 @session_fixture
 async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
-    """For the tests of all modules, each with accounts of its own."""
+    """Starts the gateway for all modules. Each test has accounts of its own."""
     folder = tmp_path_factory.mktemp("gateway")
     async with gateway_with_redis(provider, folder, SOON, GATEWAY_DEPLOY_ENGINE="external") as running:
         yield running
@@ -46,7 +46,7 @@ async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -
 
 @session_fixture
 async def worker(gw: Gateway) -> AsyncIterator[Worker]:
-    """Sends the webhooks of `gw`."""
+    """Starts a worker that delivers the events of `gw`."""
     worker = await Worker(gw.redis.url, gw.folder, gw.confidential).start()
     yield worker
     assert await worker.stop() == 0
@@ -73,7 +73,7 @@ async def site() -> AsyncIterator[Site]:
 
 @fixture
 async def visit(browser: Browser, site: Site) -> Visit:
-    """`async with visit(app) as visitor:` signed in, at a blank page of the app; `at` is another's name."""
+    """Returns a function: `async with visit(app) as visitor:` opens a blank page of the app, or of the app `at`."""
 
     def visit(app: App, at: str | None = None) -> AbstractAsyncContextManager[Visitor]:
         if site.env == {}:

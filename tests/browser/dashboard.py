@@ -1,4 +1,4 @@
-"""An account holder in front of the dashboard, in a real browser, and what goes on behind it."""
+"""An account holder who uses the dashboard in a real browser, and the events that the gateway gets meanwhile."""
 
 import json
 import secrets
@@ -17,9 +17,9 @@ from gateway.redis.partitions import partition_tag
 from tests.support.accounts import Account
 from tests.support.gateway_process import Gateway
 
-VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "notifications": "Notifications"}
+VIEWS = {"": "Overview", "deploys": "Deploys", "hooks": "Deploy hooks", "webhooks": "Webhooks"}
 VIEWS |= {"usage": "Usage", "requests": "Requests"}
-# The browser itself reports every refused request; what the page makes of it is what tests look at.
+# The browser itself reports every refused request to the console.
 EXPECTED = "Failed to load resource"
 HURRY = "const later = window.setTimeout; window.setTimeout = (work, wait) => later(work, wait / 10);"
 HURRY_DEADLINES = """
@@ -44,7 +44,7 @@ class Holder:
         await expect(self.heading(VIEWS.get(view))).to_be_focused()
 
     async def hurry(self, *, deadlines: bool = False) -> None:
-        """The page asks again ten times as often as it would, and with `deadlines` waits a tenth for an answer."""
+        """Makes the page refresh ten times as often; with `deadlines`, also shortens its timeouts to a tenth."""
         await self.page.add_init_script(HURRY + (HURRY_DEADLINES if deadlines else ""))
 
     def heading(self, name: str | None = None, level: int = 1) -> Locator:
@@ -57,7 +57,7 @@ class Holder:
         return self.page.get_by_role("row").filter(has_text=text)
 
     async def reach(self, name: str, role: Any = "link", backwards: bool = False) -> None:
-        """With Tab; what has the focus must show it."""
+        """Moves the focus to the element with Tab, and checks that the focus is visible."""
         wanted = self.page.get_by_role(role, name=name, exact=True).first
         await expect(wanted).to_be_visible()
         for _ in range(60):
@@ -80,7 +80,7 @@ class Holder:
         assert response.status_code == 200, response.text
         return name
 
-    # -- what an outside engine does --------------------------------------------------------------------------
+    # -- an external deploy engine -----------------------------------------------------------------------------
 
     async def deploy(self, app: str, kind: str = "live") -> str:
         return (await self.gateway.platform("POST", f"apps/{app}/deploys", {"kind": kind})).json()["deployId"]
@@ -90,12 +90,12 @@ class Holder:
         assert (await self.gateway.platform("POST", f"deploys/{deploy}/phases", body)).status_code == 200
 
     async def suffer(self, app: str) -> None:
-        """A finding, a crash with its last output, and an outage three days ago."""
+        """Creates a finding, a crash with its last output, and an outage three days ago."""
         tag, now = partition_tag(self.account.id), int(time.time() * 1000)
         found = {"cve": "CVE-2026-31337", "component": "example@1.0.0", "severity": "high", "fixedIn": "1.0.1"}
         assert (await self.gateway.platform("POST", f"apps/{app}/findings", {"findings": [found]})).is_success
         crash = {"at": now_iso(), "reason": "exit", "exitCode": 7, "lines": ["GET / 200", "about to end"]}
-        days = history.outage(now - 3 * history.DAY, now - 3 * history.DAY + 60_000)
+        days = history.split_outage(now - 3 * history.DAY_MS, now - 3 * history.DAY_MS + 60_000)
         with self.gateway.redis.client() as client:
             client.xadd(crashes_key(tag, app), {"event": "evt_1", "crash": json.dumps(crash)})
             client.hset(health_days_key(tag, app), mapping={**days, f"{day_of(now)}:down": 0})
@@ -111,7 +111,7 @@ class Holder:
 
 @asynccontextmanager
 async def visiting(browser: Browser, gateway: Gateway, name: str = "", **options: Any) -> AsyncIterator[Holder]:
-    """Each from an address of its own. The console must be clean, so nothing may violate the policy."""
+    """Yields a visitor with an account and a client address of its own. The console must be clean at the end."""
     made = await gateway.platform("POST", "accounts", {"name": name or "Ana’s workshop", "plan": "maker"})
     account = Account(gateway, made.json()["id"], made.json()["apiKey"])
     gateway.confidential.add(account.key)

@@ -1,4 +1,4 @@
-"""The npm packages that tests use: `package.json` names them, and the first test that needs one installs all."""
+"""The npm packages of the tests: `package.json` lists them, and the first test that needs one installs all."""
 
 import fcntl
 import os
@@ -13,12 +13,12 @@ HERE = Path(__file__).parent
 
 
 def require(path: str) -> Path:
-    """The file at `path` of node_modules."""
+    """Returns the file at `path` in node_modules, and installs the packages first if needed."""
     wanted = HERE / "node_modules" / path
     with (HERE / "package.json").open() as lock:  # tests may run in several processes
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not wanted.exists():
-            # `npm ci` wants the parts of every system in the lock file, and a registry may have those of one only.
+            # `npm ci` needs the packages for every system in the lock file, and a registry may have those for one only.
             command = [programs.require("npm"), "install", "--no-save", "--no-audit", "--no-fund"]
             subprocess.run(command, cwd=HERE, capture_output=True, check=False, timeout=180)
     if not wanted.exists():

@@ -1,4 +1,4 @@
-"""Serves the template at an app's own address, as a host would, and plays the app's sign-in."""
+"""Serves the template at an app's own address, as a host does, with a fake sign-in."""
 
 import json
 import mimetypes
@@ -10,7 +10,7 @@ TEMPLATE = Path(__file__).parents[2] / "capsule"
 
 
 class Site(FakeServer):
-    """`env` is what a build would bake in, None a module served as it lies in the folder."""
+    """The app's site. `env` are the variables of its build; with None, the module is served as it is in the folder."""
 
     def __init__(self) -> None:
         super().__init__()

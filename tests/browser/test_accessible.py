@@ -1,4 +1,4 @@
-"""Every page holds WCAG 2.2 AA as far as axe-core can tell, in both schemes, on a desktop and on a phone."""
+"""Every page meets WCAG 2.2 AA as far as axe-core can check it, in both color schemes, on a desktop and a phone."""
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -34,7 +34,7 @@ async def test_the_dashboard(
 
 
 async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) -> dict[str, str]:
-    """The account's day: requests, a hook, deploys, deliveries. Returns the views of single things."""
+    """Creates requests, a hook, deploys and deliveries. Returns the detail views and their headings."""
     gw, account = holder.gateway, holder.account
     headers = {"Authorization": f"Bearer {account.key}"}
     app = await account.app(backend, repository={"url": "https://git.example.com/a", "branch": "main"})
@@ -56,7 +56,7 @@ async def fill(holder: Holder, backend: FakeAppBackend, receiver: FakeReceiver) 
         f"deploys/{failed}": f"Deploy of {app.name}",
         f"deploys/{queued}": f"Deploy of {app.name}",
         f"apps/{app.name}": app.name,
-        f"notifications/{sent}": "app.crashed",
+        f"webhooks/{sent}": "app.crashed",
     }
 
 

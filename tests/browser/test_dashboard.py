@@ -1,4 +1,4 @@
-"""The dashboard's flows, each to its end: what the page says is what the gateway, worker and receiver then do."""
+"""The dashboard's flows, each to its end, with the gateway, a worker and a receiver."""
 
 import io
 import json
@@ -62,7 +62,7 @@ async def test_a_wrong_key_the_right_one_and_out_again(holder: Holder) -> None:
     await expect(page.get_by_role("alert")).to_have_text("Paste your API key. It begins with csk_.")
     await key.fill("csk_wrong")
     await key.press("Enter")
-    await expect(page.get_by_role("alert")).to_contain_text("This key is not known here.")
+    await expect(page.get_by_role("alert")).to_contain_text("This key is not valid.")
     await expect(key).to_be_focused()
     await expect(key).to_have_attribute("aria-invalid", "true")
     await key.fill(f"  {holder.account.key} ")
@@ -85,20 +85,20 @@ async def test_too_many_wrong_keys(holder: Holder) -> None:
         assert (await holder.page.request.post(f"{holder.gateway.address}/dashboard/session", **body)).status == 401
     await holder.page.get_by_label("API key").fill(holder.account.key)
     await holder.button("Log in").click()
-    told = holder.page.get_by_role("alert")
-    await expect(told).to_have_text(
-        re.compile(r"^Too many log-ins failed from your address. Try again in \d+ seconds?\.$")
+    alert = holder.page.get_by_role("alert")
+    await expect(alert).to_have_text(
+        re.compile(r"^Too many failed logins from your address. Try again in \d+ seconds?\.$")
     )
 
 
 async def test_a_session_that_ends_comes_back_to_the_same_view(holder: Holder) -> None:
     await holder.hurry()
-    await holder.log_in("notifications")
+    await holder.log_in("webhooks")
     await holder.page.context.clear_cookies()
     await expect(holder.page.get_by_text("Your session has ended.")).to_be_visible()
     await holder.page.get_by_label("API key").fill(holder.account.key)
     await holder.button("Log in").click()
-    await expect(holder.heading("Notifications")).to_be_visible()
+    await expect(holder.heading("Webhooks")).to_be_visible()
 
 
 # -- overview ------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ async def test_the_overview_counts_what_was_asked_and_spent(
     )
 
 
-# -- notifications -------------------------------------------------------------------------------------------
+# -- webhooks ------------------------------------------------------------------------------------------------
 
 
 async def test_a_webhook_from_its_setting_to_its_clearing(
@@ -147,9 +147,9 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
 ) -> None:
     page = holder.page
     await holder.hurry()
-    await holder.log_in("notifications")
+    await holder.log_in("webhooks")
     await expect(page.get_by_text("No webhook is set")).to_be_visible()
-    await expect(page.get_by_text("Nothing was sent yet")).to_be_visible()
+    await expect(page.get_by_text("No deliveries yet")).to_be_visible()
 
     await page.get_by_label("URL").fill(receiver.url())
     await holder.button("Save").click()
@@ -160,7 +160,7 @@ async def test_a_webhook_from_its_setting_to_its_clearing(
     assert re.fullmatch(r"whsec_[\w+/=]{44}", secret)
     holder.gateway.confidential.add(secret)
     await holder.button("I have stored it").click()
-    await expect(holder.heading("Notifications")).to_be_focused()
+    await expect(holder.heading("Webhooks")).to_be_focused()
     await page.reload()
     await expect(page.get_by_text(receiver.url())).to_be_visible()
     assert secret not in await page.content()
@@ -209,7 +209,7 @@ async def test_a_delivery_is_examined(holder: Holder, worker: Worker, receiver: 
     receiver.plays("/events", answer(500, b"<b>not as markup</b>", {"X-Trace": "t1"}))
     for kind in ("app.crashed", "deploy.failed"):
         await http.post("/account/webhook/test", json={"type": kind}, headers=headers)
-    await holder.log_in("notifications")
+    await holder.log_in("webhooks")
     await expect(holder.row("deploy.failed")).to_have_count(1)
     await expect(holder.row("app.crashed")).to_have_count(1)
 
@@ -246,7 +246,7 @@ async def test_older_deliveries(holder: Holder) -> None:
             row = {"id": f"evt_{number}", "type": "app.crashed", "app": f"app-{number:03}", "at": now}
             client.xadd(key, {**row, "durationMs": 1, "outcome": "dropped", "status": "", "error": "no-receiver"})
         client.expire(key, 600)
-    await holder.log_in("notifications")
+    await holder.log_in("webhooks")
     for rows in (50, 100, 120):
         await expect(holder.row("app-")).to_have_count(rows)
         await expect(holder.row(f"app-{120 - rows:03}")).to_have_count(1)
@@ -255,8 +255,8 @@ async def test_older_deliveries(holder: Holder) -> None:
     await expect(holder.button("Older")).to_have_count(0)
 
 
-async def test_an_address_that_is_refused_is_told_beside_its_field(holder: Holder) -> None:
-    await holder.log_in("notifications")
+async def test_a_refused_address_shows_the_error_beside_its_field(holder: Holder) -> None:
+    await holder.log_in("webhooks")
     await holder.page.get_by_label("URL").fill("ftp://example.com/")
     await holder.button("Save").click()
     await expect(holder.page.get_by_role("alert").filter(has_text="url: ")).to_be_visible()
@@ -312,16 +312,16 @@ async def test_a_deploy_is_followed_to_its_end(holder: Holder) -> None:
     await page.get_by_role("link", name=f"{app}, deploy {deploy}").click()
     await expect(holder.heading(f"Deploy of {app}")).to_be_focused()
     log, phases = page.get_by_role("log"), page.get_by_role("list", name="Phases")
-    await expect(log).to_have_text("Nothing is logged yet.")
+    await expect(log).to_have_text("No log output yet.")
 
     holder.log(deploy, "npm run build\n" * 100)
     await expect(log).to_contain_text("npm run build")
     assert await log.evaluate("log => log.scrollTop + log.clientHeight >= log.scrollHeight - 8")
-    # Who reads further up is left there.
+    # A reader who has scrolled up stays there.
     await log.evaluate("log => log.scrollTop = 0")
     holder.log(deploy, "✓ built in 3 s\n")
     await holder.report(deploy, "build")
-    await expect(phases).to_have_text(re.compile(r"Build: done.*Health check: under way.*Canary: to come$"))
+    await expect(phases).to_have_text(re.compile(r"Build: done.*Health check: running.*Canary: waiting$"))
     await expect(log).to_contain_text("✓ built in 3 s")
     assert await log.evaluate("log => log.scrollTop") == 0
     await holder.report(deploy, "health")
@@ -340,7 +340,7 @@ async def test_a_failed_deploy_says_where_and_why(holder: Holder) -> None:
     await holder.page.get_by_role("link", name=app).click()
     await expect(holder.page.get_by_text("Build: the build command ended with status 1")).to_be_visible()
     phases = holder.page.get_by_role("list", name="Phases")
-    await expect(phases).to_have_text(re.compile(r"Build: failed.*Health check: to come$"))
+    await expect(phases).to_have_text(re.compile(r"Build: failed.*Health check: not run$"))
 
 
 async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> None:
@@ -359,8 +359,8 @@ async def test_a_deploy_is_canceled_and_a_release_comes_back(holder: Holder) -> 
     await expect(page.get_by_text("Canceled on request")).to_be_visible()
     await expect(holder.button("Cancel")).to_have_count(0)
     await page.evaluate(f"location.hash = '#/deploys/{first}'")
-    await holder.button("Roll back to this").click()
-    await page.get_by_role("dialog").get_by_role("button", name="Roll back to this").click()
+    await holder.button("Roll back to this release").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Roll back to this release").click()
     await expect(page.get_by_role("link", name=first)).to_be_visible()
     await expect(page.get_by_text("Rollback", exact=True)).to_be_visible()
 
@@ -381,7 +381,7 @@ async def test_variables_are_set_and_removed(holder: Holder) -> None:
     page, app = holder.page, await holder.app(build={"start": "exec node server.js"})
     await holder.log_in()
     await page.get_by_role("link", name=app, exact=True).click()
-    await expect(page.get_by_text("There is no output yet.")).to_be_visible()
+    await expect(page.get_by_text("No output yet.")).to_be_visible()
     await page.get_by_label("Name").fill("lower")
     await page.get_by_label("Value").fill("a value")
     await holder.button("Set").click()
@@ -395,12 +395,12 @@ async def test_variables_are_set_and_removed(holder: Holder) -> None:
     await expect(page.get_by_text("No variables yet")).to_be_visible()
 
 
-async def test_nobody_is_asked_for_a_page_that_cannot_be_seen_nor_for_a_deploy_that_is_over(holder: Holder) -> None:
+async def test_hidden_pages_and_finished_deploys_send_no_requests(holder: Holder) -> None:
     page, deploy = holder.page, await holder.deploy(await holder.app())
     await page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => window.away ?? false })")
-    asked: list[str] = []
+    requests: list[str] = []
     page.on(
-        "request", lambda request: asked.append(request.url) if f"/account/deploys/{deploy}" in request.url else None
+        "request", lambda request: requests.append(request.url) if f"/account/deploys/{deploy}" in request.url else None
     )
     await page.clock.install()
     await holder.log_in()
@@ -408,15 +408,15 @@ async def test_nobody_is_asked_for_a_page_that_cannot_be_seen_nor_for_a_deploy_t
     await expect(page.get_by_role("log")).to_be_visible()
     await page.evaluate("window.away = true")
     await page.clock.run_for(20_000)
-    assert len(asked) == 1
+    assert len(requests) == 1
     await page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
-    await wait_until(lambda: len(asked) >= 2)
+    await wait_until(lambda: len(requests) >= 2)
     await holder.report(deploy, "build", ok=False, reason="no")
     await page.clock.run_for(2_000)
     await expect(page.get_by_text("Build: no")).to_be_visible()
-    before = len(asked)
+    before = len(requests)
     await page.clock.run_for(20_000)
-    assert len(asked) == before
+    assert len(requests) == before
 
 
 async def test_publishing_a_source(holder: Holder) -> None:
@@ -428,7 +428,7 @@ async def test_publishing_a_source(holder: Holder) -> None:
     files = [("not.tar.gz", b"plain"), ("app.tar.gz", packed.getvalue())]
     for name, content in files:
         chosen = {"name": name, "mimeType": "application/gzip", "buffer": content}
-        await holder.page.get_by_label("Source, as a tar.gz").set_input_files([chosen])
+        await holder.page.get_by_label("Source (tar.gz file)").set_input_files([chosen])
         await holder.button("Publish").click()
         if name == "not.tar.gz":
             await expect(holder.page.get_by_role("alert").filter(has_text="This is not a tar.gz file")).to_be_visible()
@@ -436,7 +436,7 @@ async def test_publishing_a_source(holder: Holder) -> None:
     await expect(holder.page.get_by_text("Upload")).to_be_visible()
 
 
-async def test_what_the_monitors_see_of_an_app(holder: Holder) -> None:
+async def test_the_overview_shows_what_the_monitors_found(holder: Holder) -> None:
     live, new = await holder.app(), await holder.app()
     deploy = await holder.deploy(live)
     for phase in ("build", "health", "canary"):
@@ -452,6 +452,6 @@ async def test_what_the_monitors_see_of_an_app(holder: Holder) -> None:
     await holder.log_in()
     rows = holder.page.locator("ul.list").get_by_role("listitem")
     row = rows.filter(has_text=live)
-    for words in ("Unhealthy for 2 hours", "Certificate ends in 6 days", "2 red findings", "1 yellow finding"):
+    for words in ("Unhealthy for 2 hours", "Certificate expires in 6 days", "2 red findings", "1 yellow finding"):
         await expect(row).to_contain_text(words)
     await expect(rows.filter(has_text=new)).to_contain_text("Never live")

@@ -1,4 +1,4 @@
-"""An app's page and the deploys, each walked once: what the pages say is what the gateway has and does."""
+"""The pages of an app and of deploys show the gateway's data, and their buttons work."""
 
 import re
 import time
@@ -53,7 +53,7 @@ async def test_the_page_of_an_app(holder: Holder) -> None:
     await holder.log_in()
     await page.get_by_role("link", name="1 red finding").click()
     await expect(holder.heading(app)).to_be_focused()
-    for words in ("from An Authority, ends in 6 days", "Down for 1 min 0 s in 1 outage in", "Ended by itself"):
+    for words in ("issued by An Authority, expires in 6 days", "Down for 1 min 0 s in 1 outage in", "Process exited"):
         await expect(page.get_by_text(words)).to_be_visible()
     await expect(page.get_by_role("link", name="a.example")).to_have_attribute("href", "https://a.example")
     days = page.get_by_role("list", name="Health, day by day").get_by_role("listitem")
@@ -86,7 +86,7 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
     first, second = await live(holder, app), await live(holder, app)
     failed = await holder.deploy(other)
     await holder.report(failed, "build", ok=False, reason="exit status 1 of npm-run")
-    with holder.gateway.redis.client() as client:  # a year of deploys, of which the newest are the real ones
+    with holder.gateway.redis.client() as client:  # a year of deploys; the newest ones are real
         older = {f"dep_0{n:03}": n for n in range(60)}
         fields = {"app": other, "appId": other, "account": holder.account.id, "kind": "live", "trigger": "hook"}
         for name in older:
@@ -113,7 +113,7 @@ async def test_deploys_from_the_list_to_the_end(holder: Holder, tmp_path: Path) 
 
     await page.get_by_role("link", name=f"{app}, deploy {second}").click()
     await expect(page.get_by_text("Current")).to_be_visible()
-    await expect(holder.button("Roll back to this")).to_have_count(0)
+    await expect(holder.button("Roll back to this release")).to_have_count(0)
     await holder.button("Redeploy").click()
     await holder.button("Not now").click()
     await expect(holder.button("Redeploy")).to_be_focused()

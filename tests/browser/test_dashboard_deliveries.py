@@ -1,4 +1,4 @@
-"""What failed is sent again from the dashboard, and a rotated secret is not left behind unread."""
+"""The dashboard redelivers failed events, and protects a rotated secret until it is copied."""
 
 import asyncio
 import re
@@ -25,7 +25,7 @@ async def holder(browser: Browser, gw: Gateway) -> AsyncIterator[Holder]:
         yield holder
 
 
-async def test_all_that_failed_is_sent_again(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
+async def test_all_failed_events_are_redelivered(holder: Holder, worker: Worker, receiver: FakeReceiver) -> None:
     page = holder.page
     headers = {"Authorization": f"Bearer {holder.account.key}"}
     http = holder.gateway.http
@@ -35,14 +35,14 @@ async def test_all_that_failed_is_sent_again(holder: Holder, worker: Worker, rec
     for kind in ("app.crashed", "deploy.failed"):
         await http.post("/account/webhook/test", json={"type": kind}, headers=headers)
     await wait_until(lambda: len(receiver.got()) == 2)
-    await holder.log_in("notifications")
+    await holder.log_in("webhooks")
     await expect(holder.row("Sample")).to_have_count(2)
     await expect(holder.row("deploy.failed")).to_contain_text(receiver.url().removeprefix("http://"))
 
     receiver.plays("/events")
     await page.get_by_label("Failed events since").fill("2100-01-01T00:00")
     await holder.button("Redeliver all …").click()
-    await expect(page.get_by_text("No event since then has failed.")).to_be_visible()
+    await expect(page.get_by_text("No event has failed since then.")).to_be_visible()
     await page.get_by_label("Failed events since").fill("2020-01-01T00:00")
     await holder.button("Redeliver all …").click()
     await expect(page.get_by_role("dialog", name="Redeliver 2 events?")).to_be_visible()
@@ -50,21 +50,21 @@ async def test_all_that_failed_is_sent_again(holder: Holder, worker: Worker, rec
     assert len(receiver.got()) == 2
     await holder.button("Redeliver all …").click()
     await page.get_by_role("dialog").get_by_role("button", name="Redeliver").click()
-    await expect(page.get_by_text("2 events are on the way again.")).to_be_visible()
+    await expect(page.get_by_text("2 events are queued again.")).to_be_visible()
     await expect(holder.row("Redelivery").filter(has_text="Delivered")).to_have_count(2)
     assert set(receiver.ids().values()) == {2}
     await page.get_by_label("Failed events since").fill("2020-01-01T00:00")
     await holder.button("Redeliver all …").click()
-    await expect(page.get_by_text("No event since then has failed.")).to_be_visible()
+    await expect(page.get_by_text("No event has failed since then.")).to_be_visible()
 
 
-async def test_a_secret_is_rotated_and_not_left_behind(holder: Holder) -> None:
-    """What shows only once asks before it goes: when the view, the page or the session is left."""
+async def test_an_uncopied_secret_needs_a_confirmation_to_leave(holder: Holder) -> None:
+    """Leaving the view, the page or the session asks first."""
     page = holder.page
     headers = {"Authorization": f"Bearer {holder.account.key}"}
     url = "http://127.0.0.1:9/events"
     before = (await holder.gateway.http.put("/account/webhook", json={"url": url}, headers=headers)).json()["secret"]
-    await holder.log_in("notifications")
+    await holder.log_in("webhooks")
     await holder.button("Rotate secret").click()
     dialog = page.get_by_role("dialog", name="Rotate the signing secret?")
     await expect(dialog).to_contain_text("For 24 hours")
@@ -73,30 +73,30 @@ async def test_a_secret_is_rotated_and_not_left_behind(holder: Holder) -> None:
     await holder.button("Rotate secret").click()
     await dialog.get_by_role("button", name="Rotate").click()
     await expect(holder.heading("Your new signing secret", 2)).to_be_focused()
-    await expect(page.get_by_text("The previous secret signs too, and stops")).to_be_visible()
+    await expect(page.get_by_text("The previous secret also signs and expires")).to_be_visible()
     secret = await page.locator(".once code").inner_text()
     holder.gateway.confidential |= {before, secret}
     assert secret != before
     await assert_accessible(page)
 
-    leaving = page.get_by_role("dialog", name="Leave without a copy?")
-    for leave in (page.get_by_role("link", name="Hooks"), holder.button("Log out")):
+    leaving = page.get_by_role("dialog", name="Leave without copying?")
+    for leave in (page.get_by_role("link", name="Deploy hooks"), holder.button("Log out")):
         await leave.click()
         await expect(leaving).to_be_visible()
         await holder.button("Stay").click()
         await expect(page.get_by_text(secret)).to_be_visible()
-        await expect(page).to_have_url(re.compile("#/notifications$"))
-    asked = []
-    page.once("dialog", lambda question: asked.append(question.type) or asyncio.ensure_future(question.accept()))
+        await expect(page).to_have_url(re.compile("#/webhooks$"))
+    questions = []
+    page.once("dialog", lambda question: questions.append(question.type) or asyncio.ensure_future(question.accept()))
     await page.reload()
-    assert asked == ["beforeunload"]
-    await expect(page.get_by_text("The previous secret signs too, and stops")).to_be_visible()
+    assert questions == ["beforeunload"]
+    await expect(page.get_by_text("The previous secret also signs and expires")).to_be_visible()
 
     await holder.button("Rotate secret").click()
-    await expect(dialog).to_contain_text("The secret before the current one stops signing at once.")
+    await expect(dialog).to_contain_text("The previous secret stops signing immediately.")
     await dialog.get_by_role("button", name="Rotate").click()
     holder.gateway.confidential.add(await page.locator(".once code").inner_text())
     await holder.button("Copy").click()
     await expect(holder.button("Copied")).to_be_visible()
-    await page.get_by_role("link", name="Hooks").click()
+    await page.get_by_role("link", name="Deploy hooks").click()
     await expect(holder.heading("Deploy hooks")).to_be_focused()

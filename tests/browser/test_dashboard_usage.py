@@ -1,4 +1,4 @@
-"""What the dashboard says about money and requests: a day on which every answer was stopped, up to the cap."""
+"""The dashboard's figures on money and requests, on a day with stopped answers up to the cap."""
 
 import asyncio
 import csv
@@ -17,7 +17,7 @@ from tests.fakes.server import HANG
 from tests.support.accounts import App
 from tests.support.gateway_process import Gateway
 from tests.support.polling import wait_until
-from tests.support.prices import EURO, bound
+from tests.support.prices import EURO, max_cost
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -25,7 +25,7 @@ QWEN = "qwen3.6-35b-a3b"
 
 
 async def stop(app: App, prompt: str, times: int) -> None:
-    """Each stream is left after its first token."""
+    """Starts streams and leaves each after its first token."""
 
     async def leave() -> None:
         async with app.stream(prompt, model=QWEN) as source:
@@ -34,7 +34,7 @@ async def stop(app: App, prompt: str, times: int) -> None:
     await asyncio.gather(*(leave() for _ in range(times)))
 
 
-async def logged(holder: Holder, number: int) -> None:
+async def wait_for_requests(holder: Holder, number: int) -> None:
     async def all_there() -> bool:
         return len((await holder.account.get("/account/requests")).json()) == number
 
@@ -50,30 +50,30 @@ async def test_from_the_first_stop_to_the_cap(
         app = await holder.account.app(backend)
         await gw.platform("PATCH", f"accounts/{holder.account.id}", {"plan": "free"})
         prompt = provider.plays(ROLE, chunk("a"), HANG)
-        each = bound(prompt, model=QWEN)
+        each = max_cost(prompt, model=QWEN)
         await stop(app, prompt, 14)
         assert await holder.account.settled() == 14 * each
-        await logged(holder, 14)
+        await wait_for_requests(holder, 14)
 
         await holder.hurry()
         await holder.log_in()
-        await expect(banner).to_contain_text(f"{14 * each * 100 // (EURO // 20)} % of today’s spending cap is used.")
-        await expect(banner).to_contain_text("€0.04 of it for 14 interrupted answers")
+        await expect(banner).to_contain_text(f"{14 * each * 100 // (EURO // 20)}% of today’s spending cap is used.")
+        await expect(banner).to_contain_text("including €0.04 for 14 interrupted answers")
         answered = page.get_by_role("img", name="Requests: 0 answered, 0 refused, 14 interrupted in 24 hours")
         await expect(answered).to_be_visible()
 
         await stop(app, prompt, 2)
         await holder.account.settled()
         assert (await app.ask(prompt, model=QWEN)).status_code == 402
-        await logged(holder, 17)
+        await wait_for_requests(holder, 17)
         await expect(banner).to_contain_text("Today’s spending cap is reached.", timeout=15_000)
-        await expect(banner).to_contain_text("as 1 request did today. The cap resets in")
+        await expect(banner).to_contain_text("(1 request today). The cap resets in")
 
         await banner.get_by_role("link", name="See usage").click()
         await expect(holder.heading("Usage")).to_be_focused()
         await expect(page.get_by_text("16, €0.05")).to_be_visible()
         await expect(holder.row(app.name)).to_contain_text("171610")
-        await page.get_by_label("Table by").select_option("Model")
+        await page.get_by_label("Group by").select_option("Model")
         await expect(holder.row(QWEN)).to_contain_text("€0.05")
         await page.get_by_label("Range").select_option("This month")
         await expect(

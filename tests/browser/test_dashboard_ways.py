@@ -1,4 +1,4 @@
-"""The dashboard for everybody and in bad times: keyboard, phone, hostile names, a service that fails."""
+"""The dashboard with the keyboard, on a phone, with hostile names, and while the service fails."""
 
 import os
 import re
@@ -36,7 +36,7 @@ async def holder(visit: Visit) -> AsyncIterator[Holder]:
         yield holder
 
 
-async def test_everything_with_the_keyboard_alone(holder: Holder) -> None:
+async def test_hooks_with_only_the_keyboard(holder: Holder) -> None:
     page, app = holder.page, await holder.app()
     await holder.log_in()  # types the key and presses Enter
 
@@ -44,10 +44,10 @@ async def test_everything_with_the_keyboard_alone(holder: Holder) -> None:
     await reach("Skip to the content", backwards=True)
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("main")).to_be_focused()
-    await reach("Hooks", backwards=True)
+    await reach("Deploy hooks", backwards=True)
     await page.keyboard.press("Enter")
     await expect(holder.heading("Deploy hooks")).to_be_focused()
-    await expect(page.get_by_role("link", name="Hooks")).to_have_attribute("aria-current", "page")
+    await expect(page.get_by_role("link", name="Deploy hooks")).to_have_attribute("aria-current", "page")
     await reach("Name", "textbox")
     await page.keyboard.type("By hand")
     await page.keyboard.press("Enter")
@@ -60,13 +60,13 @@ async def test_everything_with_the_keyboard_alone(holder: Holder) -> None:
     await expect(holder.button("Keep it")).to_be_focused()
     await page.keyboard.press("Tab")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_role("status")).to_have_text("The hook By hand is revoked.")
+    await expect(page.get_by_role("status")).to_have_text("Revoked the hook By hand.")
     await reach("Log out", "button", backwards=True)
     await page.keyboard.press("Enter")
     await expect(page.get_by_label("API key")).to_be_focused()
 
 
-async def test_money_deploys_and_the_webhook_with_the_keyboard_alone(holder: Holder) -> None:
+async def test_usage_deploys_and_the_webhook_with_only_the_keyboard(holder: Holder) -> None:
     page, app, reach = holder.page, await holder.app(), holder.reach
     deploy = await holder.deploy(app)
     await holder.report(deploy, "build", ok=False, reason="broken")
@@ -85,10 +85,10 @@ async def test_money_deploys_and_the_webhook_with_the_keyboard_alone(holder: Hol
     await reach(app)
     await page.keyboard.press("Enter")
     await expect(holder.heading(app)).to_be_focused()
-    await reach("The app, euro per day", "textbox")
+    await reach("Euros per day", "textbox")
     await page.keyboard.type("0.01")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_text("Saved. It applies within a second.")).to_be_visible()
+    await expect(page.get_by_text("Saved. The limits apply within a second.")).to_be_visible()
 
     await reach("Deploys", backwards=True)
     await page.keyboard.press("Enter")
@@ -104,7 +104,7 @@ async def test_money_deploys_and_the_webhook_with_the_keyboard_alone(holder: Hol
     await expect(page).not_to_have_url(re.compile(deploy))
     await expect(holder.heading(f"Deploy of {app}")).to_be_focused()
 
-    await reach("Notifications", backwards=True)
+    await reach("Webhooks", backwards=True)
     await page.keyboard.press("Enter")
     await reach("URL", "textbox")
     await page.keyboard.type("http://127.0.0.1:9/events")
@@ -120,7 +120,7 @@ async def test_money_deploys_and_the_webhook_with_the_keyboard_alone(holder: Hol
 
 
 @pytest.mark.parametrize("width", [390, 320])
-async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit, worker: Worker, width: int) -> None:
+async def test_hostile_names_stay_text_and_do_not_widen_the_page(visit: Visit, worker: Worker, width: int) -> None:
     scheme = "dark" if width == 320 else "light"
     size = {"width": width, "height": 780}
     async with visit(HOSTILE, viewport=size, color_scheme=scheme, reduced_motion="reduce") as holder:
@@ -144,26 +144,26 @@ async def test_hostile_names_stay_text_and_a_phone_scrolls_one_way(visit: Visit,
             await expect(
                 holder.heading(VIEWS.get(view, app if view == f"apps/{app}" else f"Deploy of {app}"))
             ).to_be_focused()
-            if view == "notifications":
+            if view == "webhooks":
                 await expect(holder.row("app.crashed")).to_be_visible()
             assert await holder.width() == width, view
             shown = await page.get_by_role("main").inner_text()
-            assert (HOSTILE in shown) == (view not in ("notifications", "usage", "requests")), view
+            assert (HOSTILE in shown) == (view not in ("webhooks", "usage", "requests")), view
             assert await page.locator("img[src=x]").count() == 0
             assert await page.evaluate("document.getAnimations().length") == 0
         assert await page.evaluate("window.hit") is None
 
 
 @pytest.mark.parametrize(
-    ("status", "told"), [(0, "No connection"), (503, "not ready"), (429, "too much"), (500, "Told.")]
+    ("status", "message"), [(0, "No connection"), (503, "unavailable"), (429, "Limit reached"), (500, "A message.")]
 )
-async def test_a_service_that_fails_is_told_and_asked_again(holder: Holder, status: int, told: str) -> None:
+async def test_a_failing_service_shows_an_error_and_is_retried(holder: Holder, status: int, message: str) -> None:
     page = holder.page
 
     async def refuse(route: Route) -> None:
         if status == 0:
             return await route.abort()
-        error = {"code": CODES[status], "message": "Told.", "requestId": "r-1"}
+        error = {"code": CODES[status], "message": "A message.", "requestId": "r-1"}
         await route.fulfill(status=status, json={"error": error}, headers={"Retry-After": "7"})
 
     await page.clock.install()
@@ -171,7 +171,7 @@ async def test_a_service_that_fails_is_told_and_asked_again(holder: Holder, stat
     await page.route("**/account/deploys*", refuse)
     await page.get_by_role("link", name="Deploys").click()
     alert = page.get_by_role("alert")
-    await expect(alert).to_contain_text(told)
+    await expect(alert).to_contain_text(message)
     await expect(alert.get_by_role("heading")).to_be_focused()
     if status in (429, 503):
         await expect(alert).to_contain_text("in 7 seconds")
@@ -179,9 +179,9 @@ async def test_a_service_that_fails_is_told_and_asked_again(holder: Holder, stat
     await holder.button("Try again").click()
     await expect(page.get_by_text("No deploys yet")).to_be_visible()
 
-    # Later, what is shown stays, with a line above it.
+    # Later failures keep the view and add a line above it.
     await page.route("**/account/deploys*", refuse)
-    late = page.get_by_text("Not current: the service does not answer.")
+    late = page.get_by_text("Out of date: the service does not respond.")
     await page.clock.run_for(3_100)
     await expect(late).to_be_visible()
     await expect(page.get_by_text("No deploys yet")).to_be_visible()
@@ -190,13 +190,13 @@ async def test_a_service_that_fails_is_told_and_asked_again(holder: Holder, stat
     await expect(late).to_be_hidden()
 
 
-async def test_a_gateway_that_stands_still_is_told(holder: Holder) -> None:
+async def test_a_gateway_that_hangs_shows_an_error(holder: Holder) -> None:
     await holder.hurry(deadlines=True)
     await holder.log_in("hooks")
     assert holder.gateway.process
     os.kill(holder.gateway.process.pid, signal.SIGSTOP)
     try:
-        await expect(holder.page.get_by_text("Not current: the service does not answer.")).to_be_visible()
+        await expect(holder.page.get_by_text("Out of date: the service does not respond.")).to_be_visible()
         await holder.page.get_by_role("link", name="Deploys").click()
         await expect(holder.page.get_by_role("alert")).to_contain_text("No connection")
     finally:
@@ -215,11 +215,11 @@ async def test_a_start_without_the_service(holder: Holder) -> None:
     await expect(holder.heading("Deploy hooks")).to_be_focused()
 
 
-async def test_what_takes_time_shows_its_shape(holder: Holder) -> None:
+async def test_a_slow_view_shows_a_skeleton(holder: Holder) -> None:
     await holder.log_in()
     held: list[Route] = []
     await holder.page.route("**/account/hooks", lambda route: held.append(route))
-    await holder.page.get_by_role("link", name="Hooks").click()
+    await holder.page.get_by_role("link", name="Deploy hooks").click()
     await expect(holder.page.locator(".bone").first).to_be_visible()
     await expect(holder.page.get_by_role("main")).to_have_attribute("aria-busy", "true")
     await wait_until(lambda: held)
@@ -228,14 +228,14 @@ async def test_what_takes_time_shows_its_shape(holder: Holder) -> None:
     await expect(holder.page.get_by_role("main")).not_to_have_attribute("aria-busy", "true")
 
 
-async def test_a_log_out_that_did_not_work_says_so(holder: Holder) -> None:
+async def test_a_failed_logout_shows_an_error(holder: Holder) -> None:
     await holder.log_in()
     await holder.page.route("**/dashboard/session", lambda route: route.abort())
     await holder.button("Log out").click()
     await expect(holder.page.get_by_role("alert")).to_contain_text("You are still logged in.")
 
 
-async def test_times_show_exactly_when(holder: Holder) -> None:
+async def test_times_have_the_exact_time_in_their_title(holder: Holder) -> None:
     await holder.app()
     await holder.log_in("hooks")
     await holder.page.get_by_label("Name").fill("Now")
@@ -245,19 +245,25 @@ async def test_times_show_exactly_when(holder: Holder) -> None:
     assert re.search(r"\d+ \w+ \d{4}.*\d\d:\d\d:\d\d", await time.get_attribute("title") or "")
 
 
-async def test_an_address_that_is_none_leads_back(holder: Holder) -> None:
+async def test_unknown_addresses_link_back_to_the_overview(holder: Holder) -> None:
     await holder.log_in()
     for view in ("nowhere", "deploys/%F0%28", "deploys/dep_unknown"):
         await holder.page.evaluate(f"location.hash = '#/{view}'")
-        await expect(holder.heading("There is nothing here")).to_be_focused()
-        await holder.page.get_by_role("link", name="To the overview").click()
+        await expect(holder.heading("Not found")).to_be_focused()
+        await holder.page.get_by_role("link", name="Go to the overview").click()
         await expect(holder.heading("Overview")).to_be_focused()
 
 
 async def test_the_public_page(holder: Holder) -> None:
     page = holder.page
     await page.goto(holder.gateway.address)
-    for words in ("€0.15", "€10.00", "30 requests a minute", "50 a day", "No prompt and no completion is ever written"):
+    for words in (
+        "€0.15",
+        "€10.00",
+        "30 requests per minute",
+        "50 registrations per day",
+        "never writes prompts or completions",
+    ):
         await expect(page.get_by_text(words).first).to_be_visible()
     for width in (1180, 320):
         await page.set_viewport_size({"width": width, "height": 800})

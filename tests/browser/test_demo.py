@@ -1,6 +1,6 @@
-"""`capsule dev` and its demo page, whole: the page in a real browser, the printed curl line, a restart, a clean end.
+"""`capsule dev` and its demo page in a real browser, the printed curl line, a restart, and the end of a run.
 
-Screenshots go to the folder that SCREENSHOTS names, for a look at them.
+The tests save screenshots in the folder that SCREENSHOTS names.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ async def running(folder: Path) -> AsyncIterator[Run]:
 
 @contextlib.asynccontextmanager
 async def visiting(browser: Browser, run: Run, **options) -> AsyncIterator[Page]:
-    """Every visit is another user."""
+    """Opens the demo page as a new user."""
     context = await browser.new_context(**options)
     page = await context.new_page()
     broken: list[str] = []
@@ -121,7 +121,7 @@ async def test_addresses_that_the_service_shows_work(run: Run) -> None:
 
 
 def played(*tokens: str, finish: str = "stop") -> str:
-    """A whole answer of the gateway, in one piece."""
+    """Returns a complete answer of the gateway, in one piece."""
     end = {"model": "m", "finishReason": finish, "usage": {"inputTokens": 1, "outputTokens": len(tokens)}}
     return "".join(f"data: {json.dumps({'token': token})}\n\n" for token in tokens) + (
         f"event: done\ndata: {json.dumps(end)}\n\n"
@@ -181,10 +181,10 @@ async def test_an_answer_is_copied_as_the_model_wrote_it(browser: Browser, run: 
         assert await page.evaluate("navigator.clipboard.readText()") == "**One**\n\ntwo"
 
 
-async def test_a_cut_answer_says_so(browser: Browser, run: Run) -> None:
+async def test_a_cut_answer_shows_the_limit(browser: Browser, run: Run) -> None:
     async with visiting(browser, run) as page:
         await ask(page, played("One", finish="length"))
-        await expect(page.locator("#figures")).to_contain_text("Cut at the limit of an answer’s length · 1 token")
+        await expect(page.locator("#figures")).to_contain_text("Cut at the length limit · 1 token")
 
 
 async def test_two_thousand_tokens_at_once_keep_the_page_responsive(browser: Browser, run: Run) -> None:
@@ -200,20 +200,20 @@ async def test_two_thousand_tokens_at_once_keep_the_page_responsive(browser: Bro
         await state(page, "done")
         await expect(page.locator("#figures")).to_contain_text("2000 tokens")
         await page.wait_for_timeout(200)
-        # 50 ms is the bound on a machine with nothing else to do.
+        # On an idle machine, the longest task takes 50 ms.
         assert await page.evaluate("Math.max(0, ...tasks)") < 400
         await page.evaluate("setTimeout(() => { for (const end = Date.now() + 500; Date.now() < end; ); })")
-        await page.wait_for_function("Math.max(0, ...tasks) > 400", timeout=5_000)  # the observer sees what is long
+        await page.wait_for_function("Math.max(0, ...tasks) > 400", timeout=5_000)  # the observer reports long tasks
 
 
-async def test_stopping_with_the_keyboard_alone(browser: Browser, run: Run) -> None:
+async def test_stopping_with_only_the_keyboard(browser: Browser, run: Run) -> None:
     async with visiting(browser, run) as page:
         await page.keyboard.type("Who are you?")
         await page.keyboard.press("Enter")
         await state(page, "answering")
         await page.keyboard.press("Escape")
         await state(page, "stopped")
-        await expect(page.locator("#figures")).to_contain_text("Stopped, charged as the longest answer · ")
+        await expect(page.locator("#figures")).to_contain_text("Stopped, charged as a full-length answer · ")
         await expect(page.get_by_label("Your question")).to_be_focused()
 
 
@@ -253,7 +253,7 @@ async def test_switched_off(browser: Browser, run: Run) -> None:
 
 
 async def test_the_page_has_one_address(run: Run) -> None:
-    """Under another name it would be another origin, which the gateway refuses."""
+    """At another host name the page would have another origin, which the gateway refuses."""
     async with httpx.AsyncClient(trust_env=False) as http:
         response = await http.get(f"http://localhost:{run.port + 1}/")
     assert (response.status_code, response.headers["Location"]) == (302, run.demo)
@@ -262,9 +262,9 @@ async def test_the_page_has_one_address(run: Run) -> None:
 async def test_the_curl_line_streams_when_pasted(run: Run) -> None:
     require("curl")
     shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
-    told, _ = await asyncio.wait_for(shell.communicate(), 20)
-    assert told.startswith(b'data: {"token":"I"}\n\n')
-    assert b"\nevent: done\n" in told
+    output, _ = await asyncio.wait_for(shell.communicate(), 20)
+    assert output.startswith(b'data: {"token":"I"}\n\n')
+    assert b"\nevent: done\n" in output
 
 
 async def test_the_printed_key_is_the_accounts(run: Run) -> None:
@@ -274,11 +274,11 @@ async def test_the_printed_key_is_the_accounts(run: Run) -> None:
     assert [app["name"] for app in response.json()] == ["demo", "hello"]
 
 
-async def test_the_keys_are_the_users_alone(run: Run) -> None:
+async def test_only_the_user_can_read_the_keys(run: Run) -> None:
     assert stat.S_IMODE((run.folder / "keys.json").stat().st_mode) == 0o600
 
 
-async def test_a_second_run_is_told_of_the_first(run: Run) -> None:
+async def test_a_second_run_names_the_first(run: Run) -> None:
     second = await start(run.port, run.folder)
     await second.read()
     assert await second.process.wait() == 1
@@ -290,15 +290,15 @@ async def test_a_second_run_is_told_of_the_first(run: Run) -> None:
     ("offset", "who"),
     [(0, "gateway"), (1, "demo app"), (2, "model stand-in"), (3, "database"), (4, "hosted apps")],
 )
-async def test_a_taken_port_is_one_clear_sentence(address: str, offset: int, who: str, tmp_path: Path) -> None:
+async def test_a_port_in_use_prints_one_line(address: str, offset: int, who: str, tmp_path: Path) -> None:
     first = five_free_ports()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    told = rf"^Port {first + offset} is in use, and the {who} needs it\. [^\n]+$"
-    with socket.create_server((address, first + offset), family=family), pytest.raises(StartFailed, match=told):
-        await dev.run(Layout(first, tmp_path))
+    message = rf"^Port {first + offset} is in use, and the {who} needs it\. [^\n]+$"
+    with socket.create_server((address, first + offset), family=family), pytest.raises(StartFailed, match=message):
+        await dev.run_service(Layout(first, tmp_path))
 
 
-async def test_what_keeps_it_from_starting_is_one_line(tmp_path: Path) -> None:
+async def test_a_failed_start_prints_one_line(tmp_path: Path) -> None:
     first = five_free_ports()
     with socket.create_server(("127.0.0.1", first)):
         run = await start(first, tmp_path)
@@ -322,12 +322,12 @@ async def end_twice(folder: Path) -> None:
         keys.append(run.api_key)
         shell = await asyncio.create_subprocess_shell(f"{run.curl} -s", stdout=asyncio.subprocess.PIPE)
         assert shell.stdout
-        told = await shell.stdout.readline()
+        output = await shell.stdout.readline()
         for number in numbers:
             run.process.send_signal(number)
             await run.read(until="Stopping")
-        told += await asyncio.wait_for(shell.stdout.read(), 20)
-        assert (b"\nevent: done\n" in told) is whole
+        output += await asyncio.wait_for(shell.stdout.read(), 20)
+        assert (b"\nevent: done\n" in output) is whole
         assert await run.stop() == 0
         assert run.said.endswith("Stopped.\n")
         assert not [n for n in range(port, port + 5) if _listens(n)]
@@ -335,8 +335,8 @@ async def end_twice(folder: Path) -> None:
     assert keys[0] == keys[1]
 
 
-async def test_a_child_that_dies_takes_all_down_and_says_why(run: Run) -> None:
-    """The last test of this run."""
+async def test_a_child_that_dies_ends_the_run_with_its_log(run: Run) -> None:
+    """Must be the last test of this module, because it ends the run."""
     log = run.folder / "logs" / "valkey.log"
     os.kill(int(re.findall(r"pid=(\d+)", log.read_text())[0]), signal.SIGKILL)
     await run.read()

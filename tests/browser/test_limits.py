@@ -1,4 +1,4 @@
-"""The limits of an app, set at the dashboard, and felt by the app's users."""
+"""An account holder sets limits of an app at the dashboard, and they apply to the app's users."""
 
 import pytest
 from playwright.async_api import Browser, expect
@@ -22,7 +22,7 @@ async def test_an_account_holder_limits_an_app(
         assert (await app.ask(prompt, maxTokens=2000)).status_code == 200
         await holder.log_in()
         await holder.go(f"apps/{app.name}")
-        day, user = page.get_by_label("The app, euro per day"), page.get_by_label("Each user, requests per minute")
+        day, user = page.get_by_label("Euros per day", exact=True), page.get_by_label("Requests per minute and user")
         card = page.locator("section").filter(has=holder.heading("Limits", 2))
         await expect(card).to_contain_text("of €2.00 today")
         await expect(day).to_have_accessible_description("The plan allows €2.00.")
@@ -31,7 +31,7 @@ async def test_an_account_holder_limits_an_app(
         await holder.button("Save limits").click()
         await expect(day).to_be_focused()
         await expect(day).to_have_accessible_description(
-            "An amount in euro, such as 0.02. Empty means no limit of its own."
+            "Enter an amount in euros, such as 0.02, or leave the field empty for the plan’s limit."
         )
         await day.fill("2.01")
         await page.keyboard.press("Enter")
@@ -42,7 +42,7 @@ async def test_an_account_holder_limits_an_app(
         await day.fill("0,001")
         await user.fill("2")
         await holder.button("Save limits").click()
-        await expect(card).to_contain_text("Saved. It applies within a second.")
+        await expect(card).to_contain_text("Saved. The limits apply within a second.")
         await expect(day).to_have_value("0.001")
         await expect(card).to_contain_text("of €0.001 today")
         path = f"/account/apps/{app.name}/limits"

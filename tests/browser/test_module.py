@@ -1,4 +1,4 @@
-"""lib/ai.js as an app uses it: what resolves, what rejects and with what, and what the provider notices."""
+"""lib/ai.js as an app uses it: results, errors, and cancellation at the provider."""
 
 import asyncio
 from pathlib import Path
@@ -18,13 +18,13 @@ from tests.support.redis_servers import RedisServer
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def test_complete_resolves_to_the_whole_answer(visitor: Visitor, provider: FakeProvider) -> None:
+async def test_complete_resolves_to_the_full_answer(visitor: Visitor, provider: FakeProvider) -> None:
     prompt = provider.plays(tokens("Bon", "jour", " ☀"))
     answer = await visitor.ask(prompt, "{ whole: true }")
     assert (answer.text, answer.error) == ("Bonjour ☀", None)
 
 
-async def test_a_stream_hands_over_each_token_when_it_comes(visitor: Visitor, provider: FakeProvider) -> None:
+async def test_a_stream_delivers_each_token_when_it_arrives(visitor: Visitor, provider: FakeProvider) -> None:
     go_on = asyncio.Event()
     prompt = provider.plays(ROLE, chunk("Bon"), go_on, chunk("jour"), chunk(finish="stop", usage=(1, 2)), DONE)
     asking = asyncio.create_task(visitor.ask(prompt))
@@ -34,7 +34,7 @@ async def test_a_stream_hands_over_each_token_when_it_comes(visitor: Visitor, pr
     assert (answer.text, answer.tokens) == ("Bonjour", ["Bon", "jour"])
 
 
-async def test_how_an_answer_ended_is_told(visitor: Visitor, provider: FakeProvider) -> None:
+async def test_on_done_gets_how_an_answer_ended(visitor: Visitor, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("Bon"), chunk(finish="length"), chunk(usage=(5, 1)), DONE)
     await visitor.page.evaluate("window.ends = []")
     answer = await visitor.ask(prompt, "{ onDone: (end) => void ends.push([end, tokens.length]) }")
@@ -82,7 +82,7 @@ async def test_an_abort_before_the_first_token(visitor: Visitor, provider: FakeP
     await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
 
 
-async def test_an_abort_before_the_start_asks_nobody(visitor: Visitor, provider: FakeProvider, site: Site) -> None:
+async def test_an_abort_before_the_start_sends_no_request(visitor: Visitor, provider: FakeProvider, site: Site) -> None:
     prompt = provider.plays(tokens("no"))
     answer = await visitor.ask(prompt, "{ stop: { signal: AbortSignal.abort() } }")
     assert answer.error
@@ -91,7 +91,7 @@ async def test_an_abort_before_the_start_asks_nobody(visitor: Visitor, provider:
     assert not [e for e in site.exchanges if e.path == "/session"]
 
 
-async def test_an_abort_inside_on_token_is_the_last_of_it(visitor: Visitor, provider: FakeProvider) -> None:
+async def test_an_abort_inside_on_token_ends_the_stream(visitor: Visitor, provider: FakeProvider) -> None:
     burst = b"".join([ROLE, chunk("One"), chunk("two"), chunk("three")])
     prompt = provider.plays(burst, HANG)
     await visitor.page.evaluate("window.stop_ = new AbortController()")
@@ -114,7 +114,7 @@ async def test_an_abort_does_not_wait_for_a_slow_on_token(visitor: Visitor, prov
     await asyncio.wait_for(provider.asked(prompt)[0].canceled.wait(), 2)
 
 
-async def test_what_on_token_throws_ends_the_request(visitor: Visitor, provider: FakeProvider) -> None:
+async def test_an_error_in_on_token_ends_the_request(visitor: Visitor, provider: FakeProvider) -> None:
     prompt = provider.plays(ROLE, chunk("One"), HANG)
     answer = await visitor.ask(prompt, "{ onToken: () => { throw new RangeError('mine') } }")
     assert answer.error
@@ -140,7 +140,7 @@ async def test_a_refused_token(app: App, visit: Visit, site: Site, provider: Fak
             assert answer.error["requestId"]
 
 
-async def test_no_session_is_told_without_asking_the_gateway(app: App, visit: Visit, site: Site) -> None:
+async def test_no_session_is_an_error_without_a_request(app: App, visit: Visit, site: Site) -> None:
     async with visit(app) as visitor:
         site.token = None
         assert (await visitor.ask("?")).code == "TOKEN_UNAVAILABLE"
@@ -151,7 +151,7 @@ async def test_one_session_serves_many_questions(visitor: Visitor, site: Site) -
     assert len([e for e in site.exchanges if e.path == "/session"]) == 1
 
 
-async def test_a_rate_limit_says_how_long_to_wait(visitor: Visitor, app: App, provider: FakeProvider) -> None:
+async def test_a_rate_limit_has_a_retry_time(visitor: Visitor, app: App, provider: FakeProvider) -> None:
     for _ in range(3):
         assert (await app.ask("quick")).status_code == 200
     answer = await visitor.ask("?")

@@ -1,4 +1,4 @@
-"""The template's module as an npm package: packed, checked by TypeScript, bundled by Vite, and asked in a browser."""
+"""The template's module as an npm package: packed, checked by TypeScript, bundled by Vite, and run in a browser."""
 
 import json
 import mimetypes

@@ -1,6 +1,6 @@
 """From the public page to an answer of the model, without an operator: a real browser, a real shell, a real deploy.
 
-And an app of the template, from its source to an answer in the browser.
+Also an app of the template, from its source to an answer in the browser.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.support.gateway_process import Gateway
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-# What Vite does with the module; the sign-in is the app's own business.
+# Does with the module what Vite does. The app itself provides the sign-in.
 BUILD = """
 mkdir dist && cp -r index.html demo lib dist
 if [ -n "$VITE_SERVICE_AI_URL" ]; then env="{ \\"VITE_SERVICE_AI_URL\\": \\"$VITE_SERVICE_AI_URL\\" }"; fi
@@ -48,7 +48,7 @@ async def host(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory)
 
 
 async def paste(commands: str, folder: Path, given: str = "", **environment: str) -> str:
-    """What a shell prints that gets these lines; `given` is what its user types when asked."""
+    """Returns the output of a shell that runs these lines. `given` is its standard input."""
     variables = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), **environment}
     shell = ["bash", "-e", "-c", commands]
     done = await asyncio.to_thread(
@@ -76,7 +76,7 @@ async def test_a_newcomer_needs_no_operator(
     await expect(steps).to_contain_text("0 of 3 done")
     await assert_accessible(page)
 
-    # Make an app: the service's refusal is shown as it is, then the name is accepted.
+    # Create an app: the page shows the service's error, then the service accepts the name.
     await steps.get_by_label("Name").fill("No Name")
     await page.keyboard.press("Enter")
     await expect(steps.get_by_role("alert")).to_contain_text("a DNS label")
@@ -85,7 +85,7 @@ async def test_a_newcomer_needs_no_operator(
     await expect(steps).to_contain_text("1 of 3 done")
     await expect(steps.get_by_role("heading", name="Publish it")).to_be_focused()
 
-    # Publish it, with the commands that are shown.
+    # Publish it, with the commands from the page.
     commands = await copied(page, steps, "Publish with the command line")
     assert gw.address in commands
     done = await paste(commands, tmp_path, given=f"{key}\n")
@@ -94,16 +94,16 @@ async def test_a_newcomer_needs_no_operator(
     await expect(steps).to_contain_text("2 of 3 done", timeout=20_000)
     await assert_accessible(page)
 
-    # Say how tokens are verified, then ask the model.
-    await steps.get_by_role("link", name="say how their tokens are verified").click()
-    await page.get_by_label("Address of the keys").fill(backend.jwks_url)
+    # Set how tokens are verified, then call the model.
+    await steps.get_by_role("link", name="set how their tokens are verified").click()
+    await page.get_by_label("URL of the key set").fill(backend.jwks_url)
     await page.locator("#save-tokens").click()
     await expect(page.get_by_role("status")).to_have_text("Saved.")
     await page.goto(f"{gw.address}/dashboard#/")
     ask = await copied(page, steps, "From a terminal")
     app = App(Account(gw, "", key), "newcomer", backend)
-    said = await paste(ask, tmp_path, USER_TOKEN=app.token())
-    assert "event: done" in said, said
+    output = await paste(ask, tmp_path, USER_TOKEN=app.token())
+    assert "event: done" in output, output
     assert "What is a capsule?" in provider.prompts
     done_steps = page.get_by_role("region", name="You are all set")
     await expect(done_steps).to_contain_text("3 of 3 done", timeout=20_000)
@@ -132,7 +132,7 @@ async def test_a_newcomer_needs_no_operator(
 
 
 async def register(page: Page, gw: Gateway) -> str:
-    """With the keyboard alone, from the public page into the dashboard. Returns the key."""
+    """Registers with only the keyboard, from the public page to the dashboard. Returns the key."""
     await page.goto(f"{gw.address}/#begin")
     await page.get_by_label("Your name").focus()
     await page.keyboard.press("Enter")
@@ -163,7 +163,7 @@ async def copied(page: Page, steps: Locator, label: str) -> str:
 
 
 async def delete(page: Page) -> None:
-    """Nothing happens until the app's name is typed."""
+    """Deletes the app, and checks that nothing happens until its name is typed."""
     await page.get_by_role("link", name="newcomer", exact=True).click()
     await page.get_by_role("button", name="Delete the app").click()
     dialog = page.get_by_role("dialog")
@@ -178,7 +178,7 @@ async def delete(page: Page) -> None:
 
 
 async def test_a_day_s_registrations_that_are_used_up(browser: Browser, host: Host) -> None:
-    """The page says so when it is opened, and when the last one went meanwhile."""
+    """The page shows it when it opens, and when the last registration was used meanwhile."""
     gw = host.gateway
     page = await browser.new_page()
     await page.goto(gw.address)
@@ -203,7 +203,7 @@ async def test_another_site_s_page_registers_nobody(host: Host, origin: str) -> 
 async def test_a_capsule_app_from_source_to_answer(
     browser: Browser, host: Host, provider: FakeProvider, backend: FakeAppBackend
 ) -> None:
-    """Built, served and asked at its own address."""
+    """The app is built and served, and it works at its own address."""
     app = await host.account.app(backend, build={"command": "sh build.sh", "output": "dist"})
     deploy = await host.over(await host.publish(app.name, source(app.token())))
     assert deploy["state"] == "live", f"{deploy}"
@@ -217,7 +217,7 @@ async def test_a_capsule_app_from_source_to_answer(
         await page.get_by_role("button", name="What is a capsule?").click()
         await expect(page.locator("#answer")).to_have_text("".join(COMPLETIONS))
 
-        # The next build has no address, and the page says so.
+        # The next build has no inference address, and the page shows that.
         await host.gateway.switch(enabled=False)
         assert (await host.over(await host.trigger(hook)))["state"] == "live"
         await page.reload()

@@ -1,4 +1,4 @@
-"""The operators' page in a real browser: logging in, the live figures, the switch, and what it says of trouble."""
+"""The operators' page in a real browser: login, live figures, the switch, and errors."""
 
 import re
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ async def gw(provider: FakeProvider, tmp_path_factory: pytest.TempPathFactory) -
 
 @asynccontextmanager
 async def visiting(browser: Browser, gw: Gateway, *, logged_in: bool) -> AsyncIterator[Page]:
-    """At /ops. At the end the page must have thrown nothing and loaded nothing it may not."""
+    """Opens /ops. At the end, the page must have no errors and no violation of its content policy."""
     context = await browser.new_context(base_url=gw.address)
     if logged_in:
         answer = await context.request.post("/ops/session", data={"token": OPERATOR}, headers={"Origin": gw.address})
@@ -64,13 +64,13 @@ async def log_in(page: Page, token: str = OPERATOR) -> None:
     await page.keyboard.press("Enter")
 
 
-async def test_it_asks_for_the_token_and_says_what_was_wrong(page: Page) -> None:
+async def test_the_login_shows_errors(page: Page) -> None:
     field = page.get_by_label("Operator token")
     await expect(field).to_be_focused()
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("alert")).to_have_text("Paste the operator token.")
     await log_in(page, "wrong")
-    await expect(page.get_by_role("alert")).to_contain_text("not the operator token")
+    await expect(page.get_by_role("alert")).to_contain_text("This token is not valid.")
     await expect(field).to_be_focused()
     await expect(field).to_have_attribute("aria-invalid", "true")
     await log_in(page)
@@ -93,16 +93,16 @@ async def test_figures_follow_what_happens(inside: Page, gw: Gateway, backend: F
     await expect(spender).to_contain_text("max")
     await expect(spender.locator(".bar .settled")).to_be_visible()
     await expect(inside.get_by_role("img", name="22 requests in the last hour, at most")).to_be_visible()
-    await expect(inside.locator("#attention")).to_contain_text("Without a worker: webhooks, deploys")
+    await expect(inside.locator("#attention")).to_contain_text("No worker running: webhooks, deploys")
     await expect(inside.locator("#models")).to_contain_text("gpt-oss-120b")
     glance = inside.locator("#glance")
-    await expect(glance).to_contain_text("refused: 1 faulty, 1 over a limit")
-    await expect(glance).to_contain_text("100 %")
+    await expect(glance).to_contain_text("refused: 1 invalid, 1 over a limit")
+    await expect(glance).to_contain_text("100%")
     await view(inside, "System")
-    await expect(inside.locator("#workers")).to_contain_text("No worker lives")
+    await expect(inside.locator("#workers")).to_contain_text("No worker is running")
 
 
-async def test_what_the_switch_refused_is_not_the_callers_fault(
+async def test_requests_refused_by_the_switch_are_counted_separately(
     inside: Page, gw: Gateway, backend: FakeAppBackend
 ) -> None:
     app = await gw.app(backend)
@@ -125,13 +125,15 @@ async def test_dead_letters_and_storage(inside: Page, gw: Gateway, backend: Fake
         client.xadd("{p32}:dead", letter)
         client.expire("{p32}:dead", 600)
     await expect(inside.get_by_role("heading", name="Dead letters")).to_be_visible(timeout=15_000)
-    await expect(inside.locator("#dead-letters")).to_contain_text("1 entry that no worker could process")
+    await expect(inside.locator("#dead-letters")).to_contain_text(
+        "1 entry of the last 30 days that no worker could process"
+    )
     row = inside.get_by_role("row").filter(has_text="KeyError: 'id'")
     await expect(row).to_contain_text("garbage=<b>x</b>")
     await expect(inside.locator("#storage").get_by_role("row").filter(has_text=account)).to_contain_text("MiB")
 
 
-async def test_the_switch_turns_by_keyboard_and_asks_before_it_closes(inside: Page, gw: Gateway) -> None:
+async def test_the_switch_works_by_keyboard_and_needs_a_confirmation(inside: Page, gw: Gateway) -> None:
     button = inside.locator("#switch")
     await button.focus()
     await inside.keyboard.press("Enter")
@@ -152,18 +154,18 @@ async def test_the_switch_turns_by_keyboard_and_asks_before_it_closes(inside: Pa
     await expect(inside.locator("#inference")).to_have_text("Operational")
 
 
-async def test_what_was_switched_elsewhere_shows(inside: Page, gw: Gateway) -> None:
+async def test_switches_changed_elsewhere_are_shown(inside: Page, gw: Gateway) -> None:
     await gw.switch(approved=False)
     await expect(inside.locator("#inference-why")).to_contain_text("processing is not approved", timeout=10_000)
     await gw.switch(approved=True)
     await expect(inside.locator("#inference")).to_have_text("Operational", timeout=10_000)
 
 
-async def test_redis_being_away_is_said_and_the_figures_stay(inside: Page, gw: Gateway) -> None:
+async def test_without_redis_the_last_figures_stay(inside: Page, gw: Gateway) -> None:
     gw.redis.freeze()
     try:
-        await expect(inside.get_by_role("alert").first).to_contain_text("Redis does not answer", timeout=15_000)
-        await expect(inside.locator("#glance")).to_contain_text("Streams open")
+        await expect(inside.get_by_role("alert").first).to_contain_text("Redis does not respond", timeout=15_000)
+        await expect(inside.locator("#glance")).to_contain_text("Open streams")
     finally:
         gw.redis.thaw()
     await expect(inside.locator("#live")).to_have_text("Live", timeout=15_000)
@@ -193,7 +195,7 @@ async def test_nothing_is_wider_than_the_window(inside: Page) -> None:
 
 
 async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend) -> None:
-    """An operator finds an account, changes its plan, makes a key for its holder, and sees all of it in the audit."""
+    """An operator finds an account, changes its plan and creates a key; the audit trail shows all of it."""
     made = (await gw.platform("POST", "accounts", {"name": "Café <b>Vreni</b>", "plan": "free"})).json()
     gw.confidential.add(made["apiKey"])
     record = {"account": made["id"], "auth": {"kind": "jwks", "url": backend.jwks_url}}
@@ -230,7 +232,7 @@ async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend)
     await inside.keyboard.press("Enter")
     await expect(inside.get_by_role("row").filter(has_text="vrenis-cafe")).to_be_visible()
     await inside.get_by_role("link", name="Show unhealthy apps").click()
-    await expect(inside.get_by_text("Every app that is probed answers.")).to_be_visible()
+    await expect(inside.get_by_text("All probed apps are healthy.")).to_be_visible()
     await view(inside, "Deploys")
     await expect(inside.get_by_text("No deploy has failed")).to_be_visible()
 
@@ -242,7 +244,7 @@ async def test_the_workplace(inside: Page, gw: Gateway, backend: FakeAppBackend)
     await expect(rows.nth(1)).to_contain_text("Done")
     assert key not in await inside.inner_text("main")
     await inside.get_by_role("link", name="Show the reports").click()
-    await expect(inside.get_by_text("What watchdogs")).to_be_visible()
+    await expect(inside.get_by_text("Reports of watchdogs")).to_be_visible()
     await inside.go_back()
     await expect(rows.first).to_be_visible()
 
@@ -255,7 +257,7 @@ async def test_the_approval_is_given_by_typing_the_services_name(inside: Page, g
         await expect(field).to_be_focused()
         await field.fill("yes")
         await inside.keyboard.press("Enter")
-        await expect(dialog.get_by_role("alert")).to_contain_text("to go on")
+        await expect(dialog.get_by_role("alert")).to_contain_text("to continue")
         assert (await gw.platform("GET", "inference")).json()["approved"] is not approved
         await field.fill(gw.address.removeprefix("http://"))
         await dialog.get_by_role("button", name=action).click()

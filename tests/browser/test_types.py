@@ -1,4 +1,4 @@
-"""ai.js holds what ai.d.ts promises, and a TypeScript app can use it; tsc looks, in its strictest mode."""
+"""ai.js matches ai.d.ts, and a TypeScript app can use it: tsc checks both in its strictest mode."""
 
 import subprocess
 

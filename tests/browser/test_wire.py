@@ -1,4 +1,4 @@
-"""lib/ai.js against bytes that a proxy, another server or a bad day may put on the wire."""
+"""lib/ai.js with unusual and invalid responses, as proxies and other servers send them."""
 
 import email.utils
 import json
@@ -26,7 +26,7 @@ DONE = b'event: done\ndata: {"model":"m","finishReason":"stop","usage":null}\n\n
 
 
 class Wire(FakeServer):
-    """In the gateway's place."""
+    """A server in place of the gateway."""
 
     answer: Script
 
@@ -105,7 +105,7 @@ async def test_every_form_of_a_stream(visitor: Visitor, wire: Wire, steps: list[
     assert (answer.tokens, answer.text, answer.error) == (["Ça ", "va 🙂"], "Ça va 🙂", None)
 
 
-async def test_a_lone_cr_holds_nothing_back(visitor: Visitor, wire: Wire) -> None:
+async def test_a_lone_cr_does_not_delay_tokens(visitor: Visitor, wire: Wire) -> None:
     wire.streams(WHOLE.replace(b"\n", b"\r"), HANG)
     assert (await visitor.ask("?")).text == "Ça va 🙂"
 
@@ -131,7 +131,7 @@ async def test_the_errors_own_code(visitor: Visitor, wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("data", [b"not json", b"{}", b'{"token":7}', b"null", b'event: error\ndata: "?"'])
-async def test_what_is_not_the_services_event(visitor: Visitor, wire: Wire, data: bytes) -> None:
+async def test_invalid_events(visitor: Visitor, wire: Wire, data: bytes) -> None:
     wire.streams(data if data.startswith(b"event") else b"data: " + data, b"\n\n", HANG)
     assert (await visitor.ask("?")).code == "ANSWER_UNEXPECTED"
 
@@ -146,7 +146,9 @@ async def test_what_is_not_the_services_event(visitor: Visitor, wire: Wire, data
         (200, "application/json", b"[]"),
     ],
 )
-async def test_an_answer_of_something_else(visitor: Visitor, wire: Wire, status: int, kind: str, body: bytes) -> None:
+async def test_error_responses_without_the_services_body(
+    visitor: Visitor, wire: Wire, status: int, kind: str, body: bytes
+) -> None:
     wire.answers(status, body, kind)
     for options in ("{}", "{ whole: true }"):
         answer = await visitor.ask("?", options)
@@ -165,7 +167,7 @@ async def test_an_answer_of_something_else(visitor: Visitor, wire: Wire, status:
     ],
     ids=["seconds", "at once", "a date", "a past date", "neither"],
 )
-async def test_how_long_to_wait(visitor: Visitor, wire: Wire, header: Any, least: Any, most: Any) -> None:
+async def test_the_retry_time(visitor: Visitor, wire: Wire, header: Any, least: Any, most: Any) -> None:
     error = b'{"error": {"code": "APP_RATE_LIMITED", "message": "Wait.", "requestId": "r2"}}'
     wire.answers(429, error, Retry_After=header if isinstance(header, str) else header())
     answer = await visitor.ask("?")
@@ -175,12 +177,12 @@ async def test_how_long_to_wait(visitor: Visitor, wire: Wire, header: Any, least
     assert wait is None if least is None else least <= wait <= most
 
 
-async def test_a_whole_answer_that_breaks_off(visitor: Visitor, wire: Wire) -> None:
+async def test_a_full_answer_that_is_cut_off(visitor: Visitor, wire: Wire) -> None:
     wire.answer = [Head(200, {"Content-Type": "application/json", **CORS}), b'{"text": "half', CLOSE]
     assert (await visitor.ask("?", "{ whole: true }")).code == "NETWORK_ERROR"
 
 
-async def test_nothing_listens(visitor: Visitor, wire: Wire) -> None:
+async def test_no_server_at_the_address(visitor: Visitor, wire: Wire) -> None:
     wire.answer = [RESET]
     for options in ("{}", "{ whole: true }"):
         answer = await visitor.ask("?", options)
@@ -188,7 +190,7 @@ async def test_nothing_listens(visitor: Visitor, wire: Wire) -> None:
         assert (answer.code, answer.error["status"]) == ("NETWORK_ERROR", None)
 
 
-async def test_what_goes_out(visitor: Visitor, wire: Wire) -> None:
+async def test_the_request(visitor: Visitor, wire: Wire) -> None:
     wire.streams(DONE)
     await visitor.ask("Ça va 🙂?")
     sent = wire.exchanges[-1]

@@ -1,4 +1,4 @@
-"""A page of an app in the browser, and what its script sees of the module."""
+"""A page of an app in the browser, whose script calls the module."""
 
 import os
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from tests.browser.site import Site
 from tests.support.gateway_process import DOMAIN
 from tests.support.programs import require
 
-BROWSERS = ["chromium-headless-shell", "chromium", "google-chrome"]  # the first takes half of the processor time
+BROWSERS = ["chromium-headless-shell", "chromium", "google-chrome"]  # the first needs half the processor time
 QUIET = [
     "--no-sandbox",
     "--disable-gpu",
@@ -23,7 +23,7 @@ QUIET = [
     "--disable-sync",
 ]
 
-# `ask` tells a test all of a call: what it resolved to, or what it was rejected with.
+# `ask` returns the result of a call: the value it resolved to, or the error it was rejected with.
 SCRIPT = """
 window.ask = async (prompt, { stop, onToken, onDone, whole } = {}) => {
   window.tokens = [];
@@ -52,7 +52,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 @dataclass
 class Answer:
-    """`error` has the fields of an AiError; `known` says whether it is one."""
+    """The result of a call. `error` has the fields of an AiError; its `known` says whether it is one."""
 
     text: str | None
     tokens: list[str]
@@ -68,9 +68,9 @@ class Visitor:
         self.page = page
 
     async def ask(self, prompt: str, options: str = "{}") -> Answer:
-        """`options` is a JavaScript expression."""
-        told = await self.page.evaluate(f"(prompt) => ask(prompt, {options})", prompt)
-        return Answer(told.get("text"), told["tokens"], told.get("error"))
+        """Calls the module. `options` is a JavaScript expression."""
+        result = await self.page.evaluate(f"(prompt) => ask(prompt, {options})", prompt)
+        return Answer(result.get("text"), result["tokens"], result.get("error"))
 
     async def tokens(self) -> list[str]:
         return await self.page.evaluate("window.tokens ?? []")
@@ -78,7 +78,7 @@ class Visitor:
 
 @asynccontextmanager
 async def visiting(browser: Browser, site: Site, app: str) -> AsyncIterator[Visitor]:
-    """At a blank page of the app."""
+    """Opens a blank page of the app."""
     page = await browser.new_page()
     await page.add_init_script(SCRIPT)
     await page.goto(f"http://{app}.{DOMAIN}:{site.port}/blank")

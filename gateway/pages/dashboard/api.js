@@ -1,8 +1,8 @@
 // Calls the account API, with the session's cookie.
 
 const DEADLINE = 6_000; // ms for an answer
-const UPLOAD_DEADLINE = 600_000;
-const SILENCE = 45_000; // of a stream
+const UPLOAD_DEADLINE = 600_000; // ms
+const SILENCE = 45_000; // ms without data before a stream fails
 
 export class Refused extends Error {
   constructor(status, { code = "", message = "", requestId = "" } = {}, retryAfter = null) {
@@ -11,9 +11,9 @@ export class Refused extends Error {
   }
 }
 
-// Resolves with the answer's JSON, or null if it is empty. Rejects with Refused, whose status is 0 if nobody answered.
+// Resolves with the answer's JSON, or null if it is empty. Rejects with Refused, with status 0 if there was no answer.
 export async function call(method, path, options) {
-  return parsed(await send(method, path, options));
+  return parseJson(await send(method, path, options));
 }
 
 async function send(method, path, { body, accept, signal: left } = {}) {
@@ -30,17 +30,17 @@ async function send(method, path, { body, accept, signal: left } = {}) {
     throw left?.aborted ? error : new Refused(0);
   }
   if (response.ok) return text;
-  throw refused(response, text);
+  throw toRefused(response, text);
 }
 
-// Calls `take` with the new lines of a stream of events, until it ends. The service sends something every 15 seconds.
+// Calls `take` with the new lines of a stream of events until it ends. The service sends data every 15 seconds.
 export async function stream(path, left, take) {
   const silent = new AbortController();
   let timer = setTimeout(() => silent.abort(), SILENCE);
   try {
     const signal = AbortSignal.any([left, silent.signal]);
     const response = await fetch(path, { headers: { Accept: "text/event-stream" }, signal, cache: "no-store" });
-    if (!response.ok) throw refused(response, await response.text());
+    if (!response.ok) throw toRefused(response, await response.text());
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
@@ -59,10 +59,10 @@ export async function stream(path, left, take) {
   }
 }
 
-const refused = (response, text) =>
-  new Refused(response.status, parsed(text)?.error, Number(response.headers.get("Retry-After")) || null);
+const toRefused = (response, text) =>
+  new Refused(response.status, parseJson(text)?.error, Number(response.headers.get("Retry-After")) || null);
 
-function parsed(text) {
+function parseJson(text) {
   try {
     return text ? JSON.parse(text) : null;
   } catch {

@@ -1,4 +1,4 @@
-// What an account sets for one of its apps: how tokens are verified, what is built. And how the app is deleted.
+// An app's settings: how tokens are verified, what is built, and how the app is deleted.
 
 import { h } from "/pages/dom.js";
 import { call, get } from "./api.js";
@@ -27,7 +27,7 @@ async function save(at, body, draw, id) {
 const KINDS = {
   jwks: "With a key set (JWKS)",
   secret: "With a shared secret",
-  backend: "By asking the app’s backend",
+  backend: "With a call to the app’s backend",
 };
 
 function tokens(at, { auth }, draw) {
@@ -41,14 +41,14 @@ function tokens(at, { auth }, draw) {
   const issuer = input("issuer", auth.issuer);
   const audience = input("audience", [auth.audience ?? []].flat().join(", "));
   const claim = input("user-claim", auth.userClaim ?? auth.userField, { placeholder: "sub" });
-  const url = field("Address of the keys", address);
-  const key = field("Secret, 32 characters or more", secret);
-  const claims = [field("Issuer, if checked", issuer), field("Audience, if checked", audience)];
+  const url = field("URL of the key set", address);
+  const key = field("Secret (at least 32 characters)", secret);
+  const claims = [field("Issuer (optional)", issuer), field("Audience (optional)", audience)];
   const show = () => {
     toggle(url, kind.value !== "secret");
     toggle(key, kind.value === "secret");
     for (const each of claims) toggle(each, kind.value !== "backend");
-    url.querySelector("label").textContent = kind.value === "backend" ? "Address to ask" : "Address of the keys";
+    url.querySelector("label").textContent = kind.value === "backend" ? "URL of the backend" : "URL of the key set";
     address.placeholder = kind.value === "backend" ? "https://…" : "the app’s own /.well-known/jwks.json";
   };
   kind.addEventListener("change", show);
@@ -62,15 +62,15 @@ function tokens(at, { auth }, draw) {
     return { kind: "backend", url: address.value.trim(), method, userField: sub };
   };
   const button = h("button", { class: "main", id: "save-tokens", "aria-label": "Save users’ tokens" }, "Save");
-  const fields = [field("How tokens are verified", kind), url, key, ...claims, field("Claim with the user’s id", claim)];
+  const fields = [field("Verification", kind), url, key, ...claims, field("Claim with the user’s id", claim)];
   return card(
     "Users’ tokens",
-    h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply at once."),
+    h("p", { class: "quiet" }, "Each request to the model carries a token of one of your users. Changes apply immediately."),
     form("wide", fields, button, () => save(at, { auth: read() }, draw, "save-tokens")),
   );
 }
 
-// A browser must not check what it does not show.
+// A browser must not validate hidden fields.
 function toggle(part, shown) {
   part.hidden = !shown;
   part.querySelector("input").disabled = !shown;
@@ -90,34 +90,35 @@ function source(at, { repository, build }, draw) {
   const output = input("output", build?.output, { placeholder: "dist" });
   const start = input("start", build?.start, { placeholder: "node server.js" });
   const work = () => {
-    const tracked = filled({ url: url.value, branch: branch.value });
-    const built = filled({ command: command.value, output: output.value, start: start.value });
+    const tracked = withoutEmpty({ url: url.value, branch: branch.value });
+    const built = withoutEmpty({ command: command.value, output: output.value, start: start.value });
     return save(at, { repository: tracked.url ? tracked : null, build: built }, draw, "save-source");
   };
   const button = h("button", { class: "main", id: "save-source", "aria-label": "Save source and build" }, "Save");
   const fields = [
-    field("Repository, if any", url),
+    field("Repository (optional)", url),
     field("Branch", branch),
     field("Build command", command),
     field("Folder to serve", output),
-    field("Start command, if the app runs", start),
+    field("Start command (for an app with a server)", start),
   ];
   return card(
     "Source and build",
     h(
       "p",
       { class: "quiet" },
-      "From the next deploy on. Without a repository, you publish the source; without a build, it is served as it is. ",
+      "Changes apply from the next deploy. Without a repository, you publish the source yourself. Without a build command, " +
+        "the source is served as it is. ",
       repository?.hasCredentials
-        ? "The repository’s user name and password are stored and kept."
-        : "For a private repository, put user name and password into the address: https://user:password@…",
+        ? "The repository’s user name and password are stored."
+        : "For a private repository, put the user name and password in the address: https://user:password@…",
     ),
     form("wide", fields, button, work),
   );
 }
 
-// Without what is empty; null if nothing is left.
-function filled(fields) {
+// Returns the fields without empty ones, or null if all are empty.
+function withoutEmpty(fields) {
   const rest = Object.entries(fields).filter(([, value]) => value.trim());
   return rest.length ? Object.fromEntries(rest.map(([name, value]) => [name, value.trim()])) : null;
 }
@@ -127,21 +128,21 @@ function filled(fields) {
 function deletion(at, name) {
   const line = refusal();
   const button = action("Delete the app", { class: "danger" }, line, async (button) => {
-    if (!(await confirmedByName(name))) return button.focus();
+    if (!(await confirmByName(name))) return button.focus();
     await call("DELETE", at);
-    announce(`The app ${name} is deleted.`);
+    announce(`Deleted the app ${name}.`);
     location.hash = "#/";
   });
   return card(
     "Delete",
-    h("p", { class: "quiet" }, "Removes its pages, hooks, variables and sources. This cannot be undone."),
+    h("p", { class: "quiet" }, "Deletes the app’s pages, hooks, variables and sources. This cannot be undone."),
     h("div", { class: "row" }, button),
     line,
   );
 }
 
-// Asks for the app's name. Resolves with whether it was typed.
-function confirmedByName(name) {
+// Asks the user to type the app's name. Resolves with whether it was typed.
+function confirmByName(name) {
   const typed = input("typed-name", "", { required: true, autofocus: true, "aria-describedby": "loss" });
   const lose = h("button", { value: "yes", class: "danger", "aria-disabled": "true" }, "Delete it");
   typed.addEventListener("input", () => lose.setAttribute("aria-disabled", String(typed.value !== name)));
@@ -150,7 +151,7 @@ function confirmedByName(name) {
     "form",
     { method: "dialog", onsubmit: (event) => typed.value !== name && event.preventDefault() },
     h("h2", { id: "question" }, `Delete ${name}?`),
-    h("p", { id: "loss", class: "quiet" }, "Visitors of its address get an error from now on. Deploys in progress end."),
+    h("p", { id: "loss", class: "quiet" }, "Visitors to its address will get an error. Deploys in progress stop."),
     field(`To confirm, type ${name}`, typed),
     h("div", { class: "row" }, keep, lose),
   );

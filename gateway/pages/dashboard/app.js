@@ -1,4 +1,4 @@
-// Shows one app: its address and health, findings, crashes, deploys, environment, output and hooks.
+// Shows one app: address, health, findings, crashes, deploys, environment, output and hooks.
 
 import { h, link } from "/pages/dom.js";
 import { bare, capital, moment, plural } from "/pages/format.js";
@@ -13,7 +13,7 @@ import {
   announce,
   badge,
   card,
-  confirmed,
+  confirmAction,
   empty,
   facts,
   field,
@@ -62,7 +62,7 @@ export async function draw(signal, name) {
     card("Security findings", findings),
     card("Crashes", crashes),
     app.build?.start && card("Output of the start command", output(at, app.name, signal)),
-    card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy on."), setting(at, show), variables),
+    card("Environment", h("p", { class: "quiet" }, "Changes apply from the next deploy."), variableForm(at, show), variables),
     await limitsCard(name, signal),
     card("Deploy hooks", hooks),
     settings,
@@ -79,17 +79,17 @@ function overview(app) {
       ? h("a", { href: `#/deploys/${app.liveDeploy}` }, h("code", {}, app.liveDeploy))
       : "None yet",
     Certificate: certificate && [
-      `${certificate.domain}${certificate.issuer ? `, from ${certificate.issuer}` : ""}, ends `,
+      `${certificate.domain}${certificate.issuer ? `, issued by ${certificate.issuer}` : ""}, expires `,
       moment(certificate.expiresAt),
     ],
     Repository: repository && `${bare(repository.url)} at ${repository.branch}`,
-    Usage: h("a", { href: "#/usage" }, "Requests and spend"),
+    Usage: h("a", { href: "#/usage" }, "Requests and spending"),
     Created: moment(app.createdAt),
   });
 }
 
 function findingList(findings, { red, yellow }) {
-  if (!findings.length) return empty("No open findings", "What security scans of this app find appears here.");
+  if (!findings.length) return empty("No open findings", "Findings of security scans appear here.");
   const columns = {
     Finding: ({ cve }) => h("code", {}, cve),
     Package: ({ component }) => component,
@@ -98,17 +98,18 @@ function findingList(findings, { red, yellow }) {
     Deadline: ({ deadlineAt }) => moment(deadlineAt),
   };
   const total = red + yellow;
-  const rest = total > findings.length && `The ${findings.length} most urgent of ${plural(total, "finding")}.`;
+  const rest = total > findings.length && `Showing the ${findings.length} most urgent of ${plural(total, "finding")}.`;
   return [table("Security findings", columns, findings), rest && h("p", { class: "small quiet" }, rest)];
 }
 
 function crashList(crashes) {
-  if (!crashes.length) return empty("No crashes", "The last 20 of 30 days appear here, each with its last output.");
+  const kept = "The last 20 crashes of the past 30 days appear here, each with its last output.";
+  if (!crashes.length) return empty("No crashes", kept);
   const one = ({ at, reason, exitCode, lines }) =>
     h(
       "li",
       {},
-      h("h3", {}, reason === "oom" ? "Out of memory" : "Ended by itself"),
+      h("h3", {}, reason === "oom" ? "Out of memory" : "Process exited"),
       h("p", { class: "end small quiet" }, exitCode !== null && `Exit code ${exitCode} · `, moment(at)),
       lines.length > 0 &&
         h(
@@ -139,12 +140,12 @@ function hookList(hooks) {
 
 // -- environment ------------------------------------------------------------------------------------------------
 
-function setting(at, show) {
+function variableForm(at, show) {
   const name = h("input", { id: "variable", required: true, autocomplete: "off", placeholder: "e.g. DATABASE_URL" });
   const value = h("input", { id: "value", type: "password", autocomplete: "new-password" });
   const set = async () => {
     const after = await call("PUT", `${at}/env`, { body: { [name.value]: value.value } });
-    announce(`${name.value} is set.`);
+    announce(`Set ${name.value}.`);
     name.value = value.value = "";
     show(after);
   };
@@ -153,13 +154,13 @@ function setting(at, show) {
 }
 
 function variableList(variables, at, show) {
-  if (!variables.length) return empty("No variables yet", "Builds and the start command see those that you set.");
+  if (!variables.length) return empty("No variables yet", "Builds and the start command can read the variables that you set.");
   const line = refusal();
   const remove = ({ name }) => {
     const named = { class: "plain danger", "data-focus": name, "aria-label": `Remove ${name}` };
     return action("Remove", named, line, async (button) => {
-      const loss = "Its value cannot be shown again.";
-      if (!(await confirmed(`Remove ${name}?`, loss, "Remove"))) return button.focus();
+      const loss = "You cannot recover its value.";
+      if (!(await confirmAction(`Remove ${name}?`, loss, "Remove"))) return button.focus();
       show(await call("PUT", `${at}/env`, { body: { [name]: null } }));
     });
   };
@@ -173,9 +174,9 @@ function variableList(variables, at, show) {
 
 // -- output -----------------------------------------------------------------------------------------------------
 
-// The last lines, and then new ones as they come. A stream that ends begins again with its last lines.
+// Shows the last lines, and new ones as they arrive. When the stream ends, it starts again with the last lines.
 function output(at, name, signal) {
-  const none = "There is no output yet.";
+  const none = "No output yet.";
   const log = new LogView("Output", `${name}.log`, none);
   follow(500, signal, async () => {
     log.clear();

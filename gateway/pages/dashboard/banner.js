@@ -1,6 +1,6 @@
-// Says above every view that the day's spending cap is nearly or fully used: why, and until when.
+// A banner above every view while the day's spending cap is nearly or fully used: the reason, and when it resets.
 
-import { h, pause, seen } from "/pages/dom.js";
+import { h, pause, untilVisible } from "/pages/dom.js";
 import { money, moment, plural } from "/pages/format.js";
 import { get } from "./api.js";
 import { announce, redraw } from "./parts.js";
@@ -11,7 +11,7 @@ const DAY = 86_400_000; // ms
 
 const banner = document.querySelector("#banner");
 
-// Until the signal aborts. If a refresh fails, the banner stays as it is: the view reports the failure.
+// Runs until the signal aborts. If a refresh fails, the banner does not change: the view reports the failure.
 export async function watchSpend(signal) {
   try {
     for (;;) {
@@ -19,7 +19,7 @@ export async function watchSpend(signal) {
         if (!signal.aborted && error.status === undefined) reportError(error); // a bug
       });
       await pause(INTERVAL, signal);
-      await seen(signal);
+      await untilVisible(signal);
     }
   } catch {
     banner.hidden = true; // logged out
@@ -51,15 +51,15 @@ function explain(state, { day, settled, reserved, cap, interrupted, interruptedN
   const headline =
     state === "reached"
       ? "Today’s spending cap is reached."
-      : `${Math.floor((used / cap) * 100)} % of today’s spending cap is used.`;
+      : `${Math.floor((used / cap) * 100)}% of today’s spending cap is used.`;
   const parts = [
     `${money(settled)} of ${money(cap)} is spent`,
-    interrupted > 0 && `${money(interruptedNanoEuro)} of it for ${plural(interrupted, "interrupted answer")}`,
-    reserved > 0 && `${money(reserved)} is reserved for requests under way`,
+    interrupted > 0 && `including ${money(interruptedNanoEuro)} for ${plural(interrupted, "interrupted answer")}`,
+    reserved > 0 && `${money(reserved)} is reserved for running requests`,
     `${money(Math.max(0, cap - used))} is left`,
   ];
-  const rule = "A request that could cost more than what is left gets 402 SPEND_CAP_REACHED";
-  const rejected = refused ? `, as ${plural(refused, "request")} did today. ` : ". ";
+  const rule = "A request that could cost more than the rest gets 402 SPEND_CAP_REACHED";
+  const rejected = refused ? ` (${plural(refused, "request")} today). ` : ". ";
   const reset = moment(new Date(Date.parse(day) + DAY).toISOString());
   return [
     h("p", {}, h("strong", {}, headline), ` ${parts.filter(Boolean).join(", ")}.`),

@@ -1,4 +1,4 @@
-// Draws hours or days as stacked bars, and the parts of a whole as one bar.
+// Draws hours or days as stacked bars, and parts of a whole as one bar.
 
 import { h, svg } from "/pages/dom.js";
 import { roughly } from "/pages/format.js";
@@ -6,8 +6,8 @@ import { roughly } from "/pages/format.js";
 const [STEP, HEIGHT] = [10, 96];
 const CLASSES = ["first", "second", "third"];
 
-// `rows` are oldest first. `series`: up to three names from the bottom up, each with a function from a row to its value.
-// `of` names a row's time, `span` the time of all; `ticks` stand below; `show` formats a value.
+// `rows` are oldest first. `series` maps up to three names, bottom first, to functions from a row to its value.
+// `of` formats a row's time, `span` names the whole period, `ticks` are the labels below, and `show` formats a value.
 export function bars(label, rows, series, { of, span, ticks, show = roughly, classes = CLASSES }) {
   const names = Object.keys(series);
   const totals = rows.map((row) => names.reduce((sum, name) => sum + series[name](row), 0));
@@ -43,7 +43,7 @@ export function bars(label, rows, series, { of, span, ticks, show = roughly, cla
 function column(x, series, classes, row, peak, words) {
   let top = HEIGHT;
   const parts = series.map((of, n) => {
-    // At least three units high, so that small values stay visible; a gap of one tells it from the part below.
+    // At least three units high, so that small values are visible. A gap of one separates it from the part below.
     const height = of(row) && Math.max((of(row) / peak) * (HEIGHT - 3 * series.length), 3);
     const gap = top < HEIGHT ? 1 : 0;
     top -= height;
@@ -53,7 +53,7 @@ function column(x, series, classes, row, peak, words) {
   return svg("g", {}, svg("title", {}, words), over, parts);
 }
 
-// [class of the swatch, name, value]
+// Draws the legend from entries [class of the swatch, name, value].
 export function key(entries) {
   const item = ([swatch, name, value]) => h("li", {}, swatch && h("i", { class: swatch }), h("b", {}, value), name);
   return h("ul", { class: "key" }, entries.map(item));

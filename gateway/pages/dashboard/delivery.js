@@ -3,7 +3,7 @@
 import { h } from "/pages/dom.js";
 import { duration, moment } from "/pages/format.js";
 import { call, get } from "./api.js";
-import { marksOf, outcomeOf } from "./notifications.js";
+import { notesOn, outcomeOf } from "./webhooks.js";
 import { action, announce, card, copier, facts, heading, refusal } from "./parts.js";
 
 export const title = "Delivery";
@@ -14,23 +14,23 @@ export async function draw(signal, id) {
   const line = refusal();
   const again = action("Redeliver", { class: "main" }, line, async () => {
     await call("POST", `/account/deliveries/${encodeURIComponent(delivery.id)}/redeliver`);
-    announce(`${type} is on its way again.`);
+    announce(`Queued ${type} again.`);
   });
   const about = {
     App: app,
-    Happened: moment(eventAt),
+    Occurred: moment(eventAt),
     Sent: moment(at),
     Took: duration(durationMs),
     Attempt: String(redelivery + 1),
-    Marks: marksOf(delivery),
+    Notes: notesOn(delivery),
   };
   return [
-    h("p", { class: "small" }, h("a", { href: "#/notifications" }, "All deliveries")),
+    h("p", { class: "small" }, h("a", { href: "#/webhooks" }, "All deliveries")),
     heading(type, h("code", {}, delivery.id), h("div", {}, outcomeOf(delivery))),
     h("section", { class: "card" }, url && h("code", { class: "cut" }, url), facts(about), h("div", {}, again), line),
     payload(request.body),
-    card("Request headers", headers(request.headers, "Nothing was sent.")),
-    response ? answer(response) : card("Response", h("p", { class: "quiet" }, "The receiver did not answer.")),
+    card("Request headers", headers(request.headers, "No request was sent.")),
+    response ? answer(response) : card("Response", h("p", { class: "quiet" }, "The receiver did not respond.")),
   ];
 }
 
@@ -41,11 +41,11 @@ function headers(values, missing) {
   return lines.length ? text(lines.join("\n"), "Headers") : h("p", { class: "quiet" }, missing);
 }
 
-// Shown with line breaks. A copy has the exact bytes that were signed.
+// Shows the payload with line breaks. A copy has the exact bytes that were signed.
 function payload(body) {
-  if (body === null) return card("Payload", h("p", { class: "quiet" }, "Its data is no longer stored."));
+  if (body === null) return card("Payload", h("p", { class: "quiet" }, "The payload is no longer stored."));
   const shown = text(JSON.stringify(JSON.parse(body), null, 2), "Payload");
-  const note = h("p", { class: "small quiet" }, "Copy takes it as it was sent and signed, in one line.");
+  const note = h("p", { class: "small quiet" }, "“Copy” copies the exact signed payload, in one line.");
   const title = h("div", { class: "row apart" }, h("h2", {}, "Payload"), copier(body, shown));
   return h("section", { class: "card" }, title, shown, note);
 }

@@ -1,28 +1,29 @@
 // Shows one deploy: its phases, its log, and what can be done with it.
 
 import { h, link } from "/pages/dom.js";
-import { bare, capital, duration, keepCurrent, moment, running, sentence } from "/pages/format.js";
+import { bare, capital, duration, keepCurrent, moment, sentence, timer } from "/pages/format.js";
 import { call, get } from "./api.js";
 import { stateOf } from "./deploys.js";
 import { LogView } from "./log.js";
-import { action, announce, badge, card, confirmed, facts, follow, heading, redraw, refusal } from "./parts.js";
+import { action, announce, badge, card, confirmAction, facts, follow, heading, redraw, refusal } from "./parts.js";
 
 export const title = "Deploy";
-export const titled = true; // by itself, with the state
+export const titled = true; // the view sets the page's title, with the state
 
 const OVER = ["live", "failed", "canceled"];
 const CANCELABLE = ["queued", "building"];
 const PHASES = { build: "Build", health: "Health check", canary: "Canary" };
 const PROGRESS = {
   done: ["done", "good"],
-  running: ["under way", "busy"],
+  running: ["running", "busy"],
   failed: ["failed", "bad"],
   canceled: ["canceled", ""],
-  waiting: ["to come", ""],
+  waiting: ["waiting", ""],
+  skipped: ["not run", ""],
 };
 
 export async function draw(signal, id) {
-  const log = new LogView("Build log", `${id}.log`, "Nothing is logged yet.");
+  const log = new LogView("Build log", `${id}.log`, "No log output yet.");
   const [state, details, line] = [h("div"), h("section", { class: "card" }), refusal()];
   const buttons = h("div", { class: "row" });
   let deploy;
@@ -35,15 +36,15 @@ export async function draw(signal, id) {
     if (before !== deploy.state) document.title = `${capital(deploy.state)}: deploy of ${deploy.app} · Capsule`;
     redraw(state, deploy, stateOf);
     redraw(details, deploy, about);
-    redraw(buttons, [deploy.state, deploy.kind, deploy.current], () => steering(deploy, line, refresh));
+    redraw(buttons, [deploy.state, deploy.kind, deploy.current], () => actions(deploy, line, refresh));
     log.show(lines(text, logTimes, Date.parse(deploy.createdAt)));
-    log.say(over() ? "Nothing was logged." : "Nothing is logged yet.");
+    log.say(over() ? "No log output." : "No log output yet.");
     return over() ? "done" : "";
   };
   if ((await refresh()) !== "done") {
     follow(1000, signal, refresh);
-    const timer = setInterval(keepCurrent, 1000);
-    signal.addEventListener("abort", () => clearInterval(timer), { once: true });
+    const refreshing = setInterval(keepCurrent, 1000);
+    signal.addEventListener("abort", () => clearInterval(refreshing), { once: true });
   }
   return [
     h("p", { class: "small" }, h("a", { href: "#/deploys" }, "All deploys")),
@@ -60,32 +61,34 @@ function lines(text, times, queued) {
   return texts.map((text, n) => ({ text, at: typeof times?.[n] === "number" ? queued + times[n] : null }));
 }
 
-// What can be done with the deploy in its state.
-function steering({ id, app, kind, state, current }, line, refresh) {
+// Returns the buttons for the deploy in its state.
+function actions({ id, app, kind, state, current }, line, refresh) {
   const at = (path) => `/account/${path.map(encodeURIComponent).join("/")}`;
   const steer = (label, tone, question, path, body) =>
     action(label, { class: tone, "data-focus": label }, line, async (button) => {
-      if (!(await confirmed(...question, label, { keep: "Not now" }))) return button.focus();
+      if (!(await confirmAction(...question, label, { keep: "Not now" }))) return button.focus();
       const { deployId } = await call("POST", at(path), { body });
       if (deployId) location.hash = `#/deploys/${deployId}`;
       else await refresh();
     });
-  const once = "It counts against today’s deploys.";
+  const quota = "This counts toward today’s deploys.";
   const buttons = [];
   if (CANCELABLE.includes(state)) {
-    const question = ["Cancel this deploy?", "It ends without a release. What is served now stays."];
+    const question = ["Cancel this deploy?", "The deploy ends without a release. The app keeps serving its current release."];
     buttons.push(steer("Cancel", "plain danger", question, ["deploys", id, "cancel"]));
   }
   if (state === "live" && kind === "preview") {
-    const question = [`Make this preview of ${app} live?`, `Its release is checked, and then replaces the live one. ${once}`];
+    const effect = `After a health check, its release replaces the live one. ${quota}`;
+    const question = [`Make this preview of ${app} live?`, effect];
     buttons.push(steer("Promote", "main", question, ["deploys", id, "promote"]));
   }
   if (state === "live" && kind === "live" && !current) {
-    const question = [`Go back to this release of ${app}?`, `It is checked, and then replaces the live one. ${once}`];
-    buttons.push(steer("Roll back to this", "plain", question, ["apps", app, "rollback"], { deployId: id }));
+    const effect = `After a health check, it replaces the live release. ${quota}`;
+    const question = [`Roll back ${app} to this release?`, effect];
+    buttons.push(steer("Roll back to this release", "plain", question, ["apps", app, "rollback"], { deployId: id }));
   }
   if (OVER.includes(state)) {
-    const what = `A new deploy builds the same source, or the latest commit of the branch. ${once}`;
+    const what = `A new deploy builds the same source, or the latest commit of the branch. ${quota}`;
     buttons.push(steer("Redeploy", "plain", [`Build ${app} again?`, what], ["deploys", id, "redeploy"]));
   }
   return buttons;
@@ -106,13 +109,13 @@ function about(deploy) {
     Took: deploy.durationMs !== undefined && duration(deploy.durationMs),
   });
   const error = deploy.error && h("p", { class: "refusal cut" }, sentence(deploy.error));
-  return [phases(deploy.phases), error, details];
+  return [phases(deploy), error, details];
 }
 
-function phases(phases) {
+function phases({ phases, state: deployState }) {
   const item = ({ phase, state, startedAt, durationMs }) => {
-    const [word, tone] = PROGRESS[state];
-    const time = state === "running" && startedAt ? running(startedAt) : durationMs !== undefined && duration(durationMs);
+    const [word, tone] = PROGRESS[state === "waiting" && OVER.includes(deployState) ? "skipped" : state];
+    const time = state === "running" && startedAt ? timer(startedAt) : durationMs !== undefined && duration(durationMs);
     return h(
       "li",
       { class: tone ? null : "quiet" },

@@ -28,7 +28,7 @@ export const stateOf = ({ state, current }) => [
   current && h("strong", { class: "current" }, "Current"),
 ];
 
-// `chosen` is the name of an app, or undefined for all.
+// `chosen` is the name of an app, or undefined for all apps.
 export async function draw(signal, chosen = "") {
   const log = new Log(signal, chosen);
   const only = h("select", { "aria-label": "Show" }, h("option", { value: "" }, "All apps"));
@@ -39,13 +39,13 @@ export async function draw(signal, chosen = "") {
   follow(3000, signal, log.refresh);
   const title = h("div", { class: "row apart" }, h("h2", {}, "History"), apps.length > 1 && h("div", {}, only));
   return [
-    heading("Deploys", "The last 1,000 deploys of your apps, of 90 days, newest first."),
-    apps.length > 0 && card("Publish", publishing(apps)),
+    heading("Deploys", "The last 1,000 deploys of the past 90 days, newest first."),
+    apps.length > 0 && card("Publish", publishForm(apps)),
     card(title, log.panel),
   ];
 }
 
-// The newest deploys, refreshed, and as many older pages as were asked for.
+// The newest deploys, which are refreshed, and the older pages that the user opened.
 class Log {
   constructor(signal, app) {
     this.signal = signal;
@@ -70,9 +70,9 @@ class Log {
     const query = new URLSearchParams({ limit: PAGE });
     for (const [name, value] of Object.entries({ app, before })) if (value) query.set(name, value);
     const page = await get(`/account/deploys?${query}`, this.signal);
-    if (app !== this.app) return; // another app was chosen meanwhile
+    if (app !== this.app) return; // the choice has changed
     if (before || !this.rows.size) this.more = page.length === PAGE;
-    // What is current changes with the newest deploys, and an older page is not read again.
+    // A new deploy can replace the current one, but older pages are not fetched again.
     if (page.some(({ current }) => current)) {
       const apps = new Set(page.filter(({ current }) => current).map(({ app }) => app));
       for (const row of this.rows.values()) if (apps.has(row.app)) row.current = false;
@@ -112,7 +112,7 @@ function result({ url, error, waitsFor, position }) {
   return waitsFor && h("span", { class: "quiet" }, `${position ? `Position ${position}, w` : "W"}aits for ${waitsFor}`);
 }
 
-function publishing(apps) {
+function publishForm(apps) {
   const names = apps.map(({ name }) => name);
   const app = choice("app", names, "Choose an app");
   const source = h("input", { id: "source", type: "file", accept: ".tgz,.gz,application/gzip", required: true });
@@ -122,5 +122,5 @@ function publishing(apps) {
     location.hash = `#/deploys/${deployId}`;
   };
   const button = h("button", { class: "main" }, "Publish");
-  return form("with-button two", [field("App", app), field("Source, as a tar.gz", source)], button, publish);
+  return form("with-button two", [field("App", app), field("Source (tar.gz file)", source)], button, publish);
 }

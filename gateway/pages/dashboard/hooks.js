@@ -8,13 +8,13 @@ import {
   announce,
   card,
   choice,
-  confirmed,
+  confirmAction,
   empty,
   field,
   follow,
   form,
   heading,
-  once,
+  showOnce,
   redraw,
   refusal,
   table,
@@ -24,23 +24,23 @@ export const title = "Deploy hooks";
 
 export async function draw(signal) {
   const list = h("div");
-  const refresh = async () => redraw(list, await get("/account/hooks", signal), (hooks) => listed(hooks, refresh));
+  const refresh = async () => redraw(list, await get("/account/hooks", signal), (hooks) => hookTable(hooks, refresh));
   const [apps] = await Promise.all([get("/account/apps", signal), refresh()]);
   follow(5_000, signal, refresh);
   const created = h("div", { class: "view" });
-  const none = empty("No apps yet", "A hook rebuilds an app, and this account has none.");
+  const none = empty("No apps yet", "A hook rebuilds an app. Create an app first.");
   return [
     heading(
       "Deploy hooks",
-      "A POST to a hook’s URL rebuilds its app, up to six times a minute. It can do nothing else.",
+      "A POST to a hook’s URL rebuilds its app, up to six times per minute. The URL has no other effect.",
     ),
-    card("New hook", apps.length ? creation(apps, created, refresh) : none),
+    card("New hook", apps.length ? hookForm(apps, created, refresh) : none),
     created,
     card("Hooks", list),
   ];
 }
 
-function creation(apps, created, refresh) {
+function hookForm(apps, created, refresh) {
   const names = apps.map(({ name }) => name);
   const app = choice("app", names, "Choose an app");
   const name = h("input", {
@@ -55,7 +55,7 @@ function creation(apps, created, refresh) {
     const hook = await call("POST", `/account/apps/${encodeURIComponent(app.value)}/hooks`, { body });
     name.value = "";
     created.prepend(urlPanel(hook));
-    announce("The hook is created.");
+    announce("Created the hook.");
     await refresh();
   };
   const button = h("button", { class: "main" }, "Create");
@@ -63,25 +63,25 @@ function creation(apps, created, refresh) {
 }
 
 const urlPanel = ({ app, name, url }) =>
-  once(
+  showOnce(
     `“${name}” rebuilds ${app}`,
-    "This URL is shown only once. Anyone who has it can trigger builds; if it leaks, revoke the hook.",
+    "This URL is shown only once. Anyone who has it can trigger builds. If it leaks, revoke the hook.",
     url,
-    h("p", { class: "small quiet" }, "To try it: ", h("code", {}, "curl -X POST"), " and the URL."),
+    h("p", { class: "small quiet" }, "To try it, run ", h("code", {}, "curl -X POST"), " with the URL."),
   );
 
-function listed(hooks, refresh) {
+function hookTable(hooks, refresh) {
   if (!hooks.length) return empty("No hooks yet", "Hooks that you create appear here, with the time of their last use.");
   const line = refusal();
   const revoke = ({ id, name, app }) => {
     const named = { class: "plain danger", "data-focus": id, "aria-label": `Revoke ${name}` };
     return action("Revoke", named, line, async (button) => {
-      const loss = `Its URL stops working at once, and calls to it no longer rebuild ${app}. This cannot be undone.`;
-      if (!(await confirmed(`Revoke “${name}”?`, loss, "Revoke"))) return button.focus();
+      const loss = `Its URL stops working immediately and no longer rebuilds ${app}. This cannot be undone.`;
+      if (!(await confirmAction(`Revoke “${name}”?`, loss, "Revoke"))) return button.focus();
       await call("DELETE", `/account/hooks/${encodeURIComponent(id)}`);
       await refresh();
       document.querySelector("main h1").focus();
-      announce(`The hook ${name} is revoked.`);
+      announce(`Revoked the hook ${name}.`);
     });
   };
   const columns = {

@@ -1,4 +1,4 @@
-// The card of one app's limits: what it spent today, what bounds it, and a form to change that.
+// The card with one app's limits: today's spending and a form to change the limits.
 
 import { h } from "/pages/dom.js";
 import { count, money } from "/pages/format.js";
@@ -6,13 +6,13 @@ import { call, get } from "./api.js";
 import { key, share } from "./chart.js";
 import { announce, card, field, follow, form, redraw } from "./parts.js";
 
-const AMOUNT = [/^\d+(\.\d{1,9})?$/, "An amount in euro, such as 0.02. Empty means no limit of its own."];
-const NUMBER = [/^\d{1,9}$/, "A whole number. Empty means no limit of its own."];
+const AMOUNT = [/^\d+(\.\d{1,9})?$/, "Enter an amount in euros, such as 0.02, or leave the field empty for the plan’s limit."];
+const NUMBER = [/^\d{1,9}$/, "Enter a whole number, or leave the field empty for the plan’s limit."];
 const FIELDS = {
-  dailyEuro: ["The app, euro per day", AMOUNT],
-  userDailyEuro: ["Each user, euro per day", AMOUNT],
-  requestsPerMinute: ["The app, requests per minute", NUMBER],
-  userRequestsPerMinute: ["Each user, requests per minute", NUMBER],
+  dailyEuro: ["Euros per day", AMOUNT],
+  userDailyEuro: ["Euros per day and user", AMOUNT],
+  requestsPerMinute: ["Requests per minute", NUMBER],
+  userRequestsPerMinute: ["Requests per minute and user", NUMBER],
 };
 
 export async function limitsCard(name, signal) {
@@ -51,7 +51,7 @@ export async function limitsCard(name, signal) {
     for (const limit in FIELDS) inputs[limit].value = limits[limit] ?? "";
   };
 
-  // Sends what was changed here, so that it undoes nothing that was changed elsewhere.
+  // Sends only the changed fields, so that it does not undo changes made elsewhere.
   const save = async () => {
     saved.textContent = "";
     for (const limit in FIELDS) hint(limit);
@@ -69,8 +69,8 @@ export async function limitsCard(name, signal) {
       if (error.status !== 400 || !(limit in FIELDS)) throw error;
       return complain(limit, sentence(reason.join(": ")));
     }
-    saved.textContent = "Saved. It applies within a second.";
-    announce("The limits are saved.");
+    saved.textContent = "Saved. The limits apply within a second.";
+    announce("Limits saved.");
     await refresh();
   };
   const saved = h("span", { class: "small quiet" });
@@ -82,7 +82,7 @@ export async function limitsCard(name, signal) {
   return card(
     "Limits",
     today,
-    h("p", { class: "quiet" }, "Limits of this app narrow those of the plan. 0 lets nothing pass."),
+    h("p", { class: "quiet" }, "The plan’s limits are the maximum. A limit of 0 blocks all requests."),
     form("limits", fields, button, save, saved),
   );
 }
@@ -91,10 +91,10 @@ const invalid = (input) => input.getAttribute("aria-invalid") === "true";
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 function spentToday({ settled, reserved, cap, widest }) {
-  const own = cap < Math.round(widest.dailyEuro * 1e9); // otherwise it is the account's, and other apps use it too
+  const own = cap < Math.round(widest.dailyEuro * 1e9); // otherwise it is the account's cap, which other apps use too
   const left = money(Math.max(0, cap - settled - reserved));
   const spoken = `${money(settled)} settled, ${money(reserved)} reserved, of ${money(cap)}`;
-  const bounds = ` of ${money(cap)} today${own ? "" : ", which all apps share"}`;
+  const bounds = ` of ${money(cap)} today${own ? "" : ", shared by all apps"}`;
   return [
     h("p", { class: "figure" }, money(settled + reserved), h("small", {}, bounds)),
     share(cap, { settled, reserved }, spoken),

@@ -1,14 +1,14 @@
-// Shows a log: each line with its time, a filter, and the newest line in view while it is followed.
+// Shows a log: lines with times, a filter, and, while it is followed, the newest line in view.
 
 import { h } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 import { announce } from "./parts.js";
 
-const MOST = 20_000; // lines; older ones leave the page
+const MAX_LINES = 20_000; // older ones are removed from the page
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
 export class LogView {
-  // `file` is the name of what is downloaded, `missing` what is shown without lines.
+  // `file` is the name of the download, `missing` the text of an empty log.
   constructor(label, file, missing) {
     this.lines = []; // { text, at, row }; `at` in ms, or null
     this.file = file;
@@ -49,7 +49,7 @@ export class LogView {
     if (!this.lines.length && this.log.textContent !== text) this.log.textContent = text;
   }
 
-  // All lines of the log. Those that are shown already stay as they are, and so does a selection in them.
+  // Shows all lines of the log. It keeps the elements of known lines, and so a selection in them.
   show(lines) {
     const shown = this.lines.length;
     const grown = lines.length >= shown && (!shown || lines[shown - 1].text === this.lines[shown - 1].text);
@@ -65,7 +65,7 @@ export class LogView {
     for (const line of added) line.row.hidden = !line.text.toLowerCase().includes(wanted);
     this.log.append(...added.map((line) => line.row));
     this.lines.push(...added);
-    for (const line of this.lines.splice(0, this.lines.length - MOST)) line.row.remove();
+    for (const line of this.lines.splice(0, this.lines.length - MAX_LINES)) line.row.remove();
     if (this.isFollowed) this.follow(true);
     if (wanted) this.count();
   }

@@ -7,7 +7,7 @@ export function showLogIn(main, why, enter) {
   main.replaceChildren(document.querySelector("#log-in").content.cloneNode(true));
   const form = main.querySelector("form");
   const [key, button, refusal] = ["#key", "button", "#refusal"].map((name) => form.querySelector(name));
-  form.querySelector("#why").textContent = why || "With the API key of your account.";
+  form.querySelector("#why").textContent = why || "Use your account’s API key.";
 
   const refuse = (text) => {
     refusal.textContent = text;
@@ -39,10 +39,10 @@ function explain(error) {
     case 0:
       return "The service cannot be reached. Check your connection and try again.";
     case 401:
-      return "This key is not known here. Check that all of it was copied.";
+      return "This key is not valid. Check that you copied all of it.";
     case 429:
-      return `Too many log-ins failed from your address. Try again in ${plural(error.retryAfter ?? 60, "second")}.`;
+      return `Too many failed logins from your address. Try again in ${plural(error.retryAfter ?? 60, "second")}.`;
     default:
-      return error.message || "The service could not answer. Try again.";
+      return error.message || "The service did not respond. Try again.";
   }
 }

@@ -1,4 +1,4 @@
-// Creates an app: a view of its own, and the form that the checklist shows too.
+// Creates an app: the view, and the form that the checklist shows too.
 
 import { h } from "/pages/dom.js";
 import { call } from "./api.js";
@@ -9,13 +9,13 @@ export const title = "New app";
 export function draw() {
   const created = (app) => (location.hash = `#/apps/${app.name}`);
   return [
-    heading(title, "Its name becomes the first part of its address and cannot be changed here later."),
-    card(null, creation(created)),
+    heading(title, "The name becomes the first part of the app’s address. You cannot change it here later."),
+    card(null, appForm(created)),
   ];
 }
 
-// `created` gets the app as the list shows it.
-export function creation(created) {
+// Calls `created` with the app as the list shows it.
+export function appForm(created) {
   const name = h("input", {
     id: "app-name",
     required: true,
@@ -28,10 +28,10 @@ export function creation(created) {
   });
   const create = async () => {
     const app = await call("POST", "/account/apps", { body: { name: name.value.trim() } });
-    announce(`The app ${app.name} is created.`);
+    announce(`Created the app ${app.name}.`);
     await created(app);
   };
   const button = h("button", { class: "main" }, "Create app");
-  const rule = h("p", { class: "small quiet", id: "app-name-rule" }, "Letters a to z, digits, and single hyphens.");
+  const rule = h("p", { class: "small quiet", id: "app-name-rule" }, "Use the letters a to z, digits, and single hyphens.");
   return [form("with-button", [field("Name", name)], button, create), rule];
 }

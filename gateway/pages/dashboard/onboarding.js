@@ -1,22 +1,22 @@
-// Guides a new account: make an app, publish it, use it. Each step is ticked off by what the service knows.
+// Guides a new account: create an app, publish it, use it. Each step is checked off from the service's data.
 
 import { h } from "/pages/dom.js";
 import { getIfThere } from "./api.js";
-import { creation } from "./new-app.js";
+import { appForm } from "./new-app.js";
 import { announce, badge, redraw } from "./parts.js";
 import { snippet } from "./snippets.js";
 
-const DISMISSED = "capsule-steps-dismissed"; // in the browser's storage: the id of the account
+const DISMISSED = "capsule-steps-dismissed"; // key in the browser's storage; its value is the account's id
 
-// Returns an element, which stays empty when there is nothing to guide, and what brings it up to date.
-// `changed` runs after an app was made here.
+// Returns an element, which is empty once all steps are done, and a function that refreshes it.
+// Calls `changed` after an app was created here.
 export function onboarding(signal, changed) {
   const place = h("div", { class: "steps-place" });
-  let before = null; // finished steps are shown only to those who saw them unfinished
+  let before = null; // completed steps are shown only if they were incomplete on this page
   let dismissed = false;
   const dismiss = (account) => {
     dismissed = true;
-    remember(account.id);
+    storeDismissed(account.id);
     place.replaceChildren();
     document.querySelector("main h1").focus();
   };
@@ -25,7 +25,7 @@ export function onboarding(signal, changed) {
     place.querySelector("li[aria-current] h3")?.focus();
   };
   const refresh = async (account, apps) => {
-    if (dismissed || recalled() === account.id || before?.done === 3) return;
+    if (dismissed || readDismissed() === account.id || before?.done === 3) return;
     const now = await read(apps, signal);
     if (dismissed || (now.done === 3 && !before)) return;
     if (before?.app && now.done > before.done) announce(`${now.done} of 3 steps are done.`);
@@ -48,9 +48,9 @@ async function read(apps, signal) {
 
 function checklist({ app, live, used, done }, made, dismiss) {
   const steps = [
-    ["Make an app", app !== null, () => making(made)],
-    ["Publish it", live, () => publishing(app)],
-    ["Ask the model, or receive events", used, () => using(app)],
+    ["Create an app", app !== null, () => createStep(made)],
+    ["Publish it", live, () => publishStep(app)],
+    ["Call the model or receive events", used, () => useStep(app)],
   ];
   const current = steps.findIndex(([, done]) => !done);
   return h(
@@ -79,14 +79,14 @@ const step = (name, done, content) =>
     content && h("div", { class: "stack" }, content),
   );
 
-function making(made) {
+function createStep(made) {
   return [
-    h("p", { class: "quiet" }, "An app has an address of its own. Your plan says how many you can have."),
-    creation(made),
+    h("p", { class: "quiet" }, "Each app has its own address. Your plan limits the number of apps."),
+    appForm(made),
   ];
 }
 
-function publishing(app) {
+function publishStep(app) {
   const page = `<!doctype html><title>${app}</title><h1>It works</h1>`;
   const commands = [
     `mkdir ${app} && cd ${app}`,
@@ -102,22 +102,23 @@ function publishing(app) {
     h(
       "p",
       { class: "quiet" },
-      "Paste these commands. They publish a page of one line; for an app that you have, leave out the first two. ",
+      "Paste these commands into a terminal that has the command-line tool. They publish a one-line page. To publish an " +
+        "existing app, skip the first two and run the others in its folder. ",
       h("code", {}, "capsule login"),
-      " asks for your API key.",
+      " prompts for your API key.",
     ),
     snippet("Publish with the command line", commands.join("\n")),
     h(
       "details",
       {},
-      h("summary", { class: "small" }, "Without the tool"),
+      h("summary", { class: "small" }, "Without the command-line tool"),
       snippet("Publish with curl", upload.join("\n")),
     ),
-    h("p", { class: "small quiet" }, "Or ", h("a", { href: "#/deploys" }, "upload a tar.gz"), " here."),
+    h("p", { class: "small quiet" }, "Or ", h("a", { href: "#/deploys" }, "upload a tar.gz file"), "."),
   ];
 }
 
-function using(app) {
+function useStep(app) {
   const script = [
     `import { streamComplete } from "./lib/ai.js";`,
     "",
@@ -131,25 +132,25 @@ function using(app) {
     h(
       "p",
       { class: "quiet" },
-      "Only users of your app can ask: ",
-      h("a", { href: `#/apps/${app}` }, "say how their tokens are verified"),
-      ". Then call the model from your pages, or from a terminal with the token of a user.",
+      "Only users of your app can call the model: ",
+      h("a", { href: `#/apps/${app}` }, "set how their tokens are verified"),
+      ". Then call the model from your pages, or from a terminal with a user’s token.",
     ),
     snippet("In a page of the app", script.join("\n")),
     snippet("From a terminal", request.join("\n")),
     h(
       "p",
       { class: "quiet" },
-      "Or receive an event of each deploy and crash: ",
-      h("a", { href: "#/notifications" }, "set your receiver"),
+      "Or receive an event for each deploy and crash: ",
+      h("a", { href: "#/webhooks" }, "set your webhook"),
       ".",
     ),
-    snippet("Set the receiver", "capsule webhook set https://example.com/hooks"),
+    snippet("Set the webhook", "capsule webhook set https://example.com/hooks"),
   ];
 }
 
-// The browser may refuse its storage.
-function recalled() {
+// The browser may deny access to its storage.
+function readDismissed() {
   try {
     return localStorage.getItem(DISMISSED);
   } catch {
@@ -157,7 +158,7 @@ function recalled() {
   }
 }
 
-function remember(account) {
+function storeDismissed(account) {
   try {
     localStorage.setItem(DISMISSED, account);
   } catch {

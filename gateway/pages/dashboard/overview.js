@@ -1,8 +1,8 @@
-// Shows the account at a glance: today's spend, the last day's requests, and its apps' health.
+// Shows the account at a glance: today's spending, the last day's requests, and the health of its apps.
 
 import { h, link } from "/pages/dom.js";
 import { bare, capital, count, moment, money, plural, since } from "/pages/format.js";
-import { get, getIfThere } from "./api.js";
+import { get } from "./api.js";
 import { bars, key, share } from "./chart.js";
 import { onboarding } from "./onboarding.js";
 import { badge, card, empty, facts, follow, heading, redraw } from "./parts.js";
@@ -14,7 +14,7 @@ const STATUS = {
   operational: ["Operational", "good"],
   disabled: ["Off"],
   misconfigured: ["Misconfigured", "bad"],
-  "quota-exhausted": ["Quota used up", "warn"],
+  "quota-exhausted": ["Quota exhausted", "warn"],
   "provider-unreachable": ["Provider unreachable", "bad"],
 };
 const HEALTH = { healthy: "good", unhealthy: "bad" };
@@ -63,11 +63,11 @@ function limits({ limits, deploysToday, storage }, { managedInferenceStatus }) {
   const entries = facts({
     "Managed inference": badge(...(STATUS[managedInferenceStatus] ?? [capital(managedInferenceStatus)])),
     "Deploys today": `${count(deploysToday)} of ${count(limits.deploysPerDay)}`,
-    "An app’s requests": `${count(limits.requestsPerMinutePerApp)} a minute`,
-    "A user’s requests": `${count(limits.requestsPerMinutePerUser)} a minute`,
-    "Deliveries stored": `${megabytes(storage.bytes)} of ${megabytes(storage.limit)}`,
-    "Each request": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
-    "Each answer": `up to ${count(limits.maxOutputTokens)} tokens`,
+    "Requests per app": `${count(limits.requestsPerMinutePerApp)} per minute`,
+    "Requests per user": `${count(limits.requestsPerMinutePerUser)} per minute`,
+    "Stored deliveries": `${megabytes(storage.bytes)} of ${megabytes(storage.limit)}`,
+    "Request size": `up to ${Math.round(limits.maxRequestBytes / 1024)} KB`,
+    "Answer length": `up to ${count(limits.maxOutputTokens)} tokens`,
   });
   return card("Limits", entries);
 }
@@ -77,18 +77,18 @@ function lastDay(hours) {
   const tokens = { in: (hour) => hour.inputTokens, out: (hour) => hour.outputTokens };
   const words = scale(RANGES["24h"], hours);
   const total = addUp(hours);
-  const lost = `Interrupted answers cost ${money(total.interruptedNanoEuro)}: each costs the most that it could have. `;
+  const lost = `Interrupted answers cost ${money(total.interruptedNanoEuro)}, because each is charged at its maximum cost. `;
   return [
     h("h2", {}, "Last 24 hours"),
     total.requests
       ? h("div", { class: "pair" }, bars("Requests", hours, requests, words), bars("Tokens", hours, tokens, words))
-      : empty("No requests yet", "Your apps’ requests and their tokens appear here, hour by hour."),
+      : empty("No requests yet", "Your apps’ requests and tokens appear here, by hour."),
     total.interrupted > 0 && h("p", { class: "small quiet" }, lost, h("a", { href: "#/usage" }, "See usage")),
   ];
 }
 
 function appList(apps) {
-  const none = empty("No apps yet", "Your first app gets an address of its own.");
+  const none = empty("No apps yet", "Your first app gets its own address.");
   const more = h("a", { class: "button", href: "#/new-app" }, "New app");
   return [h("div", { class: "row apart" }, h("h2", {}, "Apps"), more), apps.length ? h("ul", { class: "list" }, apps.map(appRow)) : none];
 }
@@ -97,7 +97,7 @@ function appRow(app) {
   const addresses = [app.url, ...(app.customDomain && app.customDomainVerified ? [`https://${app.customDomain}`] : [])];
   const { red = 0, yellow = 0 } = app.openFindings ?? {};
   const remarks = [
-    app.certificateExpiresAt && h("span", {}, "Certificate ends ", moment(app.certificateExpiresAt)),
+    app.certificateExpiresAt && h("span", {}, "Certificate expires ", moment(app.certificateExpiresAt)),
     red > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(red, "red finding"), "bad")),
     yellow > 0 && h("a", { href: `#/apps/${app.name}` }, badge(plural(yellow, "yellow finding"), "warn")),
   ];
@@ -106,7 +106,7 @@ function appRow(app) {
     {},
     h("h3", {}, h("a", { href: `#/apps/${app.name}` }, app.name)),
     h("p", { class: "end" }, condition(app)),
-    h("p", { class: "small" }, dotted(addresses.map((address) => link(address, bare(address))))),
+    h("p", { class: "small" }, joinWithDots(addresses.map((address) => link(address, bare(address))))),
     h("p", { class: "small quiet row remarks" }, remarks),
   );
 }
@@ -120,4 +120,4 @@ export function condition({ status, health, healthSince }) {
   ];
 }
 
-const dotted = (parts) => parts.flatMap((part, n) => (n ? [" · ", part] : [part]));
+const joinWithDots = (parts) => parts.flatMap((part, n) => (n ? [" · ", part] : [part]));

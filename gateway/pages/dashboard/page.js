@@ -11,19 +11,19 @@ import * as deploys from "./deploys.js";
 import * as hooks from "./hooks.js";
 import { showLogIn } from "./login.js";
 import * as newApp from "./new-app.js";
-import * as notifications from "./notifications.js";
 import * as overview from "./overview.js";
-import { explained, loading, markCurrent, mayLeave, trouble, warning } from "./parts.js";
+import { explain, failure, skeleton, markCurrent, mayLeave, warning } from "./parts.js";
 import * as requests from "./requests.js";
 import * as usage from "./usage.js";
+import * as webhooks from "./webhooks.js";
 
 const main = document.querySelector("main");
 const bar = document.querySelector(".top");
 
 const ROUTES = [
   [/^\/?$/, overview],
-  [/^\/notifications$/, notifications],
-  [/^\/notifications\/([\w-]+)$/, delivery],
+  [/^\/webhooks$/, webhooks],
+  [/^\/webhooks\/([\w-]+)$/, delivery],
   [/^\/hooks$/, hooks],
   [/^\/deploys$/, deploys],
   [/^\/deploys\/app\/([\w-]+)$/, deploys],
@@ -58,7 +58,7 @@ async function show({ focus = true } = {}) {
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
   markCurrent(bar, path);
   document.title = `${view.title} · Capsule`;
-  const slow = setTimeout(() => main.replaceChildren(loading(view.title)), 150);
+  const slow = setTimeout(() => main.replaceChildren(skeleton(view.title)), 150);
   main.setAttribute("aria-busy", "true");
   try {
     const drawn = await view.draw(signal, path.match(route)?.[1]);
@@ -87,7 +87,7 @@ async function navigate({ oldURL }) {
 
 function fail(error, again = () => show()) {
   if (error.status === 401) return logIn("Your session has ended.");
-  main.replaceChildren(h("div", { class: "view" }, trouble(error, again)));
+  main.replaceChildren(h("div", { class: "view" }, failure(error, again)));
   main.querySelector("h1").focus();
   if (error.status === undefined) reportError(error); // a bug in this page
 }
@@ -122,7 +122,7 @@ document.querySelector("#log-out").addEventListener("click", async () => {
   try {
     await call("DELETE", "/dashboard/session");
   } catch (error) {
-    return main.firstElementChild.prepend(warning(`You are still logged in. ${explained(error)[1]}`));
+    return main.firstElementChild.prepend(warning(`You are still logged in. ${explain(error)[1]}`));
   }
   history.replaceState(null, "", location.pathname);
   logIn("You are logged out.");

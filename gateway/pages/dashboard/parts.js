@@ -1,6 +1,6 @@
 // The elements that views are made of.
 
-import { h, pause, seen } from "/pages/dom.js";
+import { h, pause, untilVisible } from "/pages/dom.js";
 import { plural } from "/pages/format.js";
 
 export const heading = (title, lead, beside) =>
@@ -22,7 +22,7 @@ export function facts(entries) {
 
 export const empty = (title, text) => h("div", { class: "empty" }, h("strong", {}, title), h("p", {}, text));
 
-export function loading(title) {
+export function skeleton(title) {
   const bones = () =>
     h(
       "div",
@@ -32,8 +32,8 @@ export function loading(title) {
   return h("div", { class: "view" }, heading(title), h("p", { class: "unseen" }, "Loading"), bones(), bones());
 }
 
-// `columns`: heading → a function from a row to the cell's content. The column of buttons has an empty heading.
-// `layout` is a CSS class: what becomes of the table on a phone.
+// `columns` maps a heading to a function from a row to the cell's content. The column of buttons has an empty heading.
+// `layout` is a CSS class that sets the table's layout on a phone.
 export function table(label, columns, rows, layout = "stacked") {
   const head = (name) => h("th", { scope: "col" }, name || h("span", { class: "unseen" }, "Actions"));
   const cell = (row, [name, show], n) => {
@@ -55,7 +55,7 @@ export function table(label, columns, rows, layout = "stacked") {
   );
 }
 
-// Says which link of the page's navigation leads to the view at `path`.
+// Marks the link of the page's navigation that leads to the view at `path`.
 export function markCurrent(bar, path) {
   for (const link of bar.querySelectorAll("nav a")) {
     const target = link.hash.slice(1);
@@ -68,7 +68,7 @@ export function markCurrent(bar, path) {
 
 const status = document.querySelector("#status");
 
-// For screen readers. Cleared first, so that a repeated text is read again.
+// Tells screen readers. Clears the text first, so that a repeated text is read again.
 export function announce(text) {
   status.textContent = "";
   requestAnimationFrame(() => (status.textContent = text));
@@ -77,30 +77,30 @@ export function announce(text) {
 // A visible message above the view.
 export const warning = (text) => h("p", { class: "late", role: "alert" }, text);
 
-// Returns a title and a text. The text also appears alone, so it does not rely on the title.
-export function explained({ status, message, retryAfter }) {
+// Returns a title and a text. The text also appears alone, so it does not depend on the title.
+export function explain({ status, message, retryAfter }) {
   const later = retryAfter ? `in ${plural(retryAfter, "second")}` : "shortly";
   switch (status) {
     case undefined:
-      return ["This page failed", "The error is on our side. Try to reload the page."];
+      return ["This page failed", "An error occurred in this page. Reload it to try again."];
     case 0:
       return ["No connection", "The service cannot be reached. Check your connection and try again."];
     case 404:
-      return ["There is nothing here", "It may have been deleted, or it belongs to another account."];
+      return ["Not found", "It may have been deleted, or it belongs to another account."];
     case 429:
-      return ["That was too much", retryAfter ? `${message} Try again ${later}.` : message];
+      return ["Limit reached", retryAfter ? `${message} Try again ${later}.` : message];
     case 503:
-      return ["The service is not ready", `The service cannot reach its store right now. Try again ${later}.`];
+      return ["The service is unavailable", `The service cannot reach its database. Try again ${later}.`];
     default:
-      return ["That did not work", message || `The service answered with status ${status}.`];
+      return ["The request failed", message || `The service answered with status ${status}.`];
   }
 }
 
-export function trouble(error, again) {
-  const [title, text] = explained(error);
+export function failure(error, again) {
+  const [title, text] = explain(error);
   const button =
     error.status === 404
-      ? h("a", { class: "button", href: "#/" }, "To the overview")
+      ? h("a", { class: "button", href: "#/" }, "Go to the overview")
       : h("button", { type: "button", class: "main", onclick: () => again() }, "Try again");
   return h(
     "section",
@@ -116,12 +116,12 @@ const sessionEnded = () => dispatchEvent(new Event("session-ended"));
 
 // -- forms ------------------------------------------------------------------------------------------------------
 
-// The line below a form or button for the reason of a refusal.
+// The line below a form or button that shows why the service refused.
 export const refusal = () => h("p", { class: "refusal", role: "alert" });
 
 export const field = (label, control) => h("div", { class: "field" }, h("label", { for: control.id }, label), control);
 
-// With a prompt, none of several options is preselected, because the first one may be the wrong one.
+// With a prompt, no option is preselected, because the first one may be wrong.
 export const choice = (id, options, prompt = "") =>
   h(
     "select",
@@ -158,14 +158,14 @@ async function attempt(button, line, work) {
   } catch (error) {
     if (error.status === 401) return sessionEnded();
     if (error.status === undefined) reportError(error);
-    line.textContent = explained(error)[1];
+    line.textContent = explain(error)[1];
   } finally {
     button.removeAttribute("aria-disabled");
   }
 }
 
-// Asks before something is lost, or sent. Resolves with the answer.
-export function confirmed(title, text, action, { keep: kept = "Keep it", tone = "danger" } = {}) {
+// Asks for confirmation before something is lost or sent. Resolves with the answer.
+export function confirmAction(title, text, action, { keep: kept = "Keep it", tone = "danger" } = {}) {
   const keep = h("button", { value: "", autofocus: true }, kept);
   const lose = h("button", { value: "yes", class: tone }, action);
   const dialog = h(
@@ -197,7 +197,7 @@ export async function copyText(text, element) {
     return true;
   } catch {
     getSelection().selectAllChildren(element);
-    announce("Selected; copy it with your keyboard");
+    announce("Selected. Copy it with your keyboard.");
     return false;
   }
 }
@@ -213,9 +213,9 @@ export function copier(text, element, done = () => {}) {
   return button;
 }
 
-// Shows a secret for the only time. The panel takes the focus, and stays until it is dismissed. Until the secret was
-// copied, leaving the page or the view asks first.
-export function once(title, warning, secret, ...more) {
+// Shows a secret that cannot be shown again. The panel takes the focus and stays until it is dismissed. Until the
+// secret is copied, leaving the page or the view needs a confirmation.
+export function showOnce(title, warning, secret, ...more) {
   const text = h("code", {}, secret);
   const copied = () => panel.removeAttribute("data-uncopied");
   const dismiss = () => {
@@ -233,15 +233,15 @@ export function once(title, warning, secret, ...more) {
   return panel;
 }
 
-const uncopied = () => document.querySelector("[data-uncopied]");
+const findUncopied = () => document.querySelector("[data-uncopied]");
 
-addEventListener("beforeunload", (event) => uncopied() && event.preventDefault());
+addEventListener("beforeunload", (event) => findUncopied() && event.preventDefault());
 
 // Resolves with whether this view may be replaced.
 export async function mayLeave() {
-  if (!uncopied()) return true;
-  const loss = "What is shown only once on this page was not copied yet. It cannot be shown again.";
-  const leaves = await confirmed("Leave without a copy?", loss, "Leave", { keep: "Stay" });
+  if (!findUncopied()) return true;
+  const loss = "This page shows a secret that you have not copied. It cannot be shown again.";
+  const leaves = await confirmAction("Leave without copying?", loss, "Leave", { keep: "Stay" });
   if (leaves) for (const panel of document.querySelectorAll("[data-uncopied]")) panel.removeAttribute("data-uncopied");
   return leaves;
 }
@@ -250,7 +250,7 @@ export async function mayLeave() {
 
 const drawn = new WeakMap();
 
-// Draws only if the data has changed, so that a selection, the focus and a pressed button survive a refresh.
+// Draws only if the data has changed, so that a refresh keeps a selection, the focus and a pressed button.
 export function redraw(element, data, draw) {
   const text = JSON.stringify(data);
   if (drawn.get(element) === text) return;
@@ -262,12 +262,12 @@ export function redraw(element, data, draw) {
 
 // Repeats `work` while the page is visible, until it returns "done". A line above the view reports failures.
 export async function follow(milliseconds, signal, work) {
-  const late = h("p", { class: "late", role: "status" }, "Not current: the service does not answer. Trying again …");
+  const late = h("p", { class: "late", role: "status" }, "Out of date: the service does not respond. Trying again …");
   let failures = 0;
   try {
     for (;;) {
       await pause(Math.min(milliseconds * 2 ** failures, 30_000), signal);
-      await seen(signal);
+      await untilVisible(signal);
       try {
         if ((await work()) === "done") return;
         failures = 0;

@@ -1,4 +1,4 @@
-// The hours and days of an account's usage: which to ask for, and how to name them.
+// The hours and days of an account's usage: which to fetch, and how to label them.
 
 import { get } from "./api.js";
 
@@ -28,7 +28,7 @@ function monthsAgo(months) {
   return Date.UTC(now.getUTCFullYear(), now.getUTCMonth() - months, 1);
 }
 
-// Days are UTC days, as those of the spending cap; hours show the viewer's clock.
+// Days are UTC days, like those of the spending cap. Hours are in the viewer's time zone.
 export const RANGES = {
   "24h": { name: "Last 24 hours", by: "hour", span: "24 hours", from: ago(1) },
   "7d": { name: "Last 7 days", by: "hour", span: "7 days", from: ago(7) },
@@ -54,7 +54,7 @@ export function addUp(rows) {
   return total;
 }
 
-// Every hour or day of the range, oldest first, also those without requests.
+// Returns every hour or day of the range, oldest first, including those without requests.
 export function fill({ by, from, to = Date.now }, rows) {
   const size = SIZES[by];
   const found = Map.groupBy(rows, ({ start }) => Date.parse(start));
@@ -67,7 +67,7 @@ export function fill({ by, from, to = Date.now }, rows) {
 
 export const nameOf = ({ by }, start) => (by === "day" ? day : hour).format(Date.parse(start));
 
-// How a chart labels the rows that `fill` made.
+// Returns the labels of a chart of the rows that `fill` returned.
 export function scale({ by, span, to }, rows) {
   const short = by === "hour" && rows.length <= 24 ? clock : by === "hour" ? date : day;
   const tick = (n) => short.format(Date.parse(rows[Math.floor(n)].start));

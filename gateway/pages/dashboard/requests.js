@@ -1,4 +1,4 @@
-// Lists the last requests to the account's apps, with their times, and their errors by kind.
+// Lists the latest requests to the account's apps, with their times and their errors by code.
 
 import { h } from "/pages/dom.js";
 import { count, duration, moment, money } from "/pages/format.js";
@@ -12,31 +12,32 @@ const PERCENTILES = [50, 95, 99];
 const OUTCOMES = { answered: "Answered", interrupted: "Interrupted", refused: "Refused" };
 const TONES = { answered: "good", interrupted: "warn", refused: "bad" };
 const MEANINGS = {
-  APP_BACKEND_UNREACHABLE: "The app’s backend could not be asked about the token.",
-  APP_CAP_REACHED: "It could have exceeded the app’s spending cap for the day.",
+  APP_BACKEND_UNREACHABLE: "The app’s backend could not be reached to verify the token.",
+  APP_CAP_REACHED: "The request could have exceeded the app’s daily spending cap.",
   APP_RATE_LIMITED: "The app made too many requests within a minute.",
-  BACKBONE_UNAVAILABLE: "The service could not reach its store, or restarted.",
-  CLIENT_GONE: "The client left before the answer was complete.",
+  BACKBONE_UNAVAILABLE: "The service could not reach its database, or restarted.",
+  CLIENT_GONE: "The client disconnected before the answer was complete.",
   INFERENCE_DISABLED: "Managed inference was off.",
   METHOD_NOT_ALLOWED: "The route does not accept this method.",
-  MODEL_NOT_ALLOWED: "The model is not offered.",
-  MULTIMODAL_UNSUPPORTED: "The request held more than text.",
-  ORIGIN_NOT_ALLOWED: "The page is not at one of the app’s addresses.",
-  PROVIDER_ERROR: "The provider failed, or broke off.",
-  PROVIDER_QUOTA_EXHAUSTED: "The provider’s quota or rate was used up.",
-  PROVIDER_REFUSED: "The model did not accept the request: it was too long, or asked for what the model cannot do.",
+  MODEL_NOT_ALLOWED: "The model is not available.",
+  MULTIMODAL_UNSUPPORTED: "The request contained more than text.",
+  ORIGIN_NOT_ALLOWED: "The request came from a page that is not at one of the app’s addresses.",
+  PROVIDER_ERROR: "The provider failed or ended the answer early.",
+  PROVIDER_QUOTA_EXHAUSTED: "The provider’s quota or rate limit was exhausted.",
+  PROVIDER_REFUSED: "The model rejected the request because it was too long or used an unsupported feature.",
   PROVIDER_TIMEOUT: "The provider took too long.",
-  PROVIDER_UNREACHABLE: "There was no connection to the provider.",
+  PROVIDER_UNREACHABLE: "The provider could not be reached.",
   REQUEST_MALFORMED: "The body was malformed.",
   REQUEST_TOO_LARGE: "The body was too large.",
-  SPEND_CAP_REACHED: "It could have exceeded the account’s spending cap for the day.",
+  SPEND_CAP_REACHED: "The request could have exceeded the account’s daily spending cap.",
   TOKEN_INVALID: "The token is not valid for this app, or has expired.",
-  TOKEN_MISSING: "There was no token.",
-  USER_CAP_REACHED: "It could have exceeded the spending cap of the app’s user for the day.",
+  TOKEN_MISSING: "The request carried no token.",
+  TOKENS_LIMITED: "The app recently sent too many invalid tokens.",
+  USER_CAP_REACHED: "The request could have exceeded the user’s daily spending cap.",
   USER_RATE_LIMITED: "A user of the app made too many requests within a minute.",
 };
 
-// As the API's filter `outcome`.
+// The same outcomes as the API's filter `outcome`.
 const outcomeOf = ({ code, nanoEuro }) =>
   !code ? "answered" : nanoEuro || code === "CLIENT_GONE" ? "interrupted" : "refused";
 
@@ -55,9 +56,9 @@ export async function draw(signal) {
         (!outcome.value || outcomeOf(row) === outcome.value),
     );
     redraw(times, chosen, percentiles);
-    redraw(errors, chosen, byKind);
+    redraw(errors, chosen, byCode);
     redraw(list, [chosen, shown, rows.length], () => [
-      listed(chosen.slice(0, shown), rows.length > 0),
+      requestTable(chosen.slice(0, shown), rows.length > 0),
       chosen.length > shown && h("button", { type: "button", "data-focus": "more", onclick: showMore }, "Show more"),
     ]);
   };
@@ -79,14 +80,14 @@ export async function draw(signal) {
   await refresh();
   follow(5_000, signal, refresh);
   return [
-    heading("Requests", "The last 1,000 requests to your apps, without their content and their users."),
+    heading("Requests", "The last 1,000 requests to your apps. Contents and users are not recorded."),
     h("div", { class: "fields" }, field("App", app), field("Model", model), field("Outcome", outcome)),
-    h("div", { class: "pair" }, card("Times", times), card("Errors by kind", errors)),
+    h("div", { class: "pair" }, card("Times", times), card("Errors by code", errors)),
     card("Newest first", list),
   ];
 }
 
-// Adds the options that the select does not have yet, so that a choice stays.
+// Adds the missing options to the select, and keeps its choice.
 function offer(select, all, values, names = {}) {
   const there = new Set([...select.options].map(({ value }) => value));
   if (!there.size) select.append(h("option", { value: "" }, all));
@@ -96,7 +97,7 @@ function offer(select, all, values, names = {}) {
 function percentiles(rows) {
   const times = {
     "First token": rows.filter(({ ttftMs }) => ttftMs !== null).map(({ ttftMs }) => ttftMs),
-    "Whole answer": rows.filter(({ code }) => !code).map(({ durationMs }) => durationMs),
+    "Full answer": rows.filter(({ code }) => !code).map(({ durationMs }) => durationMs),
   };
   const lines = Object.entries(times).filter(([, its]) => its.length);
   if (!lines.length) return empty("Nothing to measure", "None of these requests was answered.");
@@ -105,26 +106,26 @@ function percentiles(rows) {
   columns.Answers = ([, its]) => count(its.length);
   return [
     table("Percentiles", columns, lines),
-    h("p", { class: "small quiet below" }, "95 of 100 answers were not slower than p95. Only streams have a first token."),
+    h("p", { class: "small quiet below" }, "95% of answers took no longer than p95. Only streams have a first token."),
   ];
 }
 
-// The nearest rank: the least of the times that p percent of them do not exceed.
+// Returns the nearest rank: the smallest time that p percent of the times do not exceed.
 const rank = (times, p) => times.toSorted((a, b) => a - b)[Math.ceil((p / 100) * times.length) - 1];
 
-function byKind(rows) {
-  const kinds = [...Map.groupBy(rows.filter(({ code }) => code), ({ code }) => code)];
-  if (!kinds.length) return empty("No errors", rows.length ? "All of these requests were answered." : "");
+function byCode(rows) {
+  const codes = [...Map.groupBy(rows.filter(({ code }) => code), ({ code }) => code)];
+  if (!codes.length) return empty("No errors", rows.length ? "All of these requests were answered." : "");
   const columns = {
     Code: ([code]) => [h("code", {}, code), small(MEANINGS[code])],
     Requests: ([, its]) => count(its.length),
   };
-  return table("Errors by kind", columns, kinds.sort(([, a], [, b]) => b.length - a.length));
+  return table("Errors by code", columns, codes.sort(([, a], [, b]) => b.length - a.length));
 }
 
-function listed(rows, any) {
-  if (!any) return empty("No requests yet", "Requests to your apps appear here a few seconds after their end.");
-  if (!rows.length) return empty("No such requests", "None of the last 1,000 matches these filters.");
+function requestTable(rows, any) {
+  if (!any) return empty("No requests yet", "Requests to your apps appear here a few seconds after they end.");
+  if (!rows.length) return empty("No such requests", "None of the last 1,000 requests matches these filters.");
   const columns = {
     Request: ({ at, id }) => [moment(at), small(h("code", {}, id))],
     App: ({ app, model }) => [app, small(model)],

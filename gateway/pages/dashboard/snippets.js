@@ -1,4 +1,4 @@
-// A text to paste elsewhere, with a button that copies it.
+// A text to paste elsewhere, with a copy button.
 
 import { h } from "/pages/dom.js";
 import { copyText } from "./parts.js";

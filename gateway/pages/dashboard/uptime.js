@@ -1,4 +1,4 @@
-// Draws the history of an app's health: a bar for each day, with its text.
+// Draws an app's health history: one bar per day, with its text.
 
 import { h } from "/pages/dom.js";
 import { duration, plural } from "/pages/format.js";
@@ -9,7 +9,8 @@ const date = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", 
 export function healthDays(days) {
   const probed = days.filter(({ downMs }) => downMs !== null);
   if (!probed.length) {
-    return empty("Not probed yet", "Live apps are probed every minute from the Starter plan on. A bar a day appears here.");
+    const plans = "On the Starter plan and above, live apps are probed every minute. One bar per day appears here.";
+    return empty("Not probed yet", plans);
   }
   const [down, outages] = ["downMs", "outages"].map((name) => probed.reduce((sum, day) => sum + day[name], 0));
   const fell = down > 0 ? `Down for ${duration(down)} in ${plural(outages, "outage")}` : "No outage";

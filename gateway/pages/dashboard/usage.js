@@ -1,4 +1,4 @@
-// Shows what the account's apps used and what it cost, by hour or day, by app or model.
+// Shows the usage and cost of the account's apps, by hour or day, and by app or model.
 
 import { h } from "/pages/dom.js";
 import { count, money, plural } from "/pages/format.js";
@@ -10,7 +10,7 @@ import { RANGES, addUp, answered, fetchUsage, fill, nameOf, scale, usagePath } f
 export const title = "Usage";
 
 const GROUPS = { app: "App", model: "Model", none: "Time" };
-const SHOWN = 60; // rows of the table; the CSV has all
+const SHOWN = 60; // rows of the table; the CSV file has all
 
 export async function draw(signal) {
   const range = select("range", Object.entries(RANGES).map(([value, { name }]) => [value, name]));
@@ -20,7 +20,7 @@ export async function draw(signal) {
     const [chosen, split] = [range.value, group.value];
     const wanted = [fetchUsage(RANGES[chosen], split, signal), fetchUsage(RANGES.month, "none", signal)];
     const [rows, month] = await Promise.all(wanted);
-    if (chosen !== range.value || split !== group.value) return; // another choice is on its way
+    if (chosen !== range.value || split !== group.value) return; // the choice has changed
     redraw(figures, [chosen, rows, month], () => summary(RANGES[chosen], addUp(rows), addUp(month)));
     redraw(charts, [chosen, fill(RANGES[chosen], rows)], ([, filled]) => timelines(RANGES[chosen], filled));
     redraw(list, [chosen, split, rows], () => breakdown(RANGES[chosen], split, rows));
@@ -32,8 +32,8 @@ export async function draw(signal) {
   const line = refusal();
   const csv = action("Download CSV", {}, line, () => download(RANGES[range.value], group.value, signal));
   return [
-    heading("Usage", "What your apps asked for, and what it cost. Hours are kept for 14 days, days for 400 days."),
-    h("div", { class: "fields" }, field("Range", range), field("Table by", group), csv),
+    heading("Usage", "Your apps’ requests and their cost. Hourly figures are kept for 14 days, daily figures for 400 days."),
+    h("div", { class: "fields" }, field("Range", range), field("Group by", group), csv),
     line,
     figures,
     charts,
@@ -46,8 +46,8 @@ const select = (id, options) =>
 
 function summary({ name }, total, month) {
   const explanation =
-    "An interrupted answer ended early: the client left, or the provider broke off. " +
-    "As nobody reported its tokens, it costs the most that it could have cost. A lower ";
+    "An interrupted answer ended early because the client disconnected or the provider failed. " +
+    "Its number of tokens is unknown, so it is charged at its maximum cost. A lower ";
   return [
     h("h2", {}, name),
     h("p", { class: "figure" }, money(total.nanoEuro), h("small", {}, ` · ${money(month.nanoEuro)} this month`)),
@@ -59,13 +59,13 @@ function summary({ name }, total, month) {
       "Tokens out": count(total.outputTokens),
     }),
     total.interrupted > 0 &&
-      h("p", { class: "small quiet" }, explanation, h("code", {}, "maxTokens"), " lowers that."),
+      h("p", { class: "small quiet" }, explanation, h("code", {}, "maxTokens"), " lowers this cost."),
   ];
 }
 
 function timelines(range, rows) {
   const heading = h("h2", {}, "Over time");
-  if (!rows.some(({ requests }) => requests)) return [heading, empty("No requests", "There were none in this range.")];
+  if (!rows.some(({ requests }) => requests)) return [heading, empty("No requests", "There were no requests in this range.")];
   const words = scale(range, rows);
   const cost = {
     "complete answers": (row) => row.nanoEuro - row.interruptedNanoEuro,
@@ -83,8 +83,8 @@ function timelines(range, rows) {
 function breakdown(range, split, rows) {
   const by = split === "none" ? (range.by === "day" ? "UTC day" : "Hour") : GROUPS[split];
   const title = h("h2", {}, `By ${by === "UTC day" ? by : by.toLowerCase()}`);
-  const lines = split === "none" ? rows.toReversed() : grouped(rows, split);
-  if (!lines.length) return [title, empty("No requests", "There were none in this range.")];
+  const lines = split === "none" ? rows.toReversed() : groupRows(rows, split);
+  if (!lines.length) return [title, empty("No requests", "There were no requests in this range.")];
   const columns = {
     [by]: (row) => (split === "none" ? nameOf(range, row.start) : label(split, row[split])),
     Requests: (row) => count(row.requests),
@@ -93,26 +93,30 @@ function breakdown(range, split, rows) {
     "Tokens in": (row) => count(row.inputTokens),
     "Tokens out": (row) => count(row.outputTokens),
     Cost: (row) => money(row.nanoEuro),
-    "Of it interrupted": (row) => money(row.interruptedNanoEuro),
+    "Cost of interrupted": (row) => money(row.interruptedNanoEuro),
   };
   return [
     title,
     table("Usage", columns, lines.slice(0, SHOWN)),
     lines.length > SHOWN &&
-      h("p", { class: "small quiet" }, `The first ${plural(SHOWN, "row")} of ${count(lines.length)}. The CSV has all.`),
+      h(
+        "p",
+        { class: "small quiet" },
+        `Showing the first ${plural(SHOWN, "row")} of ${count(lines.length)}. The CSV file contains all.`,
+      ),
   ];
 }
 
-// One row for each app or model, the dearest first.
-function grouped(rows, split) {
+// Returns one row per app or model, the most expensive first.
+function groupRows(rows, split) {
   const groups = Map.groupBy(rows, (row) => row[split]);
   const sums = [...groups].map(([name, its]) => ({ [split]: name, ...addUp(its) }));
   return sums.sort((a, b) => b.nanoEuro - a.nanoEuro || b.requests - a.requests);
 }
 
 function label(split, name) {
-  if (name === "*") return "Further apps";
-  return name || (split === "model" ? "Refused before it was known" : "Unknown");
+  if (name === "*") return "Other apps";
+  return name || (split === "model" ? "Unknown (refused early)" : "Unknown");
 }
 
 async function download(range, split, signal) {

@@ -3,52 +3,52 @@
 import { h } from "/pages/dom.js";
 import { moment } from "/pages/format.js";
 import { call } from "./api.js";
-import { action, announce, card, confirmed, empty, field, form, once, refusal } from "./parts.js";
+import { action, announce, card, confirmAction, empty, field, form, refusal, showOnce } from "./parts.js";
 
 const ROTATION =
-  "You get a new secret. For 24 hours, every event is signed with both: webhook-signature carries both signatures, " +
-  "X-Service-Signature only the new one. A receiver that verifies X-Service-Signature refuses events until it has the " +
-  "new secret. Redeliver those that failed.";
-const AGAIN = " The secret before the current one stops signing at once.";
+  "You get a new secret. For 24 hours, webhook-signature carries signatures with both secrets, but X-Service-Signature " +
+  "only the new one. A receiver that verifies X-Service-Signature rejects events until it has the new secret. " +
+  "Redeliver the events that fail in the meantime.";
+const AGAIN = " The previous secret stops signing immediately.";
 
-// `changed` is called with the webhook, or with null, now and after each change.
+// Calls `changed` with the webhook, or with null, now and after each change.
 export function webhookPanel(webhook, changed) {
-  // The secret has a place of its own, so that no change of the webhook takes it away unread.
+  // The secret has its own element, so that a change of the webhook does not remove it unread.
   const panel = { about: h("div", { class: "view" }), secret: h("div", { class: "view" }), changed };
   show(panel, webhook);
   return [panel.about, panel.secret];
 }
 
 function show(panel, webhook) {
-  panel.about.replaceChildren(webhook ? present(panel, webhook) : setting(panel));
+  panel.about.replaceChildren(webhook ? present(panel, webhook) : urlForm(panel));
   panel.changed(webhook);
 }
 
 function present(panel, webhook) {
   const line = refusal();
   const change = () => {
-    panel.about.replaceChildren(setting(panel, webhook));
+    panel.about.replaceChildren(urlForm(panel, webhook));
     panel.about.querySelector("input").focus();
   };
   const rotate = async (button) => {
     const text = webhook.previousSecretUntil ? ROTATION + AGAIN : ROTATION;
-    if (!(await confirmed("Rotate the signing secret?", text, "Rotate"))) return button.focus();
+    if (!(await confirmAction("Rotate the signing secret?", text, "Rotate"))) return button.focus();
     const { secret } = await call("POST", "/account/webhook/rotate");
     const previousSecretUntil = new Date(Date.now() + 86_400_000).toISOString();
     show(panel, { ...webhook, previousSecretUntil });
     reveal(panel, "Your new signing secret", secret);
-    announce("The signing secret is rotated.");
+    announce("Rotated the signing secret.");
   };
   const clear = async (button) => {
     const loss = "The service stops sending events and deletes the signing secret. A new URL gets a new secret.";
-    if (!(await confirmed("Clear the webhook?", loss, "Clear"))) return button.focus();
+    if (!(await confirmAction("Clear the webhook?", loss, "Clear"))) return button.focus();
     await call("DELETE", "/account/webhook");
     panel.secret.replaceChildren();
     show(panel, null);
     panel.about.querySelector("input").focus();
-    announce("The webhook is cleared.");
+    announce("Cleared the webhook.");
   };
-  const until = webhook.previousSecretUntil && [" The previous secret signs too, and stops ", moment(webhook.previousSecretUntil), "."];
+  const until = webhook.previousSecretUntil && [" The previous secret also signs and expires ", moment(webhook.previousSecretUntil), "."];
   const set = h("p", { class: "small quiet" }, "Set ", moment(webhook.createdAt), ".", until);
   const buttons = [
     h("button", { type: "button", onclick: change }, "Change"),
@@ -67,7 +67,7 @@ function present(panel, webhook) {
   );
 }
 
-function setting(panel, before) {
+function urlForm(panel, before) {
   const url = h("input", {
     id: "url",
     type: "url",
@@ -82,7 +82,7 @@ function setting(panel, before) {
     show(panel, secret ? webhook : { ...before, ...webhook });
     if (secret) reveal(panel, "Your signing secret", secret);
     else document.querySelector("main h1").focus();
-    announce("The webhook is set.");
+    announce("Saved the webhook.");
   };
   const cancel = () => {
     show(panel, before);
@@ -93,11 +93,11 @@ function setting(panel, before) {
     "Webhook",
     !before && empty("No webhook is set", "Without a webhook, events are dropped."),
     form("with-button", field("URL", url), h("button", { class: "main" }, "Save"), save, beside),
-    before && h("p", { class: "small quiet" }, "A new URL gets a new signing secret, and the current secret becomes invalid."),
+    before && h("p", { class: "small quiet" }, "A new URL gets a new signing secret. The current secret becomes invalid."),
   );
 }
 
 function reveal(panel, title, secret) {
   const use = "It is shown only once. Your receiver needs it to verify events, usually as SERVICE_WEBHOOK_SECRET.";
-  panel.secret.replaceChildren(once(title, use, secret));
+  panel.secret.replaceChildren(showOnce(title, use, secret));
 }

@@ -1,4 +1,4 @@
-// Swagger's dark style hangs on a class.
+// A class turns on Swagger's dark style.
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const dress = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
 dark.addEventListener("change", dress);

@@ -1,12 +1,12 @@
-// One account: its plan, what it spends, its apps and its API keys.
+// One account: its plan, spending, apps and API keys.
 
 import { h } from "/pages/dom.js";
 import { count, money, moment } from "/pages/format.js";
 import { call, get } from "/dashboard/api.js";
 import { share } from "/dashboard/chart.js";
-import { announce, card, facts, field, form, heading, once, refusal, table } from "/dashboard/parts.js";
+import { announce, card, facts, field, form, heading, showOnce, table } from "/dashboard/parts.js";
 import { columns as appColumns } from "./apps.js";
-import { confirmed } from "./confirm.js";
+import { confirmAction } from "./confirm.js";
 
 export const title = "Account";
 const PLANS = ["free", "starter", "maker", "max"];
@@ -36,9 +36,9 @@ function plan(account, at) {
   const options = PLANS.map((name) => h("option", { selected: name === account.plan }, name));
   const select = h("select", { id: "plan" }, options);
   const change = async () => {
-    if (select.value === account.plan) return announce("The account has this plan already.");
+    if (select.value === account.plan) return announce("The account is already on this plan.");
     const text = `${account.name} moves from ${account.plan} to ${select.value}. Its limits change within a second.`;
-    if (!(await confirmed("Change the plan?", text, "Change plan"))) return;
+    if (!(await confirmAction("Change the plan?", text, "Change plan"))) return;
     await call("PATCH", at, { body: { plan: select.value } });
     dispatchEvent(new CustomEvent("show-again", { detail: `The account is on the ${select.value} plan.` }));
   };
@@ -58,7 +58,7 @@ function keys(rows) {
     Created: ({ createdAt }) => moment(createdAt),
     "Last used": ({ lastUsedAt }) => (lastUsedAt ? moment(lastUsedAt) : "never"),
   };
-  return rows.length ? table("API keys of the account", columns, rows) : h("p", { class: "empty" }, "It has none.");
+  return rows.length ? table("API keys of the account", columns, rows) : h("p", { class: "empty" }, "The account has no API keys.");
 }
 
 function newKey(account, at) {
@@ -66,11 +66,11 @@ function newKey(account, at) {
   const name = h("input", { id: "key-name", ...properties });
   const place = h("div");
   const create = async () => {
-    const text = `Only for the holder of ${account.name}, who lost theirs. The key gives full access to the account.`;
-    if (!(await confirmed("Create an API key?", text, "Create key"))) return;
+    const text = `Create a key only if the holder of ${account.name} lost theirs. It gives full access to the account.`;
+    if (!(await confirmAction("Create an API key?", text, "Create key"))) return;
     const { key } = await call("POST", `${at}/keys`, { body: { name: name.value.trim() } });
-    place.replaceChildren(once("The new API key", "It is shown only once. Pass it on over a safe way.", key));
+    place.replaceChildren(showOnce("The new API key", "It is shown only once. Send it to the holder over a secure channel.", key));
   };
-  const label = field("New key for a holder who lost theirs", name);
+  const label = field("New key, if the holder lost theirs", name);
   return h("div", { class: "stack" }, form("with-button snug", label, h("button", {}, "Create key"), create), place);
 }

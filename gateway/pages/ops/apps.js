@@ -1,4 +1,4 @@
-// The apps of all accounts, with a search; and those that do not answer.
+// The apps of all accounts, with a search, and the unhealthy apps.
 
 import { h, link } from "/pages/dom.js";
 import { capital, plural, since } from "/pages/format.js";
@@ -33,10 +33,10 @@ export async function draw(signal, _, query) {
     read: (page) => page.apps,
     cursor: "after",
     one: "app",
-    none: unhealthy ? "Every app that is probed answers." : found,
+    none: unhealthy ? "All probed apps are healthy." : found,
     columns,
   };
-  const lead = unhealthy ? ["Unhealthy apps", "The longest first."] : [title, "By id."];
+  const lead = unhealthy ? ["Unhealthy apps", "Longest first."] : [title, "Sorted by id."];
   return [
     heading(...lead),
     !unhealthy && search("App, domain or account", "apps", wanted),

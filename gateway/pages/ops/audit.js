@@ -1,4 +1,4 @@
-// Who changed what: the audit trail.
+// The audit trail: changes by operators, and reports.
 
 import { h } from "/pages/dom.js";
 import { capital, moment } from "/pages/format.js";
@@ -8,12 +8,12 @@ import { list } from "./lists.js";
 export const title = "Audit trail";
 
 const LEADS = {
-  changes: "What people changed with an operator’s token, newest first, for 400 days.",
-  reports: "What watchdogs, scanners and deploy engines reported, newest first.",
+  changes: "Changes made with an operator token, newest first, kept for 400 days.",
+  reports: "Reports of watchdogs, scanners and deploy engines, newest first.",
 };
 
 function result({ status, code }) {
-  if (status === null) return badge("Not known", "warn");
+  if (status === null) return badge("Unknown", "warn");
   if (status < 400) return badge("Done", "good");
   return [badge("Refused", "bad"), h("span", { class: "small quiet" }, code || String(status))];
 }
@@ -34,10 +34,10 @@ export async function draw(signal, _, query) {
     columns: {
       "When, UTC": ({ at }) => [moment(at), h("span", { class: "small quiet" }, at.slice(0, 19).replace("T", " "))],
       Operator: ({ operator, token }) => [operator, h("span", { class: "small quiet" }, `token ${token}`)],
-      Did: ({ action }) => capital(action.replaceAll("_", " ")),
-      On: ({ target }) =>
+      Action: ({ action }) => capital(action.replaceAll("_", " ")),
+      Target: ({ target }) =>
         target.startsWith("acc_") ? h("a", { href: `#/accounts/${target}` }, target) : target || "the service",
-      With: ({ details: values }) => details(values),
+      Details: ({ details: values }) => details(values),
       Result: result,
     },
   };

@@ -1,9 +1,9 @@
-// Asks an operator before something changes for others.
+// Asks an operator for confirmation before a change that affects others.
 
 import { h } from "/pages/dom.js";
 
-// Resolves with whether it is confirmed. `type` is a name to type first, for what must not happen by a slip.
-export function confirmed(title, text, action, type = "") {
+// Resolves with whether the operator confirms. `type` is a name to type first, for a change that must not be a slip.
+export function confirmAction(title, text, action, type = "") {
   const typed = h("input", { id: "typed", autocomplete: "off", autocapitalize: "none", spellcheck: "false" });
   const refusal = h("p", { class: "refusal", role: "alert" });
   const keep = h("button", { type: "button", autofocus: !type, onclick: () => dialog.close("") }, "Cancel");
@@ -13,7 +13,7 @@ export function confirmed(title, text, action, type = "") {
       onsubmit: (event) => {
         event.preventDefault();
         if (!type || typed.value.trim() === type) return dialog.close("yes");
-        refusal.textContent = `Type ${type} to go on.`;
+        refusal.textContent = `Type ${type} to continue.`;
         typed.setAttribute("aria-invalid", "true");
         typed.focus();
       },

@@ -22,5 +22,5 @@ export async function draw(signal) {
       Ended: ({ finishedAt }) => moment(finishedAt),
     },
   };
-  return [heading(title, "Of the last 24 hours, newest first, at most 100."), card("", await list(deploys, signal))];
+  return [heading(title, "Deploys of the last 24 hours, newest first, up to 100."), card("", await list(deploys, signal))];
 }

@@ -1,4 +1,4 @@
-// Draws a snapshot into the page's cards. Buttons stay the same elements, which keeps the focus.
+// Draws a snapshot into the page's cards. It keeps the elements of buttons, and so their focus.
 
 import { h } from "/pages/dom.js";
 import { count, duration, money, plural, roughly } from "/pages/format.js";
@@ -9,13 +9,13 @@ const STATUS = {
   operational: ["Operational", "good"],
   disabled: ["Off", ""],
   misconfigured: ["Misconfigured", "bad"],
-  "quota-exhausted": ["Provider’s quota used up", "warn"],
+  "quota-exhausted": ["Provider quota exhausted", "warn"],
   "provider-unreachable": ["Provider unreachable", "bad"],
 };
-const OLD = 60_000; // ms after which a waiting event needs attention
+const OLD = 60_000; // ms after which a waiting entry needs attention
 const LATE = 10_000; // ms since the last heartbeat; workers send one every five seconds
 
-// A link that has the focus is drawn anew, and keeps it.
+// Replaces the content of a card. A link that had the focus gets it again.
 function put(id, ...children) {
   const card = document.getElementById(id);
   const focused = card.contains(document.activeElement) ? document.activeElement.href : undefined;
@@ -61,23 +61,22 @@ function glance({ gateways, minutes, firstToken, spend }) {
   const requests = minutes.reduce((sum, minute) => sum + minute.requests, 0);
   put(
     "glance",
-    tile("Streams open", count(streams)),
+    tile("Open streams", count(streams)),
     tile("Requests, last hour", roughly(requests), refusedWords(sums)),
-    tile("Answered", answeredShare(sums), "leaving out refused ones"),
-    tile("First token, half within", duration(firstToken.p50), firstToken.p99 === null ? "" : `99 % within ${duration(firstToken.p99)}`),
-    tile("Spend today", money(spend.total)),
+    tile("Answered", answeredShare(sums), "excluding refused requests"),
+    tile("First token, p50", duration(firstToken.p50), firstToken.p99 === null ? "" : `p99 ${duration(firstToken.p99)}`),
+    tile("Spending today", money(spend.total)),
   );
 }
 
-// Of the requests that the service should have answered. Those that it had to refuse, and those that the caller left,
-// say nothing about it.
+// Returns the share of answered requests. It excludes requests that the service had to refuse, and abandoned ones.
 function answeredShare({ answered, failed, off }) {
   const due = answered + failed + off;
   return due ? percent(answered / due) : "–";
 }
 
 function refusedWords({ faulty, limited }) {
-  const words = [faulty && `${roughly(faulty)} faulty`, limited && `${roughly(limited)} over a limit`].filter(Boolean);
+  const words = [faulty && `${roughly(faulty)} invalid`, limited && `${roughly(limited)} over a limit`].filter(Boolean);
   return words.length ? `refused: ${words.join(", ")}` : "";
 }
 
@@ -90,7 +89,7 @@ function inference({ managedInferenceStatus, enabled, approved, emergencyOff }) 
   const closed = [
     !enabled && "the switch is off",
     !approved && "processing is not approved",
-    emergencyOff && "the emergency-off file is there",
+    emergencyOff && "the emergency-off file exists",
   ].filter(Boolean);
   put(
     "inference-why",
@@ -108,29 +107,29 @@ function label(id, open, close, reopen) {
   button.dataset.open = open;
 }
 
-function provider({ bound, used, waiting, top }) {
+function provider({ limit, used, waiting, top }) {
   put(
     "provider",
     facts({
-      "Requests at the provider": bound ? `${count(used)} of ${count(bound)}` : `${count(used)}, no bound`,
-      "Waiting for their turn": count(waiting),
+      "Requests at the provider": limit ? `${count(used)} of ${count(limit)}` : `${count(used)}, no limit`,
+      "Waiting for a permit": count(waiting),
     }),
-    bound > 0 && share(bound, { used }, `${used} of ${bound} requests at the provider`),
+    limit > 0 && share(limit, { used }, `${used} of ${limit} requests at the provider`),
     top.length > 0 &&
       facts(Object.fromEntries(top.map(({ account, name, waiting }) => [name || account, plural(waiting, "request")]))),
   );
 }
 
-function attention({ troubles, deadLetters, workers, webhooks, deploys }) {
+function attention({ needsAttention, deadLetters, workers, webhooks, deploys }) {
   const dead = workers.filter(({ heartbeatMs }) => heartbeatMs === null).length;
   const late = [webhooks, deploys].filter(({ oldestMs }) => oldestMs > OLD).length;
   const found = [
-    troubles.unhealthyApps && ["#/apps?health=unhealthy", `${plural(troubles.unhealthyApps, "app")} unhealthy`, "bad"],
-    troubles.failedDeploys && ["#/deploys", `${plural(troubles.failedDeploys, "deploy")} failed in 24 hours`, "warn"],
+    needsAttention.unhealthyApps && ["#/apps?health=unhealthy", `${plural(needsAttention.unhealthyApps, "app")} unhealthy`, "bad"],
+    needsAttention.failedDeploys && ["#/deploys", `${plural(needsAttention.failedDeploys, "deploy")} failed in 24 hours`, "warn"],
     deadLetters.count && ["#/system", plural(deadLetters.count, "dead letter"), "bad"],
-    dead && ["#/system", `${plural(dead, "worker")} died with work in hand`, "bad"],
-    troubles.missingWorkers.length &&
-      ["#/system", `Without a worker: ${troubles.missingWorkers.join(", ")}`, "bad"],
+    dead && ["#/system", `${plural(dead, "worker")} died with unfinished work`, "bad"],
+    needsAttention.missingWorkers.length &&
+      ["#/system", `No worker running: ${needsAttention.missingWorkers.join(", ")}`, "bad"],
     late && ["#/system", `${plural(late, "queue")} with old entries`, "bad"],
   ].filter(Boolean);
   const item = ([href, text, tone]) => h("li", {}, badge(h("a", { href }, text), tone));
@@ -142,7 +141,7 @@ function models(figures) {
     "models",
     figures.length
       ? table(
-          ["Model", "Requests", "Failed at the provider", "First token, half within", "99 % within"],
+          ["Model", "Requests", "Failed at the provider", "First token, p50", "First token, p99"],
           figures.map(({ model, requests, errors, firstToken }) => [
             model,
             count(requests),
@@ -151,7 +150,7 @@ function models(figures) {
             duration(firstToken.p99),
           ]),
         )
-      : h("p", { class: "empty" }, "No model was asked."),
+      : h("p", { class: "empty" }, "No requests in the last hour."),
   );
 }
 
@@ -161,7 +160,7 @@ function redis({ latencyMs, memory, memoryLimit, clients, commandsPerSecond }) {
     "redis",
     facts({
       "Round trip": `${latencyMs.toFixed(2)} ms`,
-      "Commands a second": count(commandsPerSecond),
+      "Commands per second": count(commandsPerSecond),
       Clients: count(clients),
       Memory: memoryLimit ? `${used} of ${bytes(memoryLimit)}` : `${used}, no limit`,
     }),
@@ -202,7 +201,7 @@ function spend({ day, total, top }) {
     h("p", { class: "figure" }, money(total)),
     top.length
       ? table(
-          ["Account", "Plan", "Settled", "Reserved", "Of its cap"],
+          ["Account", "Plan", "Settled", "Reserved", "Share of cap"],
           top.map(({ account, name, plan, settled, reserved, cap }) => [
             [h("a", { href: `#/accounts/${account}` }, name), h("span", { class: "small quiet cut" }, account)],
             plan,
@@ -224,8 +223,8 @@ function queue(id, { waiting, pending, oldestMs }, one, ...more) {
     id,
     facts({
       Waiting: badge(plural(waiting, one), waiting ? "busy" : "good"),
-      "Oldest waits for": oldestMs === null ? "–" : badge(duration(oldestMs), oldestMs > OLD ? "bad" : "good"),
-      "In hand": count(pending),
+      "Longest wait": oldestMs === null ? "–" : badge(duration(oldestMs), oldestMs > OLD ? "bad" : "good"),
+      "In progress": count(pending),
     }),
     more,
   );
@@ -248,9 +247,9 @@ function deadLetters({ count: all, newest }) {
   document.getElementById("dead-letters-card").hidden = !all;
   put(
     "dead-letters",
-    h("p", { class: "small quiet" }, `${plural(all, "entry", "entries")} that no worker could process, of the last 30 days. The worker’s log has more.`),
+    h("p", { class: "small quiet" }, `${plural(all, "entry", "entries")} of the last 30 days that no worker could process. The worker’s log has details.`),
     table(
-      ["Taken out", "Stream", "Reason", "Fields"],
+      ["Removed at", "Stream", "Reason", "Fields"],
       newest.map(({ stream, entry, at, reason, fields }) => [
         at.slice(0, 19).replace("T", " "),
         [stream, h("span", { class: "small quiet cut" }, entry)],
@@ -264,7 +263,7 @@ function deadLetters({ count: all, newest }) {
 function storage({ limit, top }) {
   put(
     "storage",
-    h("p", { class: "small quiet" }, `Delivery logs and the data of events, at most ${bytes(limit)} per account`),
+    h("p", { class: "small quiet" }, `Delivery logs and event data, up to ${bytes(limit)} per account`),
     top.length
       ? table(
           ["Account", "Stored"],
@@ -274,7 +273,7 @@ function storage({ limit, top }) {
           ]),
           "storage",
         )
-      : h("p", { class: "empty" }, "No account has any yet."),
+      : h("p", { class: "empty" }, "No account stores any data yet."),
   );
 }
 
@@ -283,14 +282,14 @@ function workers({ workers }) {
     "workers",
     workers.length
       ? table(
-          ["Worker", "Heartbeat", "In hand"],
+          ["Worker", "Heartbeat", "In progress"],
           workers.map(({ group, name, heartbeatMs, pending }) => [
             [group, h("span", { class: "small quiet cut" }, name)],
             heartbeatMs === null ? badge("died", "bad") : badge(`${duration(Math.max(heartbeatMs, 0))} ago`, heartbeatMs > LATE ? "warn" : "good"),
             count(pending),
           ]),
         )
-      : h("p", { class: "empty" }, h("strong", {}, "No worker lives"), " Events and deploys wait until you start one."),
+      : h("p", { class: "empty" }, h("strong", {}, "No worker is running"), " Events and deploys wait until you start one."),
   );
 }
 
@@ -298,25 +297,25 @@ function gateways(processes) {
   put(
     "gateways",
     table(
-      ["Process", "Up for", "Streams"],
+      ["Process", "Uptime", "Streams"],
       processes.map(({ id, startedAt, streams }) => [
         h("span", { class: "cut" }, id),
-        lasting(Date.now() - Date.parse(startedAt)),
+        formatUptime(Date.now() - Date.parse(startedAt)),
         count(streams),
       ]),
     ),
   );
 }
 
-function lasting(milliseconds) {
+function formatUptime(milliseconds) {
   const minutes = Math.max(0, Math.round(milliseconds / 60_000));
   if (minutes < 60) return minutes ? `${minutes} min` : "under a minute";
   return minutes < 2880 ? `${Math.round(minutes / 60)} h` : `${Math.round(minutes / 1440)} days`;
 }
 
 function percent(share) {
-  if (share > 0 && share < 0.001) return "under 0.1 %";
-  return `${(share * 100).toFixed(share === 0 || share === 1 ? 0 : 1)} %`;
+  if (share > 0 && share < 0.001) return "under 0.1%";
+  return `${(share * 100).toFixed(share === 0 || share === 1 ? 0 : 1)}%`;
 }
 
 const table = (heads, rows, cls = "") =>

@@ -1,4 +1,4 @@
-// A list that the service answers in pages, with a search above it.
+// A list that the service returns in pages, and a search field.
 
 import { h } from "/pages/dom.js";
 import { count, plural } from "/pages/format.js";
@@ -7,7 +7,7 @@ import { action, announce, refusal, table } from "/dashboard/parts.js";
 
 const PAGE = 50;
 
-// `read(page)` returns the page's rows, `cursor` is the name of the parameter that goes on, `one` names a row.
+// `read(page)` returns the page's rows, `cursor` is the name of the paging parameter, and `one` names a row.
 export function list({ path, query = {}, read, cursor, columns, one, many = `${one}s`, none }, signal) {
   const here = h("div", { class: "stack" });
   const line = refusal();
@@ -28,8 +28,8 @@ export function list({ path, query = {}, read, cursor, columns, one, many = `${o
 
   function draw() {
     const had = document.activeElement === more;
-    more.textContent = rows.length ? "Show more" : "Search on";
-    const few = next ? `None among the first 2,000 ${many}.` : none;
+    more.textContent = rows.length ? "Show more" : "Continue the search";
+    const few = next ? `No match among the first 2,000 ${many}.` : none;
     here.replaceChildren(
       rows.length ? table(`${count(rows.length)} ${many}`, columns, rows) : h("p", { class: "empty" }, few),
       ...(next ? [h("div", { class: "row" }, more)] : []),
@@ -42,7 +42,7 @@ export function list({ path, query = {}, read, cursor, columns, one, many = `${o
   return load().then(() => here);
 }
 
-// A search field. Its text stands in the address, so that the way back leads to the same list.
+// A search field. Its text is part of the address, so that going back leads to the same list.
 export function search(label, view, text) {
   const input = h("input", { id: "search", type: "search", value: text, autocomplete: "off", spellcheck: "false" });
   const submit = (event) => {

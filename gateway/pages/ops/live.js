@@ -1,7 +1,7 @@
-// Takes the live figures from the gateway and draws them; says so when they are not current.
+// Receives the live figures from the gateway and draws them, and shows when they are out of date.
 
 import { draw } from "./figures.js";
-import { explained } from "./words.js";
+import { explain } from "./words.js";
 
 const SILENCE = 7000; // ms without a snapshot; the gateway sends one every two seconds
 const AGAIN = 3000; // ms before another attempt
@@ -17,46 +17,46 @@ export function drawLast() {
   if (last) draw(last);
 }
 
-export function open() {
-  stop();
+export function openStream() {
+  stopStream();
   heard = Date.now();
   source = new EventSource("/ops/events");
   source.addEventListener("message", ({ data }) => {
     heard = Date.now();
     setStatus("Live", "good");
-    trouble("");
+    showTrouble("");
     last = JSON.parse(data);
     drawLast();
   });
   source.addEventListener("away", () => {
     heard = Date.now();
     setStatus("No figures", "bad");
-    trouble("Redis does not answer. New requests are refused; running streams continue. The figures below are the last ones.");
+    showTrouble("Redis does not respond. New requests are refused; running streams continue. The figures below are out of date.");
   });
   // The browser reconnects by itself, unless the answer was not a stream.
-  source.addEventListener("error", () => source.readyState === EventSource.CLOSED && askWhy());
+  source.addEventListener("error", () => source.readyState === EventSource.CLOSED && showError());
   watching = setInterval(() => {
     if (Date.now() - heard < SILENCE) return;
     setStatus("No figures", "warn");
-    trouble("The gateway has sent nothing for some seconds. The figures below are the last ones.");
+    showTrouble("The gateway has sent no figures for several seconds. The figures below are out of date.");
   }, 1000);
 }
 
-export function stop() {
+export function stopStream() {
   source?.close();
   clearInterval(watching);
 }
 
 // An EventSource hides the answer's status and body, so the request is repeated to read them.
-async function askWhy() {
+async function showError() {
   const asking = new AbortController();
   const response = await fetch("/ops/events", { signal: asking.signal }).catch(() => null);
   const answer = response?.ok === false ? await response.json().catch(() => null) : null;
   asking.abort();
   if (response?.status === 401) return dispatchEvent(new Event("session-ended"));
   setStatus("No figures", "warn");
-  trouble(explained({ status: response?.status ?? 0, ...answer?.error }));
-  setTimeout(() => bar.hidden || document.hidden || open(), AGAIN);
+  showTrouble(explain({ status: response?.status ?? 0, ...answer?.error }));
+  setTimeout(() => bar.hidden || document.hidden || openStream(), AGAIN);
 }
 
 function setStatus(text, tone) {
@@ -64,15 +64,15 @@ function setStatus(text, tone) {
   live.className = `badge small ${tone}`;
 }
 
-export function trouble(text) {
+export function showTrouble(text) {
   const line = document.querySelector("#trouble");
   if (line.textContent === text) return;
   line.textContent = text;
   line.hidden = !text;
 }
 
-// A hidden page takes no figures.
+// A hidden page receives no figures.
 document.addEventListener("visibilitychange", () => {
   if (bar.hidden) return;
-  document.hidden ? stop() : open();
+  document.hidden ? stopStream() : openStream();
 });

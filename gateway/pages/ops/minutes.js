@@ -7,16 +7,16 @@ const WIDTH = 600;
 const HEIGHT = 120;
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 
-const LIMIT = /_(RATE_LIMITED|CAP_REACHED)$/;
+const LIMIT = /_(LIMITED|CAP_REACHED)$/;
 const OURS = /^(PROVIDER_(?!REFUSED)|BACKBONE_|APP_BACKEND_|INTERNAL)/;
 
 export const KINDS = [
   ["answered", "answered"],
-  ["faulty", "faulty or without permission"],
+  ["faulty", "invalid or unauthorized"],
   ["limited", "over a limit"],
   ["off", "refused while off"],
   ["failed", "failed"],
-  ["left", "left by the caller"],
+  ["left", "abandoned by the caller"],
 ];
 
 export function kindOf(code) {
@@ -67,14 +67,14 @@ export function chart(minutes) {
   return h(
     "figure",
     { class: "chart minutes" },
-    h("span", { class: "peak", "aria-hidden": "true" }, `${roughly(peak)} a minute`),
+    h("span", { class: "peak", "aria-hidden": "true" }, `${roughly(peak)} per minute`),
     svg(
       "svg",
       {
         viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
         preserveAspectRatio: "none",
         role: "img",
-        "aria-label": `${roughly(total)} requests in the last hour, at most ${roughly(peak)} in a minute`,
+        "aria-label": `${roughly(total)} requests in the last hour, at most ${roughly(peak)} per minute`,
       },
       drawn,
     ),

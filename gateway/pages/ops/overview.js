@@ -1,4 +1,4 @@
-// What goes on: requests, models, spend, and what needs attention. Inference is switched here.
+// The overview: requests, models, spending, problems, and the switch of inference.
 
 import { attach } from "./switches.js";
 

@@ -1,18 +1,17 @@
 // The operators' page: logs in and out, and switches between views.
 
-import { h } from "/pages/dom.js";
 import { keepCurrent } from "/pages/format.js";
 import { Refused, call, get } from "/dashboard/api.js";
-import { announce, loading, markCurrent, trouble as failure } from "/dashboard/parts.js";
+import { announce, failure, skeleton, markCurrent } from "/dashboard/parts.js";
 import * as account from "./account.js";
 import * as accounts from "./accounts.js";
 import * as apps from "./apps.js";
 import * as audit from "./audit.js";
 import * as deploys from "./deploys.js";
-import { drawLast, open, stop, trouble } from "./live.js";
+import { drawLast, openStream, showTrouble, stopStream } from "./live.js";
 import * as overview from "./overview.js";
 import * as system from "./system.js";
-import { explained } from "./words.js";
+import { explain } from "./words.js";
 
 const bar = document.querySelector(".top");
 const main = document.querySelector("main");
@@ -54,7 +53,7 @@ async function show({ focus = true } = {}) {
   const [route, view] = ROUTES.find(([route]) => route.test(path)) ?? [/^/, nothing];
   markCurrent(bar, path);
   document.title = `${view.title} · Capsule operations`;
-  const slow = setTimeout(() => put(loading(view.title)), 150);
+  const slow = setTimeout(() => put(skeleton(view.title)), 150);
   place.setAttribute("aria-busy", "true");
   try {
     const drawn = await view.draw(signal, path.match(route)?.[1], new URLSearchParams(text));
@@ -84,12 +83,12 @@ function fail(error) {
 
 // -- logging in --------------------------------------------------------------------------------------------------
 
-function logIn(why = "With the service’s operator token.") {
+function logIn(why = "Use the operator token.") {
   leave();
-  stop();
+  stopStream();
   inside = false;
   bar.hidden = true;
-  trouble("");
+  showTrouble("");
   document.title = "Log in · Capsule operations";
   put([...document.querySelector("#log-in").content.cloneNode(true).children]);
   const form = place.querySelector("form");
@@ -111,7 +110,7 @@ function logIn(why = "With the service’s operator token.") {
       await call("POST", "/ops/session", { body: { token: token.value.trim() } });
     } catch (error) {
       button.disabled = false;
-      return refuse(explained(error));
+      return refuse(explain(error));
     }
     enter();
   });
@@ -121,7 +120,7 @@ function logIn(why = "With the service’s operator token.") {
 async function enter({ focus = true } = {}) {
   inside = true;
   bar.hidden = false;
-  open();
+  openStream();
   await show({ focus });
 }
 
@@ -129,7 +128,7 @@ document.querySelector("#log-out").addEventListener("click", async () => {
   try {
     await call("DELETE", "/ops/session");
   } catch (error) {
-    return trouble(`You are still logged in. ${explained(error)}`);
+    return showTrouble(`You are still logged in. ${explain(error)}`);
   }
   history.replaceState(null, "", location.pathname);
   logIn("You are logged out.");

@@ -1,4 +1,4 @@
-// The parts that the service consists of: Redis, gateways, queues, workers, and what they could not process.
+// The parts of the service: Redis, gateways, queues, workers and dead letters.
 
 export const title = "System";
 export const live = true;

@@ -6,7 +6,7 @@ const find = (selector) => document.querySelector(selector);
 const form = find("#register");
 const panel = find("#key");
 const status = panel.querySelector("[role=status]");
-let stored = true; // false while the page alone has the key
+let stored = true; // false while only this page has the key
 
 form.addEventListener("submit", async (event) => {
   event.preventDefault();
@@ -17,7 +17,7 @@ form.addEventListener("submit", async (event) => {
     name.setAttribute("aria-invalid", "true");
     name.focus();
   };
-  if (!name.value.trim()) return refuse("Enter a name. It is only shown to you and to the operators of the service.");
+  if (!name.value.trim()) return refuse("Enter a name. Only you and the operators of the service can see it.");
   refusal.textContent = "";
   name.removeAttribute("aria-invalid");
   button.setAttribute("aria-disabled", "true"); // `disabled` would take the focus away
@@ -44,7 +44,7 @@ async function copy(key) {
     status.textContent = "Copied";
   } catch {
     getSelection().selectAllChildren(panel.querySelector("code"));
-    status.textContent = "Selected; copy it with your keyboard";
+    status.textContent = "Selected. Copy it with your keyboard.";
   }
 }
 

@@ -2,7 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// `properties`: `on…` adds a listener, the others set attributes; null, undefined and false are ignored.
+// In `properties`, `on…` adds a listener and other names set attributes. Null, undefined and false are ignored.
 export const h = (tag, properties = {}, ...children) => dress(document.createElement(tag), properties, children);
 
 export const svg = (tag, properties = {}, ...children) =>
@@ -20,7 +20,7 @@ function dress(element, properties, children) {
   return element;
 }
 
-// Links only to web pages: a customer's address may have another scheme, such as javascript:.
+// Links only to web pages, because a customer's address may have another scheme, such as javascript:.
 export const link = (address, text = address) =>
   /^https?:\/\//.test(address ?? "") ? h("a", { href: address, rel: "noreferrer" }, text) : h("span", {}, text);
 
@@ -33,7 +33,7 @@ export const pause = (milliseconds, signal) =>
   });
 
 // Resolves as soon as the page is visible.
-export const seen = (signal) =>
+export const untilVisible = (signal) =>
   new Promise((resolve, reject) => {
     signal?.throwIfAborted();
     if (!document.hidden) return resolve();

@@ -56,7 +56,7 @@ function lasting(milliseconds) {
 const WORDS = { relative, lasting, running: (milliseconds) => duration(Math.max(0, Date.now() - milliseconds)) };
 export const moment = (iso) => time(iso, "relative");
 export const since = (iso) => time(iso, "lasting");
-export const running = (iso) => time(iso, "running"); // a timer, such as "12 s"
+export const timer = (iso) => time(iso, "running"); // a timer, such as "12 s"
 
 function time(iso, words) {
   const at = Date.parse(iso);

@@ -20,7 +20,7 @@ async def account(gw: Gateway) -> Account:
 
 @pytest.fixture
 def capsule(account: Account, tmp_path: Path) -> Tool:
-    """As the account holder."""
+    """The command line with the account's key."""
     return Tool(account.gateway.address, account.key, tmp_path)
 
 
@@ -59,7 +59,7 @@ async def test_operators_delete_any_app(account: Account, capsule: Tool, name: s
     assert "UNAUTHORIZED" in await stranger.refused("apps", "delete", name, "--yes")
 
 
-async def test_settings_one_after_the_other(capsule: Tool, account: Account, name: str) -> None:
+async def test_settings_change_one_by_one(capsule: Tool, account: Account, name: str) -> None:
     await capsule("apps", "create", name)
     assert "none: the source is served" in (await capsule("apps", "set", name)).out
     jwks = "https://a.example/jwks.json"
@@ -80,7 +80,7 @@ async def test_settings_one_after_the_other(capsule: Tool, account: Account, nam
     assert (cleared.json["repository"], cleared.json["auth"]) == (None, {"kind": "jwks"})
 
 
-async def test_where_the_user_is(capsule: Tool, name: str) -> None:
+async def test_the_place_of_the_user_id(capsule: Tool, name: str) -> None:
     await capsule("apps", "create", name)
     backend = "https://a.example/auth-refresh"
     asked = ("--auth-backend", backend, "--auth-method", "POST", "--user-field", "record.id")

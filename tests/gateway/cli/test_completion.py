@@ -1,4 +1,4 @@
-"""What a shell is offered, with a running gateway and without one."""
+"""Shell completion, with a running gateway and without one."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from tests.support.redis_servers import free_port
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-async def offered(capsule: Tool, *words: str) -> list[str]:
-    """As bash asks for it: each line is a type and a value."""
+async def complete_words(capsule: Tool, *words: str) -> list[str]:
+    """Returns the values that bash gets. Each line of the output is a type and a value."""
     line = " ".join(["capsule", *words])
     asked = {"_CAPSULE_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
     run = await capsule(**asked)
@@ -24,12 +24,12 @@ async def test_names_and_ids(app: App, tmp_path: Path) -> None:
     capsule = Tool(app.gateway.address, app.account.key, tmp_path)
     hook = (await capsule("hook", "create", app.name, "--name", "ci", "--json")).json
     app.gateway.confidential.add(hook["url"].rpartition("/")[2])
-    assert await offered(capsule, "deploys", "publish", app.name[:5]) == [app.name]
-    assert await offered(capsule, "apps", "show", "nobodys") == []
-    assert await offered(capsule, "hook", "revoke", "hook_") == [hook["id"]]
-    assert await offered(capsule, "deploys", "show", "dep_") == []
+    assert await complete_words(capsule, "deploys", "publish", app.name[:5]) == [app.name]
+    assert await complete_words(capsule, "apps", "show", "nobodys") == []
+    assert await complete_words(capsule, "hook", "revoke", "hook_") == [hook["id"]]
+    assert await complete_words(capsule, "deploys", "show", "dep_") == []
 
 
 async def test_without_a_service_or_a_key(app: App, tmp_path: Path) -> None:
     for url, key in ((f"http://127.0.0.1:{free_port()}", app.account.key), (app.gateway.address, "")):
-        assert await offered(Tool(url, key, tmp_path), "apps", "show", "a") == []
+        assert await complete_words(Tool(url, key, tmp_path), "apps", "show", "a") == []

@@ -1,4 +1,4 @@
-"""`capsule deploys`: publishing to a running gateway, and following what an engine reports."""
+"""`capsule deploys`: publishing to a running gateway, and following a deploy while the test plays the engine."""
 
 import asyncio
 import re
@@ -11,6 +11,7 @@ import pytest
 from tests.fakes.server import Exchange, FakeServer, Script, answer
 from tests.support.accounts import App
 from tests.support.command_line import Run, Tool, run_in_terminal
+from tests.support.deploy_engine import report_phases
 from tests.support.polling import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -28,13 +29,6 @@ def folder(tmp_path: Path) -> Path:
     (folder / "index.html").write_text("<h1>Shop</h1>")
     (folder / ".env").write_text("SECRET=1")
     return folder
-
-
-async def report(app: App, deploy_id: str, *phases: str, ok: bool = True, reason: str | None = None) -> None:
-    for phase in phases:
-        body = {"phase": phase, "ok": ok, **({"reason": reason} if reason else {})}
-        response = await app.gateway.platform("POST", f"deploys/{deploy_id}/phases", body)
-        assert response.status_code == 200, response.text
 
 
 async def test_publish(capsule: Tool, hosted: App, folder: Path) -> None:
@@ -66,8 +60,8 @@ async def test_publish_refused(capsule: Tool, hosted: App, folder: Path) -> None
     assert "nothing to publish" in await capsule.refused("deploys", "publish", hosted.name, str(folder))
 
 
-async def started(app: App) -> str:
-    """The id of the deploy that was queued."""
+async def find_queued(app: App) -> str:
+    """Returns the id of the queued deploy."""
 
     async def queued() -> list[dict[str, Any]]:
         response = await app.gateway.platform("GET", "deploys?state=queued")
@@ -78,20 +72,20 @@ async def started(app: App) -> str:
 
 
 async def test_following_to_the_end(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.02)
+    monkeypatch.setattr("gateway.cli.deploys.POLL_SECONDS", 0.02)
     following = asyncio.create_task(capsule("deploys", "publish", hosted.name, str(folder), "--follow"))
-    deploy_id = await started(hosted)
-    await report(hosted, deploy_id, "build", "health", "canary")
+    deploy_id = await find_queued(hosted)
+    await report_phases(hosted, deploy_id, "build", "health", "canary")
     run = await asyncio.wait_for(following, 10)
     assert run.code == 0
     assert re.search(rf"^Live at https://{hosted.name}\.apps\.localhost after \d+ (ms|s)\.$", run.out, re.MULTILINE)
 
 
 async def test_following_a_failure(capsule: Tool, hosted: App, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.02)
+    monkeypatch.setattr("gateway.cli.deploys.POLL_SECONDS", 0.02)
     deploy_id = (await capsule("deploys", "publish", hosted.name, str(folder), "--json")).json["deployId"]
     following = asyncio.create_task(capsule("deploys", "show", deploy_id, "--follow"))
-    await report(hosted, deploy_id, "build", ok=False, reason="exit status 2")
+    await report_phases(hosted, deploy_id, "build", ok=False, reason="exit status 2")
     run = await asyncio.wait_for(following, 10)
     assert run.code == 1
     assert run.err == f"capsule: {deploy_id} failed: build: exit status 2\n"
@@ -108,7 +102,7 @@ async def test_following_has_an_end(capsule: Tool, hosted: App, folder: Path) ->
 
 
 class Slow(FakeServer):
-    """Answers with the given states of a deploy, one after another."""
+    """A service that answers with the given states of a deploy, one after another."""
 
     def __init__(self, *answers: Script) -> None:
         super().__init__()
@@ -129,7 +123,7 @@ async def follow(tmp_path: Path, *answers: Script) -> Run:
 
 @pytest.fixture
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.01)
+    monkeypatch.setattr("gateway.cli.deploys.POLL_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("_hasty")

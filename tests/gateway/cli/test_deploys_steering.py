@@ -1,13 +1,13 @@
-"""`capsule deploys rollback`, `promote` and `cancel`, against a running gateway whose deploy engine is the test."""
+"""`capsule deploys rollback`, `promote` and `cancel`, against a running gateway; the test plays the deploy engine."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.gateway.cli.test_deploys import report
 from tests.support.accounts import App
 from tests.support.command_line import Tool
+from tests.support.deploy_engine import report_phases
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -17,7 +17,7 @@ def capsule(hosted: App, tmp_path: Path) -> Tool:
     return Tool(hosted.gateway.address, hosted.account.key, tmp_path)
 
 
-async def published(capsule: Tool, app: App, tmp_path: Path) -> str:
+async def publish(capsule: Tool, app: App, tmp_path: Path) -> str:
     folder = tmp_path / "shop"
     folder.mkdir(exist_ok=True)
     (folder / "index.html").write_text("<h1>Shop</h1>")
@@ -29,8 +29,8 @@ async def published(capsule: Tool, app: App, tmp_path: Path) -> str:
 async def test_rollback_promote_and_cancel(capsule: Tool, hosted: App, tmp_path: Path) -> None:
     first, second = "", ""
     for _ in range(2):
-        first, second = second, await published(capsule, hosted, tmp_path)
-        await report(hosted, second, "build", "health", "canary")
+        first, second = second, await publish(capsule, hosted, tmp_path)
+        await report_phases(hosted, second, "build", "health", "canary")
     run = await capsule("deploys", "rollback", hosted.name)
     back = run.out.split()[2].rstrip(".")
     assert run.out == f"Queued as {back}.\nFollow it with: capsule deploys show {back} --follow\n"
@@ -47,11 +47,11 @@ async def test_rollback_promote_and_cancel(capsule: Tool, hosted: App, tmp_path:
     assert json.loads(run.out).keys() == {"deployId"}
     answer = await hosted.gateway.platform("POST", f"apps/{hosted.name}/deploys", {"kind": "preview"})
     preview = answer.json()["deployId"]
-    await report(hosted, preview, "build", "health")
+    await report_phases(hosted, preview, "build", "health")
     assert (await capsule("deploys", "promote", preview)).out.startswith("Queued as dep_")
 
 
-async def test_what_is_refused_is_one_line(capsule: Tool, hosted: App) -> None:
+async def test_refused_actions_print_one_line(capsule: Tool, hosted: App) -> None:
     for arguments, code in (
         (("rollback", hosted.name), "NO_DEPLOY_YET"),
         (("rollback", "no-such-app"), "NOT_FOUND"),
@@ -65,8 +65,8 @@ async def test_what_is_refused_is_one_line(capsule: Tool, hosted: App) -> None:
 
 
 async def test_pages_of_deploys_and_a_redeploy(capsule: Tool, hosted: App, tmp_path: Path) -> None:
-    first = await published(capsule, hosted, tmp_path)
-    await report(hosted, first, "build", "health", "canary")
+    first = await publish(capsule, hosted, tmp_path)
+    await report_phases(hosted, first, "build", "health", "canary")
     queued = (await capsule("deploys", "redeploy", first)).out.split()[2].rstrip(".")
     page = await capsule("deploys", "list", "--limit", "1", "--app", hosted.name)
     assert queued in page.out

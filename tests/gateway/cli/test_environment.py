@@ -25,7 +25,7 @@ async def test_set_list_and_unset(capsule: Tool, hosted: App, tmp_path: Path) ->
     hosted.gateway.confidential.add(secret)
     assert (await capsule("env", "list", hosted.name)).line.startswith("No variables yet.")
     run = await capsule("env", "set", hosted.name, "TOKEN", given=secret + "\n")
-    assert run.out == f"Set TOKEN for {hosted.name}, from the next deploy on.\n"
+    assert run.out == f"Set TOKEN for {hosted.name}, effective from the next deploy.\n"
     file = tmp_path / "variables"
     file.write_text(f"# a comment\nexport A = one\n\nB='two words'\nC={secret}\n")
     assert (await capsule("env", "set", hosted.name, "--file", str(file))).code == 0

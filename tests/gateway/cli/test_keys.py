@@ -22,7 +22,7 @@ async def account(gw: Gateway) -> Account:
 
 @pytest.fixture
 def capsule(account: Account, tmp_path: Path) -> Tool:
-    """As the account holder."""
+    """The command line with the account's key."""
     return Tool(account.gateway.address, account.key, tmp_path)
 
 

@@ -20,10 +20,10 @@ async def test_set_show_and_clear(capsule: Tool, app: App) -> None:
     assert [[cell.strip() for cell in row] for row in shown] == [
         ["app", app.name],
         ["spent today", "0.00 of 10.00 EUR"],
-        ["per day", "10.00 EUR, as the plan allows"],
-        ["per day and user", "10.00 EUR, as the plan allows"],
-        ["per minute", "30 requests, as the plan allows"],
-        ["per minute and user", "20 requests, as the plan allows"],
+        ["per day", "10.00 EUR (the plan's limit)"],
+        ["per day and user", "10.00 EUR (the plan's limit)"],
+        ["per minute", "30 requests (the plan's limit)"],
+        ["per minute and user", "20 requests (the plan's limit)"],
     ]
     run = await capsule("limits", "set", app.name, "--daily-euro", "0.50", "--user-rpm", "0")
     assert "0.00 of 0.50 EUR" in run.out
@@ -35,7 +35,7 @@ async def test_set_show_and_clear(capsule: Tool, app: App) -> None:
     assert (await capsule("limits", "show", app.name, "--json")).json == expected
 
 
-async def test_what_is_refused(capsule: Tool, app: App) -> None:
+async def test_refused_limits(capsule: Tool, app: App) -> None:
     for arguments, code, words in (
         ((), 2, "name at least one limit"),
         (("--rpm", "many"), 2, "'many' is not a number of requests"),

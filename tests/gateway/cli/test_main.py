@@ -26,7 +26,7 @@ HOOK_URL = re.compile(r"http://127\.0\.0\.1:\d+/hooks/deploy/([\w-]{43})")
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def capsule(app: App, tmp_path: Path) -> Tool:
-    """As the holder of the app's account."""
+    """The command line with the key of the app's account."""
     return Tool(app.gateway.address, app.account.key, tmp_path)
 
 
@@ -62,7 +62,7 @@ async def test_a_hooks_life(capsule: Tool, app: App) -> None:
     name, hook_id, app_name, created, used = (cell.strip() for cell in row)
     assert (name, app_name, created, used) == ("nightly build", app.name, "just now", "never")
 
-    # The app was never live: the trigger is refused, and was a use of the hook.
+    # The app was never live, so the trigger is refused. It still counts as a use of the hook.
     assert (await app.gateway.http.post(made.line)).status_code == 409
     listed = (await capsule("hook", "list", "--json")).json
     assert [hook["id"] for hook in listed] == [hook_id]
@@ -80,7 +80,7 @@ async def test_a_hook_for_programs(capsule: Tool, app: App) -> None:
     assert (await capsule("hook", "revoke", made["id"], "--json")).json == {"revoked": made["id"]}
 
 
-async def test_a_hook_of_nobodys_app(capsule: Tool) -> None:
+async def test_a_hook_needs_an_app_of_the_account(capsule: Tool) -> None:
     assert "no such app" in await capsule.refused("hook", "create", "somebody-elses", "--name", "x")
 
 
@@ -94,13 +94,13 @@ async def test_the_webhook(capsule: Tool, app: App) -> None:
     assert again.line == "Events already go to this URL. The signing secret is unchanged."
     shown = (await capsule("webhook", "show")).out
     assert "http://127.0.0.1:9/events" in shown
-    assert "two secrets" not in shown
+    assert "previous secret" not in shown
     rotated = await capsule("webhook", "rotate")
     assert re.fullmatch(r"whsec_[\w+/]+=*", rotated.line)
     assert rotated.line != made.line
     app.gateway.confidential.add(rotated.line)
     assert "For 24 hours" in rotated.err
-    assert "two secrets sign until" in (await capsule("webhook", "show")).out
+    assert "previous secret until" in (await capsule("webhook", "show")).out
     assert (await capsule("webhook", "clear")).line == "Cleared. Events are dropped until you set a webhook."
     for command in (["webhook", "show"], ["webhook", "rotate"], ["webhook", "test", "app.crashed"]):
         assert "no webhook is set; set one with: capsule webhook set URL" in await capsule.refused(*command)
@@ -128,7 +128,7 @@ async def test_deliveries(capsule: Tool, app: App, tmp_path: Path) -> None:
 
             assert (await wait_until(lambda: in_json("deliveries", "list"), 10))[0]["id"] == first[0]
             headings, row = (await capsule("deliveries", "list")).rows
-            assert [cell.strip() for cell in headings] == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME", "MARKS"]
+            assert [cell.strip() for cell in headings] == ["ID", "EVENT", "APP", "AT", "TOOK", "OUTCOME", "NOTES"]
             assert [cell.strip() for cell in row[:3]] == [first[0], "deploy.failed", app.name]
             assert [cell.strip() for cell in row[-2:]] == ["delivered", "sample"]
             assert first[0] in (await capsule("deliveries", "redeliver", first[0])).line
@@ -206,11 +206,11 @@ async def test_the_inference_switch(operator: Tool, gw: Gateway) -> None:
         assert "operational" in (await operator("inference", "on")).out
 
 
-async def test_an_account_is_no_operator(capsule: Tool) -> None:
+async def test_operator_commands_refuse_an_api_key(capsule: Tool) -> None:
     assert "UNAUTHORIZED" in await capsule.refused("inference", "off")
 
 
-async def test_an_operator_is_no_account(operator: Tool) -> None:
+async def test_account_commands_refuse_the_operator_token(operator: Tool) -> None:
     assert "UNAUTHORIZED" in await operator.refused("account")
 
 

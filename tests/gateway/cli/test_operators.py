@@ -37,17 +37,17 @@ async def test_accounts_are_listed_searched_and_shown(operator: Tool, gw: Gatewa
 
 async def test_all_apps_are_listed(operator: Tool, app: App, tmp_path: Path) -> None:
     headings, row = (await operator("apps", "list", "--search", app.name)).rows
-    assert [cell.strip() for cell in headings] == ["APP", "ACCOUNT", "OF", "STATUS", "ADDRESS"]
+    assert [cell.strip() for cell in headings] == ["APP", "ACCOUNT", "ACCOUNT NAME", "STATUS", "ADDRESS"]
     assert [row[0].strip(), row[1].strip(), row[3].strip()] == [app.name, app.account.id, "never-live"]
     assert app.name in [each["name"] for each in (await operator("apps", "list", "--all", "--json")).json]
     holder = Tool(app.gateway.address, app.account.key, tmp_path)
     assert "UNAUTHORIZED" in await holder.refused("apps", "list", "--all")
 
 
-async def test_who_changed_what(operator: Tool, app: App) -> None:
+async def test_the_audit_trail(operator: Tool, app: App) -> None:
     await operator("accounts", "plan", app.account.id, "maker")
     headings, row, *_ = (await operator("audit")).rows
-    assert [cell.strip() for cell in headings] == ["WHEN", "OPERATOR", "DID", "ON", "WITH", "RESULT"]
+    assert [cell.strip() for cell in headings] == ["WHEN", "OPERATOR", "ACTION", "TARGET", "DETAILS", "RESULT"]
     assert [cell.strip() for cell in row[2:]] == [
         "change account",
         app.account.id,
@@ -59,12 +59,12 @@ async def test_who_changed_what(operator: Tool, app: App) -> None:
     assert row[-1].strip() == "refused: 404 NOT_FOUND"
     assert {each["action"] for each in (await operator("audit", "--reports", "--json")).json} <= {
         "report_crash",
-        "take_in_scan",
+        "report_scan",
         "report_phase",
     }
 
 
-async def test_an_app_is_deleted_only_if_one_means_it(operator: Tool, app: App) -> None:
+async def test_deleting_an_app_needs_a_confirmation(operator: Tool, app: App) -> None:
     assert "--yes" in await operator.refused("apps", "delete", app.name, code=2)
     assert app.name in (await operator("apps", "show", app.name)).out
     assert "Deleted" in (await operator("apps", "delete", app.name, "--yes")).line

@@ -74,7 +74,7 @@ async def test_a_gateway_that_is_not_ready(capsule: Tool, server: Answering) -> 
 async def test_a_gateway_that_does_not_answer(
     capsule: Tool, server: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "READY_TIMEOUT", 0.2)
+    monkeypatch.setattr(processes, "READY_SECONDS", 0.2)
     server.reply = [HANG]
     assert "does not answer" in await capsule.refused("serve", "--check", "--port", port(server))
     assert "does not answer" in await capsule.refused("serve", "--check", "--port", str(free_port()))
@@ -112,7 +112,7 @@ async def test_workers_with_a_heartbeat(capsule: Tool, redis: RedisServer, tmp_p
 
 async def test_a_worker_without_redis_is_found_within_seconds(capsule: Tool, redis: RedisServer) -> None:
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
-    assert "Redis cannot be asked for heartbeats" in (await check(capsule, nowhere, "monitors")).err
+    assert "Redis cannot be read" in (await check(capsule, nowhere, "monitors")).err
     redis.freeze()
     try:
         began = time.monotonic()
@@ -121,10 +121,10 @@ async def test_a_worker_without_redis_is_found_within_seconds(capsule: Tool, red
     finally:
         redis.thaw()
     assert run.code == 1
-    assert "Redis cannot be asked for heartbeats" in run.err
+    assert "Redis cannot be read" in run.err
 
 
-async def test_sites_are_asked_without_redis(capsule: Tool, server: Answering, tmp_path: Path) -> None:
+async def test_sites_are_checked_without_redis(capsule: Tool, server: Answering, tmp_path: Path) -> None:
     nowhere = f"redis://127.0.0.1:{free_port()}/0"
     run = await check(capsule, nowhere, "sites", GATEWAY_DATA_DIR=str(tmp_path))
     assert "no sites worker has served" in run.err
@@ -141,4 +141,4 @@ async def test_settings_that_are_wrong(capsule: Tool) -> None:
     capsule.environment["GATEWAY_REDIS_URL"] = "ftp://localhost"
     run = await asyncio.to_thread(run_process, capsule, "worker", "--check")
     assert run.returncode == 1
-    assert run.stderr.startswith("capsule: the settings are wrong:\nGATEWAY_REDIS_URL: ")
+    assert run.stderr.startswith("capsule: the settings are invalid:\nGATEWAY_REDIS_URL: ")

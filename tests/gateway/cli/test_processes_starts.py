@@ -1,4 +1,4 @@
-"""What is wrong at a start costs one line, which names the setting or the option, and says what to do."""
+"""A failed start prints one line, which names the setting or the option and says what to do."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 ROOT = Path(__file__).parents[3]
 
 
-def complaints(log: str) -> list[dict[str, Any]]:
+def warnings_in(log: str) -> list[dict[str, Any]]:
     lines = [msgspec.json.decode(line) for line in log.splitlines()]
     return [line for line in lines if line["level"] not in ("debug", "info")]
 
@@ -38,8 +38,8 @@ async def test_a_port_that_is_in_use() -> None:
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "nowhere.invalid"])
-async def test_a_host_that_is_none_of_ours(host: str) -> None:
-    with pytest.raises(Refused, match=f"^{host} is no address of this machine: choose another --host$"):
+async def test_a_host_of_another_machine(host: str) -> None:
+    with pytest.raises(Refused, match=f"^{host} is not an address of this machine: choose another --host$"):
         processes.check_port(host, free_port())
 
 
@@ -51,8 +51,8 @@ async def test_a_data_folder_of_a_worker(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GATEWAY_DATA_DIR", f"{file}/data")
     assert workers.main(names) == 1
-    message = f"GATEWAY_DATA_DIR: '{file}' is not a folder; give the folder to the worker's user, or name another one"
-    assert capsys.readouterr().err == f"The settings are wrong:\n{message}\n"
+    message = f"GATEWAY_DATA_DIR: '{file}' is not a folder; give the folder to the worker's user, or set another folder"
+    assert capsys.readouterr().err == f"The settings are invalid:\n{message}\n"
 
 
 async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ async def test_a_gateway_that_lacks_redis_and_files(provider: FakeProvider, tmp_
     settings = {"GATEWAY_DATA_DIR": str(tmp_path / "file"), "GATEWAY_PROVIDER_KEY_FILE": str(tmp_path / "none")}
     async with gateway(f"redis://:secret@127.0.0.1:{free_port()}", provider, tmp_path, **settings) as gw:
         gw.confidential.add("secret")
-    found = {line["event"]: line["action"] for line in complaints(gw.log)}
-    assert len(found) == len(complaints(gw.log))
+    found = {line["event"]: line["action"] for line in warnings_in(gw.log)}
+    assert len(found) == len(warnings_in(gw.log))
     assert found.keys() == {"data.not_writable", "provider.no_key", "redis.unavailable"}
     for event, name in zip(sorted(found), ("DATA_DIR", "PROVIDER_KEY_FILE", "REDIS_URL"), strict=True):
         assert f"GATEWAY_{name}" in found[event]
@@ -74,8 +74,8 @@ async def test_workers_wait_for_redis(tmp_path: Path) -> None:
     try:
         await worker.start()
         await wait_until(lambda: "redis.unavailable" in worker.log, 20)
-        await asyncio.sleep(1.5)  # it tries again each second
-        (line,) = complaints(worker.log)
+        await asyncio.sleep(1.5)  # it retries every second
+        (line,) = warnings_in(worker.log)
         assert line["reason"] == "nothing listens at the address of Redis"
         assert "GATEWAY_REDIS_URL" in line["action"]
         server.start()
@@ -91,5 +91,5 @@ async def test_workers_wait_for_redis(tmp_path: Path) -> None:
 async def test_a_python_that_is_too_old(module: str) -> None:
     code = f"import sys; sys.version, sys.version_info = '3.10.9 (main)', (3, 10, 9); import {module}"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=20)
-    line = "Capsule Gateway needs Python 3.11 or newer; this is 3.10.9. Start it with another one.\n"
+    line = "Capsule Gateway needs Python 3.11 or newer; this is 3.10.9. Start it with a newer version.\n"
     assert (run.returncode, run.stderr) == (1, line)

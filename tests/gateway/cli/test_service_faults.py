@@ -1,4 +1,4 @@
-"""Services that are not there, are slow, are something else, or lie: one line on stderr, never a traceback."""
+"""Services that are away, slow, unknown or wrong: one line on stderr, never a traceback."""
 
 import asyncio
 import json
@@ -83,7 +83,7 @@ async def odd() -> AsyncIterator[Odd]:
 
 @pytest.fixture
 def capsule(odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
-    monkeypatch.setattr("gateway.cli.deploys.POLL", 0.01)
+    monkeypatch.setattr("gateway.cli.deploys.POLL_SECONDS", 0.01)
     return Tool(odd.address, "csk_key", tmp_path)
 
 
@@ -99,7 +99,7 @@ async def test_strange_answers(capsule: Tool, odd: Odd, body: Any) -> None:
     assert "answered 500" in await capsule.refused("hook", "list")
 
 
-async def test_nobody_is_there(tmp_path: Path) -> None:
+async def test_no_service_at_the_address(tmp_path: Path) -> None:
     capsule = Tool(f"http://127.0.0.1:{free_port()}", "csk_key", tmp_path)
     assert "cannot reach http://127.0.0.1:" in await capsule.refused("account")
 
@@ -118,18 +118,18 @@ async def test_nobody_is_there(tmp_path: Path) -> None:
         (answer(200, b"{}", {"Content-Encoding": "gzip"}), "the connection to"),
     ],
 )
-async def test_no_good_answer(capsule: Tool, odd: Odd, script: Script, message: str) -> None:
+async def test_invalid_responses(capsule: Tool, odd: Odd, script: Script, message: str) -> None:
     odd.given = script
     assert message in await capsule.refused("account")
 
 
 async def test_no_answer_in_time(capsule: Tool, odd: Odd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "TIMEOUT", 0.2)
+    monkeypatch.setattr(service, "STEP_SECONDS", 0.2)
     odd.given = [HANG]
     assert "did not answer in time" in await capsule.refused("account")
 
 
-async def test_an_error_tells_when_to_come_back(capsule: Tool, odd: Odd) -> None:
+async def test_an_error_shows_the_retry_time(capsule: Tool, odd: Odd) -> None:
     error = {"code": "DEPLOY_QUOTA_REACHED", "message": "Used up.\nCome back.", "requestId": "abc"}
     odd.given = answer(429, {"error": error}, {"Retry-After": "90"})
     message = await capsule.refused("account")
@@ -147,7 +147,7 @@ async def test_a_bad_address(tmp_path: Path, url: str) -> None:
         assert "is not an address" in await Tool(url, "csk_key", tmp_path).refused("account", code=2)
 
 
-async def test_a_key_that_cannot_be_one(odd: Odd, tmp_path: Path) -> None:
+async def test_an_invalid_key(odd: Odd, tmp_path: Path) -> None:
     for key in ("csk_ä", "csk_ 1", "csk_\x07"):
         assert "copy it again" in await Tool(odd.address, key, tmp_path).refused("account", code=2)
     assert not odd.exchanges
@@ -159,7 +159,7 @@ async def test_a_proxy_that_cannot_be_used(capsule: Tool) -> None:
 
 
 async def interrupted(odd: Odd, *command: str) -> tuple[bytes, bytes]:
-    """The output of a command that gets Ctrl-C while it waits for the service."""
+    """Runs a command, sends Ctrl-C while it waits for the service, and returns its output."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway.cli", *command),
         env={"PATH": os.environ["PATH"], "CAPSULE_URL": odd.address, "CAPSULE_API_KEY": "csk_key"},
@@ -180,10 +180,10 @@ async def test_ctrl_c(odd: Odd) -> None:
     assert out + err.strip() == b""
 
 
-async def test_ctrl_c_while_following_says_that_the_deploy_goes_on(odd: Odd) -> None:
+async def test_ctrl_c_while_following_says_that_the_deploy_continues(odd: Odd) -> None:
     odd.given = answer(200, {"id": "dep_1", "state": "queued", "log": ""})
     _, err = await interrupted(odd, "deploys", "show", "dep_1", "--follow")
-    expected = "The deploy goes on. Follow it again with: capsule deploys show dep_1 --follow"
+    expected = "The deploy continues. Follow it again with: capsule deploys show dep_1 --follow"
     assert err.decode().strip() == expected
 
 

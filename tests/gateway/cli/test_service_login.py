@@ -1,4 +1,4 @@
-"""`capsule login` and `logout`: what is saved, who can read it, and what takes precedence."""
+"""`capsule login` and `logout`: the saved credentials, who can read them, and what takes precedence."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 class Stranger(FakeServer):
-    """A service of somebody else."""
+    """Another service."""
 
     def script(self, exchange: Exchange) -> Script:
         return answer(200, {"id": "acc_stranger"})
@@ -60,13 +60,13 @@ async def test_login_and_logout(nobody: Tool, account: Account, gw: Gateway) -> 
     assert os.listdir(credentials(nobody).parent) == ["credentials.json"]
     assert account.id in (await nobody("account")).out
 
-    assert (await nobody("logout")).line == "Logged out. The key itself stays valid."
+    assert (await nobody("logout")).line == "Logged out. The key remains valid."
     assert not credentials(nobody).exists()
     assert (await nobody("logout")).line == "You were not logged in."
 
 
 async def test_a_wrong_key_is_not_saved(nobody: Tool, gw: Gateway) -> None:
-    assert "does not know this key" in await nobody.refused("login", "--url", gw.address, given="csk_wrong\n")
+    assert "this key is not valid at" in await nobody.refused("login", "--url", gw.address, given="csk_wrong\n")
     assert not credentials(nobody).exists()
     assert "no key on standard input" in await nobody.refused("login", "--url", gw.address, given="", code=2)
 
@@ -80,7 +80,9 @@ async def test_the_environment_takes_precedence(
     assert "acc_stranger" in (await nobody("account", CAPSULE_URL=stranger.address, CAPSULE_API_KEY="csk_other")).out
 
 
-async def test_a_saved_key_goes_nowhere_else(nobody: Tool, account: Account, gw: Gateway, stranger: Stranger) -> None:
+async def test_a_saved_key_is_sent_only_to_its_address(
+    nobody: Tool, account: Account, gw: Gateway, stranger: Stranger
+) -> None:
     await nobody("login", "--url", gw.address, given=account.key + "\n")
     message = await nobody.refused("account", code=2, CAPSULE_URL=stranger.address)
     assert "set CAPSULE_API_KEY too" in message
@@ -101,8 +103,8 @@ async def test_a_folder_that_cannot_be_written(nobody: Tool, account: Account, g
     assert "capsule" in await nobody.refused("login", "--url", gw.address, given=account.key + "\n")
 
 
-async def test_a_person_is_asked(nobody: Tool, account: Account, gw: Gateway) -> None:
-    seen = await asyncio.to_thread(_typed, nobody, f"{gw.address}\n", f"{account.key}\n")
+async def test_login_prompts_in_a_terminal(nobody: Tool, account: Account, gw: Gateway) -> None:
+    seen = await asyncio.to_thread(_log_in_at_terminal, nobody, f"{gw.address}\n", f"{account.key}\n")
     assert "Address of the service [http://localhost:8000]: " in seen
     assert "API key: " in seen
     assert account.key not in seen
@@ -110,8 +112,8 @@ async def test_a_person_is_asked(nobody: Tool, account: Account, gw: Gateway) ->
     assert json.loads(credentials(nobody).read_text())["apiKey"] == account.key
 
 
-def _typed(tool: Tool, *answers: str) -> str:
-    """`capsule login` in a terminal of its own; an answer is typed when its question stands there."""
+def _log_in_at_terminal(tool: Tool, *answers: str) -> str:
+    """Runs `capsule login` in a terminal, and types an answer at each prompt. Returns the screen."""
     pid, terminal = pty.fork()
     if pid == 0:
         environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "XDG_CONFIG_HOME": str(tool.home)}
@@ -122,7 +124,7 @@ def _typed(tool: Tool, *answers: str) -> str:
             seen += part
             if waiting and seen.endswith(b": "):
                 os.write(terminal, waiting.pop(0).encode())
-    except OSError:  # Linux says so when the other side is closed
+    except OSError:  # Linux raises it when the other side is closed
         pass
     finally:
         os.close(terminal)

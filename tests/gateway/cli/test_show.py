@@ -1,3 +1,5 @@
+"""How the command line formats values."""
+
 import datetime
 
 import pytest
@@ -12,7 +14,7 @@ NOW = datetime.datetime(2026, 7, 2, 12, 0, 0, tzinfo=datetime.UTC)
 @pytest.mark.parametrize(
     ("then", "text"),
     [
-        ("2026-07-02T12:00:30.000Z", "just now"),  # their clock is ahead of ours
+        ("2026-07-02T12:00:30.000Z", "just now"),  # the service's clock is ahead
         ("2026-07-02T11:59:55.000Z", "just now"),
         ("2026-07-02T11:59:18.000Z", "42 s ago"),
         ("2026-07-02T11:57:00.000Z", "3 min ago"),

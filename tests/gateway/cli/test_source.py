@@ -1,4 +1,4 @@
-"""What travels with `capsule deploys publish`, and what is left out."""
+"""The files that `capsule deploys publish` uploads and omits."""
 
 import io
 import os
@@ -9,11 +9,11 @@ import pytest
 
 from gateway.cli import source
 from gateway.cli.service import Refused
-from gateway.cli.source import pack
+from gateway.cli.source import pack_source
 from gateway.deploys import sources
 
 
-def lay(folder: Path, *paths: str, **texts: str) -> None:
+def write_files(folder: Path, *paths: str, **texts: str) -> None:
     for path in paths:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(path)
@@ -22,17 +22,18 @@ def lay(folder: Path, *paths: str, **texts: str) -> None:
         path.write_text(text)
 
 
-def names(folder: Path) -> list[str]:
-    with pack(folder) as archive, tarfile.open(fileobj=io.BytesIO(b"".join(archive.read_chunks()))) as tar:
+def packed_names(folder: Path) -> list[str]:
+    """Returns the names of the packed files, without ignore files."""
+    with pack_source(folder) as packed, tarfile.open(fileobj=io.BytesIO(b"".join(packed.read_chunks()))) as tar:
         members = tar.getmembers()
-        assert len(members) == archive.files
+        assert len(members) == packed.files
         assert all(member.isfile() or member.issym() for member in members)
         assert {(member.uid, member.gid, member.uname, member.gname) for member in members} == {(0, 0, "", "")}
         return sorted(member.name for member in members if member.name not in source.IGNORE_FILES)
 
 
-def test_everything_but_what_never_travels(tmp_path: Path) -> None:
-    lay(
+def test_all_files_except_those_always_omitted(tmp_path: Path) -> None:
+    write_files(
         tmp_path,
         "index.html",
         "src/a b.ts",
@@ -43,9 +44,9 @@ def test_everything_but_what_never_travels(tmp_path: Path) -> None:
         "git",
         "x.env",
     )
-    lay(tmp_path, ".git/HEAD", "node_modules/x/i.js", "packages/a/node_modules/y/i.js")
-    lay(tmp_path, ".env", ".env.local", ".env.production.local", "packages/a/.env")
-    lay(tmp_path, capsuleignore="!.env\n!node_modules\n!.git\n")
+    write_files(tmp_path, ".git/HEAD", "node_modules/x/i.js", "packages/a/node_modules/y/i.js")
+    write_files(tmp_path, ".env", ".env.local", ".env.production.local", "packages/a/.env")
+    write_files(tmp_path, capsuleignore="!.env\n!node_modules\n!.git\n")
     expected = [
         "index.html",
         "src/a b.ts",
@@ -56,79 +57,83 @@ def test_everything_but_what_never_travels(tmp_path: Path) -> None:
         "git",
         "x.env",
     ]
-    assert names(tmp_path) == sorted(expected)
+    assert packed_names(tmp_path) == sorted(expected)
 
 
 def test_a_worktrees_git_is_a_file(tmp_path: Path) -> None:
-    lay(tmp_path, "a", ".git")
-    assert names(tmp_path) == ["a"]
+    write_files(tmp_path, "a", ".git")
+    assert packed_names(tmp_path) == ["a"]
 
 
 def test_ignore_files(tmp_path: Path) -> None:
-    lay(tmp_path, "a.log", "keep.log", "dist/i.js", "src/dist/i.js", "src/build/x", "build/x", "notes/a.md", "ü")
-    lay(tmp_path, gitignore="*.log\n!keep.log\ndist/\n/build\n# a comment\n\n", capsuleignore="notes\n")
-    assert names(tmp_path) == sorted(["keep.log", "src/build/x", "ü"])
+    write_files(
+        tmp_path, "a.log", "keep.log", "dist/i.js", "src/dist/i.js", "src/build/x", "build/x", "notes/a.md", "ü"
+    )
+    write_files(tmp_path, gitignore="*.log\n!keep.log\ndist/\n/build\n# a comment\n\n", capsuleignore="notes\n")
+    assert packed_names(tmp_path) == sorted(["keep.log", "src/build/x", "ü"])
 
 
-def test_capsuleignore_takes_back(tmp_path: Path) -> None:
-    lay(tmp_path, "dist/i.js", "a.log", gitignore="dist\n*.log\n", capsuleignore="!dist\n")
-    assert names(tmp_path) == ["dist/i.js"]
+def test_capsuleignore_includes_files_again(tmp_path: Path) -> None:
+    write_files(tmp_path, "dist/i.js", "a.log", gitignore="dist\n*.log\n", capsuleignore="!dist\n")
+    assert packed_names(tmp_path) == ["dist/i.js"]
 
 
-def test_a_folders_own_ignore_file_counts_there(tmp_path: Path) -> None:
-    lay(tmp_path, "a/x", "a/y", "b/x", "b/y", gitignore="y\n")
-    lay(tmp_path / "a", gitignore="/x\n!y\n")
-    assert names(tmp_path) == ["a/.gitignore", "a/y", "b/x"]
+def test_a_folders_own_ignore_file_applies_there(tmp_path: Path) -> None:
+    write_files(tmp_path, "a/x", "a/y", "b/x", "b/y", gitignore="y\n")
+    write_files(tmp_path / "a", gitignore="/x\n!y\n")
+    assert packed_names(tmp_path) == ["a/.gitignore", "a/y", "b/x"]
 
 
 def test_the_repository_around_a_folder(tmp_path: Path) -> None:
-    lay(tmp_path, ".git/HEAD", "apps/shop/a", "apps/shop/a.log", "apps/shop/tmp/b", gitignore="*.log\n/apps/shop/tmp\n")
-    assert names(tmp_path / "apps/shop") == ["a"]
+    write_files(
+        tmp_path, ".git/HEAD", "apps/shop/a", "apps/shop/a.log", "apps/shop/tmp/b", gitignore="*.log\n/apps/shop/tmp\n"
+    )
+    assert packed_names(tmp_path / "apps/shop") == ["a"]
 
 
 def test_an_ignored_folder_named_by_hand(tmp_path: Path) -> None:
-    lay(tmp_path, ".git/HEAD", "dist/i.js", gitignore="dist\n")
-    assert names(tmp_path / "dist") == ["i.js"]
+    write_files(tmp_path, ".git/HEAD", "dist/i.js", gitignore="dist\n")
+    assert packed_names(tmp_path / "dist") == ["i.js"]
 
 
-def test_above_no_repository_nothing_counts(tmp_path: Path) -> None:
-    lay(tmp_path, "app/a", gitignore="a\n")
-    assert names(tmp_path / "app") == ["a"]
+def test_ignore_files_above_a_folder_outside_a_repository_do_not_apply(tmp_path: Path) -> None:
+    write_files(tmp_path, "app/a", gitignore="a\n")
+    assert packed_names(tmp_path / "app") == ["a"]
 
 
 def test_links(tmp_path: Path) -> None:
-    lay(tmp_path, "a", "sub/b", "sub/c")
+    write_files(tmp_path, "a", "sub/b", "sub/c")
     (tmp_path / "sub/up").symlink_to("../a")
     (tmp_path / "folder").symlink_to("sub")
     os.link(tmp_path / "a", tmp_path / "second")
     os.mkfifo(tmp_path / "pipe")
-    assert names(tmp_path) == ["a", "folder", "second", "sub/b", "sub/c", "sub/up"]
+    assert packed_names(tmp_path) == ["a", "folder", "second", "sub/b", "sub/c", "sub/up"]
 
 
 @pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "a/../../outside"])
-def test_a_link_that_leads_out(tmp_path: Path, target: str) -> None:
-    lay(tmp_path, "outside", "app/a")
+def test_a_link_out_of_the_folder(tmp_path: Path, target: str) -> None:
+    write_files(tmp_path, "outside", "app/a")
     (tmp_path / "app/link").symlink_to(target)
-    with pytest.raises(Refused, match=r"link links to a file outside of the folder"), pack(tmp_path / "app"):
+    with pytest.raises(Refused, match=r"link links to a file outside the folder"), pack_source(tmp_path / "app"):
         pass
-    lay(tmp_path / "app", capsuleignore="link\n")
-    assert names(tmp_path / "app") == ["a"]
+    write_files(tmp_path / "app", capsuleignore="link\n")
+    assert packed_names(tmp_path / "app") == ["a"]
 
 
 def test_nothing_to_publish(tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="nothing to publish"), pack(tmp_path):
+    with pytest.raises(Refused, match="nothing to publish"), pack_source(tmp_path):
         pass
 
 
-def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source.LIMIT == sources.SOURCE_BYTES
-    monkeypatch.setattr(source, "LIMIT", 1 << 20)
+def test_a_source_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source.SOURCE_BYTES == sources.SOURCE_BYTES
+    monkeypatch.setattr(source, "SOURCE_BYTES", 1 << 20)
     (tmp_path / "noise").write_bytes(os.urandom(1 << 21))
-    with pytest.raises(Refused, match="the packed source is over 1 MB"), pack(tmp_path):
+    with pytest.raises(Refused, match="the packed source exceeds 1 MB"), pack_source(tmp_path):
         pass
 
 
 def test_an_invalid_pattern(tmp_path: Path) -> None:
-    lay(tmp_path, "a", gitignore="!\n")
-    with pytest.raises(Refused, match="invalid pattern"), pack(tmp_path):
+    write_files(tmp_path, "a", gitignore="!\n")
+    with pytest.raises(Refused, match="invalid pattern"), pack_source(tmp_path):
         pass

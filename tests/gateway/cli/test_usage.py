@@ -20,7 +20,7 @@ async def capsule(app: App, tmp_path: Path) -> Tool:
 
 
 async def test_usage_and_requests(capsule: Tool, app: App) -> None:
-    assert (await capsule("usage")).line == "No requests in this time."
+    assert (await capsule("usage")).line == "No requests in this period."
     assert (await capsule("requests")).line == "No requests yet."
     answered = await app.ask("x")
     await app.ask("x", token="no.token.at.all")
@@ -30,11 +30,11 @@ async def test_usage_and_requests(capsule: Tool, app: App) -> None:
 
     await wait_until(logged, 10)
     (heading, row), day = (await capsule("usage", "--days", "7")).rows, time.strftime("%Y-%m-%d", time.gmtime())
-    columns = "DAY,REQUESTS,REFUSED,INTERRUPTED,TOKENS IN,TOKENS OUT,EUR,OF IT INTERRUPTED"
+    columns = "DAY,REQUESTS,REFUSED,INTERRUPTED,TOKENS IN,TOKENS OUT,EUR,INTERRUPTED EUR"
     assert [cell.strip() for cell in heading] == columns.split(",")
     assert [cell.strip() for cell in row] == [day, "2", "1", "0", "7", "3", "0.00000285", "0.00"]
     by_model = (await capsule("usage", "--by", "model")).out
-    assert "(refused before it was known)" in by_model
+    assert "(unknown)" in by_model
     assert "gpt-oss-120b" in by_model
     rows = (await capsule("usage", "--days", "1", "--by", "app", "--json")).json["rows"]
     assert [(row["app"], row["nanoEuro"]) for row in rows] == [(app.name, cost(7, 3))]

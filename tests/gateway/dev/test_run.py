@@ -1,4 +1,4 @@
-"""`capsule dev` on machines that can and can't build apps."""
+"""`capsule dev` on machines that can and cannot build apps."""
 
 import io
 import os
@@ -21,7 +21,7 @@ from tests.support.user_namespace import FAULT
 HELLO = {"Host": "hello.apps.localhost"}
 
 
-def an_app(text: str) -> bytes:
+def pack_page(text: str) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         file = tarfile.TarInfo("index.html")
@@ -36,23 +36,23 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-async def test_a_machine_without_a_sandbox_is_told_what_mends_it_and_then_deploys(folder: Path) -> None:
+async def test_without_a_sandbox_the_screen_names_the_remedy_and_a_later_run_deploys(folder: Path) -> None:
     port = five_free_ports()
     run = await start(port, folder, confined=True)
     await run.read(until="Press Ctrl-C to stop.")
     try:
-        assert f"  Hosted app  none, because {FAULT[0]}\n" in run.said
-        assert f" To mend it: {FAULT[1]}, and start again.\n" in run.said
+        assert f"  Hosted app  unavailable: {FAULT[0]}\n" in run.said
+        assert f" To fix it: {FAULT[1]}, then start again.\n" in run.said
         assert "docker compose up" in run.said
         assert "make run ARGS=--trust-builds" in run.said
         assert f"hello.apps.localhost:{port + 1}" not in run.said
-        deploy = await publish(port, run.api_key, an_app("mine"))
+        deploy = await publish(port, run.api_key, pack_page("mine"))
         assert deploy["state"] == "failed"
         assert deploy["error"].startswith("build: this machine can't build apps safely: ")
         assert deploy["error"].endswith(": ".join(FAULT))
     finally:
         assert await run.stop() == 0
-    # Neither a failed deploy nor another folder for builds is a reason to leave it at that.
+    # The next run deploys, in spite of the failed deploy and another folder for builds.
     (folder / "id").unlink()
     again = await start(port, folder)
     await again.read(until="Press Ctrl-C to stop.")
@@ -65,7 +65,7 @@ async def test_a_machine_without_a_sandbox_is_told_what_mends_it_and_then_deploy
 
 
 async def publish(port: int, api_key: str, source: bytes) -> dict[str, Any]:
-    """Its deploy, once it has ended."""
+    """Publishes a source, and returns the deploy once it has ended."""
     headers = {"Authorization": f"Bearer {api_key}"}
     async with httpx.AsyncClient(base_url=f"http://localhost:{port}", headers=headers, trust_env=False) as http:
         queued = await http.put("/account/apps/hello/source", content=source)
@@ -79,7 +79,7 @@ async def publish(port: int, api_key: str, source: bytes) -> dict[str, Any]:
         return deploy
 
 
-async def test_a_developers_own_code_runs_without_a_sandbox_when_asked_to(folder: Path) -> None:
+async def test_trust_builds_runs_apps_without_a_sandbox(folder: Path) -> None:
     port = five_free_ports()
     run = await start(port, folder, "--trust-builds")
     await run.read(until="Press Ctrl-C to stop.")
@@ -93,7 +93,7 @@ async def test_a_developers_own_code_runs_without_a_sandbox_when_asked_to(folder
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user builds as itself")
 async def test_root_builds_elsewhere_if_its_folder_is_closed_to_other_users(folder: Path) -> None:
-    """As below /root. A build has a user of its own."""
+    """Such as a folder below /root: builds run as other users."""
     port, closed = five_free_ports(), folder / "closed"
     closed.mkdir(mode=0o700)
     run = await start(port, closed / "data")

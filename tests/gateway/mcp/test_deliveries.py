@@ -1,11 +1,11 @@
-"""The agent tool `service_delivery` over both transports, with the SDK's own client. The worker is the test."""
+"""The agent tool `service_delivery` over both transports, with the SDK's own client. The test plays the worker."""
 
 import pytest
 
 from gateway.events.keys import bodies_key, deliveries_key
 from gateway.redis.partitions import partition_tag, stream_key
-from tests.gateway.mcp.test_server import Connect, call, over_http, over_stdio, refused
 from tests.support.accounts import Account, App
+from tests.support.agents import Connect, call, over_http, over_stdio, refused
 from tests.support.gateway_process import Gateway
 
 TOOL = "service_delivery"
@@ -13,13 +13,13 @@ TOOL = "service_delivery"
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.fixture(params=[over_stdio, over_http("auto")], ids=["stdio", "http"])
+@pytest.fixture(params=[over_stdio, over_http()], ids=["stdio", "http"])
 def connect(request: pytest.FixtureRequest) -> Connect:
     return request.param
 
 
 def log(account: Account, *outcomes: str) -> None:
-    """Deliveries of events evt_0, evt_1 …, as a worker writes them."""
+    """Writes deliveries of events evt_0, evt_1 … as a worker does."""
     log, bodies = deliveries_key(account.id), bodies_key(account.id)
     with account.gateway.redis.client() as client:
         for number, outcome in enumerate(outcomes):
@@ -47,8 +47,8 @@ async def test_list_show_and_redeliver(connect: Connect, gw: Gateway) -> None:
     assert [fields[b"id"] for _, fields in waiting if fields[b"account"].decode() == account.id] == [b"evt_2", b"evt_0"]
 
 
-async def test_wrong_calls_say_how_to_correct_them(app: App) -> None:
-    async with over_http("auto")(app.gateway.address, app.account.key) as client:
+async def test_errors_say_how_to_correct_the_call(app: App) -> None:
+    async with over_http()(app.gateway.address, app.account.key) as client:
         assert "'list', 'show'" in await refused(client, TOOL, action="rotate")
         assert "needs id" in await refused(client, TOOL, action="redeliver")
         assert "needs since" in await refused(client, TOOL, action="redeliver_failed", since=5)

@@ -1,32 +1,32 @@
-"""The agent tool `service_deploy` over both transports, with the SDK's own client. The deploy engine is the test."""
+"""The agent tool `service_deploy` over both transports, with the SDK's own client. The test plays the deploy engine."""
 
 import pytest
 
-from tests.gateway.mcp.test_server import Connect, call, over_http, over_stdio, refused
 from tests.support.accounts import App
+from tests.support.agents import Connect, call, over_http, over_stdio, refused
+from tests.support.deploy_engine import report_phases
 
 TOOL = "service_deploy"
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
-@pytest.fixture(params=[over_stdio, over_http("auto")], ids=["stdio", "http"])
+@pytest.fixture(params=[over_stdio, over_http()], ids=["stdio", "http"])
 def connect(request: pytest.FixtureRequest) -> Connect:
     return request.param
 
 
-async def live(app: App) -> str:
+async def publish(app: App) -> str:
     headers = {"Authorization": f"Bearer {app.account.key}"}
     source = b"\x1f\x8b" + bytes(50)
     answer = await app.gateway.http.put(f"/account/apps/{app.name}/source", content=source, headers=headers)
     deploy: str = answer.json()["deployId"]
-    for phase in ("build", "health", "canary"):
-        await app.gateway.platform("POST", f"deploys/{deploy}/phases", {"phase": phase, "ok": True})
+    await report_phases(app, deploy, "build", "health", "canary")
     return deploy
 
 
 async def test_list_show_rollback_and_cancel(connect: Connect, hosted: App) -> None:
-    first, second = await live(hosted), await live(hosted)
+    first, second = await publish(hosted), await publish(hosted)
     async with connect(hosted.gateway.address, hosted.account.key) as client:
         listed = (await call(client, TOOL, action="list", app="", id=""))["deploys"]
         assert [deploy["id"] for deploy in listed][:2] == [second, first]
@@ -40,10 +40,10 @@ async def test_list_show_rollback_and_cancel(connect: Connect, hosted: App) -> N
         assert again != back
 
 
-async def test_wrong_calls_say_how_to_correct_them(connect: Connect, hosted: App) -> None:
+async def test_errors_say_how_to_correct_the_call(connect: Connect, hosted: App) -> None:
     async with connect(hosted.gateway.address, hosted.account.key) as client:
         assert "'list', 'show'" in await refused(client, TOOL, action="delete")
         assert "needs id" in await refused(client, TOOL, action="show")
         assert "needs app" in await refused(client, TOOL, action="rollback", id="dep_1")
-        assert "takes no app" in await refused(client, TOOL, action="cancel", app="x", id="dep_1")
+        assert "does not take app" in await refused(client, TOOL, action="cancel", app="x", id="dep_1")
         assert "NOT_FOUND" in await refused(client, TOOL, action="show", id="dep_none")

@@ -9,7 +9,7 @@ import {
   badge,
   card,
   choice,
-  confirmed,
+  confirmAction,
   empty,
   field,
   follow,
@@ -21,17 +21,8 @@ import {
 } from "./parts.js";
 import { webhookPanel } from "./webhook.js";
 
-export const title = "Notifications";
+export const title = "Webhooks";
 
-const EVENTS = [
-  "deploy.succeeded",
-  "deploy.failed",
-  "app.crashed",
-  "app.unhealthy",
-  "app.recovered",
-  "domain.expiring",
-  "security.finding",
-];
 const OUTCOMES = ["delivered", "failed", "dropped"];
 const TONES = { delivered: "good", failed: "bad" };
 const PAGE = 50;
@@ -39,34 +30,35 @@ const LOGGED = 1000; // rows of the whole log
 
 export async function draw(signal) {
   const log = new Log(signal);
-  const [webhook, apps] = await Promise.all([
+  const [webhook, apps, { eventTypes }] = await Promise.all([
     getIfThere("/account/webhook", signal),
     get("/account/apps", signal),
+    get("/capabilities", signal),
     log.refresh(),
   ]);
   follow(1500, signal, () => log.refresh());
-  const [test, again] = [tester(), redeliverer(log)];
+  const [test, again] = [tester(eventTypes), redeliverer(log)];
   // Without a webhook, events are dropped.
   const changed = (webhook) => (test.hidden = again.hidden = !webhook);
   return [
-    heading("Notifications", "Your apps’ events reach one URL of yours, as signed JSON."),
+    heading(title, "The service sends your apps’ events to your URL as signed JSON."),
     webhookPanel(webhook, changed),
-    card("Deliveries", h("div", { class: "pair" }, test, again), log.filters(apps), log.panel),
+    card("Deliveries", h("div", { class: "pair" }, test, again), log.filters(eventTypes, apps), log.panel),
   ];
 }
 
 // -- deliveries -------------------------------------------------------------------------------------------------
 
-function tester() {
-  const type = choice("type", EVENTS);
+function tester(eventTypes) {
+  const type = choice("type", eventTypes);
   const send = async () => {
     await call("POST", "/account/webhook/test", { body: { type: type.value } });
-    announce(`A sample of ${type.value} is on its way.`);
+    announce(`Queued a sample of ${type.value}.`);
   };
   return form("with-button snug", field("Test event", type), h("button", {}, "Send"), send);
 }
 
-// Sends all events of a time again whose newest delivery failed.
+// Sends all events again that happened since a time and whose newest delivery failed.
 function redeliverer(log) {
   const since = h("input", { id: "since", type: "datetime-local", required: true, value: localTime(Date.now() - 3_600_000) });
   const result = h("p", { class: "small quiet", role: "status" });
@@ -74,12 +66,13 @@ function redeliverer(log) {
     result.textContent = "";
     const from = new Date(since.value).toISOString();
     const failed = await countFailed(from);
-    if (!failed) return (result.textContent = "No event since then has failed.");
-    const text = "They keep their ids, and get new timestamps and signatures. You can do this once per minute.";
+    if (!failed) return (result.textContent = "No event has failed since then.");
+    const text = "The events keep their ids and get new timestamps and signatures. You can do this once per minute.";
     const options = { keep: "Cancel", tone: "main" };
-    if (!(await confirmed(`Redeliver ${plural(failed, "event")}?`, text, "Redeliver", options))) return button.focus();
+    const title = `Redeliver ${plural(failed, "event")}?`;
+    if (!(await confirmAction(title, text, "Redeliver", options))) return button.focus();
     const { count } = await call("POST", "/account/deliveries/redeliver", { body: { since: from, outcome: "failed" } });
-    result.textContent = `${plural(count, "event is", "events are")} on the way again.`;
+    result.textContent = `${plural(count, "event is", "events are")} queued again.`;
     await log.refresh();
   };
   const button = h("button", {}, "Redeliver all …");
@@ -87,7 +80,7 @@ function redeliverer(log) {
   return h("div", { class: "stack" }, fields, result);
 }
 
-// The rows are newest first, and the newest of an event decides, as it does for the service.
+// The rows are newest first. The newest delivery of an event decides, as in the service.
 async function countFailed(from) {
   const newest = new Map();
   for (const row of await get(`/account/deliveries?limit=${LOGGED}`)) if (!newest.has(row.id)) newest.set(row.id, row);
@@ -95,13 +88,13 @@ async function countFailed(from) {
   return [...newest.values()].filter(failed).length;
 }
 
-// As an input of the type datetime-local wants it.
+// Formats a time for an input of type datetime-local.
 function localTime(milliseconds) {
   const offset = new Date(milliseconds).getTimezoneOffset() * 60_000;
   return new Date(milliseconds - offset).toISOString().slice(0, 16);
 }
 
-// The newest deliveries, refreshed, and as many older pages as were asked for.
+// The newest deliveries, which are refreshed, and the older pages that the user opened.
 class Log {
   constructor(signal) {
     this.signal = signal;
@@ -111,7 +104,7 @@ class Log {
     this.more = false;
   }
 
-  filters(apps) {
+  filters(eventTypes, apps) {
     const select = (name, all, values) => {
       const change = ({ target }) => {
         this.chosen[name] = target.value;
@@ -126,7 +119,7 @@ class Log {
     return h(
       "div",
       { class: "row" },
-      select("type", "All events", EVENTS),
+      select("type", "All events", eventTypes),
       apps.length > 1 && select("app", "All apps", apps.map(({ name }) => name)),
       select("outcome", "All outcomes", OUTCOMES),
     );
@@ -137,7 +130,7 @@ class Log {
     const query = new URLSearchParams({ limit: PAGE });
     for (const [name, value] of Object.entries({ ...chosen, before })) if (value) query.set(name, value);
     const page = await get(`/account/deliveries?${query}`, this.signal);
-    if (JSON.stringify(chosen) !== JSON.stringify(this.chosen)) return; // another filter was chosen meanwhile
+    if (JSON.stringify(chosen) !== JSON.stringify(this.chosen)) return; // the filter has changed
     if (before || !this.rows.size) this.more = page.length === PAGE;
     for (const row of page) this.rows.set(row.attempt, row);
     const rows = [...this.rows.values()].sort((a, b) => compare(b.attempt, a.attempt));
@@ -162,16 +155,17 @@ function compare(a, b) {
 
 function deliveries(rows, filtered, line) {
   if (!rows.length && filtered) return empty("No such deliveries", "Choose other events, apps or outcomes.");
-  if (!rows.length) return empty("Nothing was sent yet", "Each event appears here with its outcome. The last 1,000 are kept, for up to 30 days.");
+  const kept = "Each event appears here with its outcome. The last 1,000 deliveries are kept for up to 30 days.";
+  if (!rows.length) return empty("No deliveries yet", kept);
   const again = ({ id, type, at }) => {
     const named = { class: "plain", "data-focus": `${id} ${at}`, "aria-label": `Redeliver ${type} ${id}` };
     return action("Redeliver", named, line, async () => {
       await call("POST", `/account/deliveries/${encodeURIComponent(id)}/redeliver`);
-      announce(`${type} is on its way again.`);
+      announce(`Queued ${type} again.`);
     });
   };
   const named = ({ attempt, type }) => ({
-    href: `#/notifications/${attempt}`,
+    href: `#/webhooks/${attempt}`,
     "data-focus": attempt,
     "aria-label": `${type}, delivery ${attempt}`,
   });
@@ -179,7 +173,7 @@ function deliveries(rows, filtered, line) {
     Event: (row) => [
       h("a", named(row), h("code", {}, row.type)),
       h("div", { class: "small quiet whole" }, row.id),
-      h("div", { class: "small quiet" }, marksOf(row)),
+      h("div", { class: "small quiet" }, notesOn(row)),
     ],
     App: ({ app }) => app,
     Address: ({ url }) => addressOf(url),
@@ -190,7 +184,7 @@ function deliveries(rows, filtered, line) {
   return table("Deliveries", columns, rows);
 }
 
-export const marksOf = ({ sample, redelivery }) =>
+export const notesOn = ({ sample, redelivery }) =>
   [sample && "Sample", redelivery > 0 && `Redelivery ${redelivery}`].filter(Boolean).join(", ");
 
 function addressOf(url) {

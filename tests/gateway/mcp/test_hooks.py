@@ -1,0 +1,79 @@
+"""The agent tool `service_hook`, with the SDK's own client."""
+
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeAppBackend
+from tests.support.accounts import App
+from tests.support.agents import Connect, call, over_http, over_stdio, refused
+
+TOOL = "service_hook"
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest.fixture(params=[over_stdio, over_http(), over_http("legacy")], ids=["stdio", "http", "http-legacy"])
+def connect(request: pytest.FixtureRequest) -> Connect:
+    return request.param
+
+
+async def test_create_list_and_revoke(connect: Connect, app: App) -> None:
+    gw = app.gateway
+    async with connect(gw.address, app.account.key) as client:
+        made = await call(client, TOOL, action="create", app=app.name, name=" CI ")
+        url = made["hook"]["url"]
+        gw.confidential.add(url.rpartition("/")[2])
+        assert made["hook"]["name"] == "CI"
+        assert "shown only once" in made["note"]
+        assert (await gw.http.post(url)).status_code == 409
+
+        (hook,) = (await call(client, TOOL, action="list"))["hooks"]
+        assert hook.keys() == {"id", "name", "app", "createdAt", "lastUsedAt"}
+        assert hook["lastUsedAt"] is not None
+
+        # Agents fill in arguments that they do not need with empty values.
+        revoked = await call(client, TOOL, action="revoke", id=hook["id"], app="", name=None)
+        assert revoked["revoked"] == hook["id"]
+        assert (await gw.http.post(url)).status_code == 404
+        assert (await call(client, TOOL, action="list", id=None)) == {"hooks": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "action must be 'create' (with app and name), 'list', or 'revoke' (with id)."),
+        ({"action": "delete"}, "action must be"),
+        ({"action": ["list"]}, "action must be"),
+        ({"action": "create", "name": "CI"}, "action 'create' needs app: the app's name."),
+        ({"action": "create", "app": "shop", "name": "  "}, "action 'create' needs name: a label for the hook"),
+        ({"action": "create", "app": 7, "name": "CI"}, "action 'create' needs app"),
+        (
+            {"action": "create", "app": "shop", "name": "CI", "id": "hook_1"},
+            "action 'create' does not take id; leave it out.",
+        ),
+        ({"action": "list", "app": "shop", "name": "CI"}, "action 'list' does not take app or name; leave it out."),
+        ({"action": "revoke", "hook_id": "hook_1"}, "action 'revoke' needs id: the hook's id, from 'list'."),
+        ({"action": "create", "app": "nobodys", "name": "CI"}, "no such app in this account"),
+        ({"action": "revoke", "id": "hook_1"}, "no such hook in this account"),
+        ({"action": "revoke", "id": "../webhook"}, "no such hook in this account"),
+    ],
+)
+async def test_errors_say_how_to_correct_the_call(app: App, arguments: dict[str, Any], message: str) -> None:
+    async with over_http()(app.gateway.address, app.account.key) as client:
+        assert message in await refused(client, TOOL, **arguments)
+
+
+async def test_accounts_do_not_see_each_other(app: App, backend: FakeAppBackend) -> None:
+    gw = app.gateway
+    other = await gw.app(backend)
+    async with (
+        over_http()(gw.address, app.account.key) as ours,
+        over_http()(gw.address, other.account.key) as theirs,
+    ):
+        made = await call(ours, TOOL, action="create", app=app.name, name="CI")
+        gw.confidential.add(made["hook"]["url"].rpartition("/")[2])
+        assert await call(theirs, TOOL, action="list") == {"hooks": []}
+        assert "no such hook" in await refused(theirs, TOOL, action="revoke", id=made["hook"]["id"])
+        assert "no such app" in await refused(theirs, TOOL, action="create", app=app.name, name="CI")
+        await call(ours, TOOL, action="revoke", id=made["hook"]["id"])
